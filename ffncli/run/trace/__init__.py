@@ -1,1 +1,1 @@
-"""A block run step by step: the record of every intermediate, one question in and one session out."""
+"""Traces: a block run step by step, with a record of every intermediate. Takes one question, returns one session."""

@@ -1,4 +1,4 @@
-"""`ffncli.trace` and `ffncli.survey`: what `ffn trace` does, as calls with the fields of its questions."""
+"""`ffncli.trace` and `ffncli.survey`, the calls behind `ffn trace`; their arguments are the fields of its questions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @package_errors()
 def session_for(question: Question, note: Note = lambda text: None) -> Session:
-    """Check a question about one layer, then run it: torch is loaded once every check that does not need it has passed.
+    """Check a question about one layer, then run it. torch is imported only after all checks that don't need it.
 
-    `note` gets every remark when it arises.
+    `note` is called with every remark as it arises.
     """
     if question.layer == "all":
         hint = "call ffncli.survey, which takes the same source"
         raise FFNError(f"{option('layer', 'all')} means one row per layer", hint)
     question = of_this_rank(question)
-    with sleep_while_waiting():  # a module of the user's own imports torch
+    with sleep_while_waiting():  # loading a user's module imports torch
         subject = subject_of(question)
     set_threads(question.threads)
     from ffncli.run.trace.session import session_of
@@ -49,7 +49,7 @@ def survey_for(question: SurveyQuestion, note: Note = lambda text: None) -> Surv
 
 
 def of_this_rank(question: Question) -> Question:
-    """Return the question as this process answers it: under torchrun over all ranks, on the device of this one."""
+    """Adapt the question to this process: under torchrun, it is split over all ranks and runs on this rank's device."""
     place = torchrun()
     if place is None:
         return question

@@ -1,4 +1,5 @@
-"""From a vector to the vocabulary: the norms of an FFN's branch, the model's final norm and its head."""
+"""The way from a vector to logits over the vocabulary: the norms of an FFN's branch, the model's final norm and its
+head."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ from ffncli.run.pretrained.capture import cut, stand_in
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.tokens import tokenizer_of
 
-_AT_ONCE = 64  # vectors whose logits are in memory together
-_ROUNDING = 1e-3  # of the largest value: far above rounding in float32, far below what another formula gives
+_AT_ONCE = 64  # vectors per forward pass, to limit the memory for logits
+_ROUNDING = 1e-3  # of the largest value: far above float32 rounding, far below the error of a wrong formula
 
 
 class Head:
-    """The final norm and head of a model of `width` d_model, loaded without its layers but the first, `first`.
+    """The final norm and head of a model with d_model `width`, loaded with only one layer, named `first`.
 
-    `like` is the norm before the layers' FFNs: the final one is of the same kind if a model has one at all. A model
-    that does not run this way is refused, and one whose head reads more than the output of its layers.
+    `like` is the norm before the layers' FFNs; a final norm, if there is one, is of the same kind. Methods raise
+    FFNError if the model does not run this way, or if its head reads more than the output of its layers.
     """
 
     def __init__(self, loaded: Pretrained, first: str, width: int, like: Norm | None, tokenizer: Any, option: str):
@@ -39,15 +40,16 @@ class Head:
         self.tokenizer, self._option = tokenizer, option
 
     def logits(self, vectors: Tensor) -> Iterator[Tensor]:
-        """Return the logits [vocabulary] of each of the vectors [n, d_model], in float64; some run together."""
+        """Yield the logits [vocabulary] of each of the vectors [n, d_model], in float64."""
         with torch.no_grad():
             for some in torch.split(vectors, _AT_ONCE):
                 yield from self._forward(some)
 
     @cached_property
     def norm(self) -> Norm | None:
-        """The final norm, if the logits before any cap are linear in its output: only then does a part of the residual
-        stream have a share in them. None for post-norm models, and for BERT's head with its activation."""
+        """The final norm, if the logits before any cap are linear in its output; only then does each part of the
+        residual stream contribute a separate term to the logits. None for post-norm models and for BERT's head, which
+        has an activation."""
         if self._like is None:
             return None
         pair = torch.randn(2, self._width, generator=torch.Generator().manual_seed(0))
@@ -56,14 +58,14 @@ class Head:
         return self._like if (one + other - both).abs().max() <= _ROUNDING * both.abs().max() else None
 
     def part(self, vector: Tensor, size: float) -> Tensor:
-        """Return what a vector [d_model] adds to the logits before any cap [vocabulary], as a part of a residual stream
-        whose `size` the final norm divides by. There must be such a `norm`."""
+        """Return the contribution of a vector [d_model] to the logits [vocabulary] before any cap. The vector is part
+        of a residual stream that the final norm divides by `size`; `norm` must not be None."""
         assert self.norm is not None
         return self._above_nothing(vector, self.norm) / size
 
     def direction(self, token: int) -> Tensor:
-        """Return the direction [d_model] in which a vector raises a token's logit, in float64: their product over the
-        stream's size is `part`'s value for the token."""
+        """Return the direction [d_model], in float64, in which a vector raises a token's logit: `part` of a vector, for
+        this token, is vector · direction / size."""
         assert self.norm is not None
         vector = torch.randn(self._width, generator=torch.Generator().manual_seed(1))
         vector = vector.to(self._loaded.module.device, self._loaded.module.dtype).requires_grad_()
@@ -71,7 +73,8 @@ class Head:
         return gradient.double()
 
     def token_logits(self, token: int) -> Callable[[Tensor], Tensor]:
-        """Return a function from vectors [n, d_model], each normalised alone, to the token's uncapped logits [n]."""
+        """Return a function that maps vectors [n, d_model], each normalised on its own, to the token's uncapped logits
+        [n]."""
         if (op := self.norm) is None:
             return lambda vectors: torch.stack([row[token] for row in self.logits(vectors)])
         direction = self.direction(token)
@@ -79,22 +82,24 @@ class Head:
         return lambda vectors: vectors.double() @ direction / divisor(vectors, op) + nothing
 
     def _above_nothing(self, vector: Tensor, op: Norm, token: int | slice = slice(None)) -> Tensor:
-        """Return (logits(v) - logits(0)) times the final norm's divisor, uncapped."""
+        """Return (logits(v) - logits(0)) times the final norm's divisor, from uncapped logits."""
         with _without_caps(self._loaded.module.config), torch.set_grad_enabled(vector.requires_grad):
             above = self._forward(torch.stack([vector, torch.zeros_like(vector)]))[:, token]
             return (above[0] - above[1]) * divisor(vector, op)
 
     def _forward(self, vectors: Tensor) -> Tensor:
-        """Return [n, vocabulary], in float64: the model's forward with `vectors` in place of the output of its layers.
+        """Return the logits [n, vocabulary], in float64, of the model's forward with `vectors` in place of its layers'
+        output.
 
-        The last vector is passed twice, under two tokens: if its logits differ, something bypassed that place.
+        The last vector is passed twice, with different input tokens: if its logits differ, the head also reads
+        something else.
         """
         vectors = torch.cat([vectors, vectors[-1:]])
         count, module, kind = vectors.shape[0], self._loaded.module, self._loaded.config.model_type
 
         def put(_: nn.Module, args: Any, output: Any) -> Any:
             first = output[0] if isinstance(output, (tuple, list)) else output
-            places = (vectors[:, None], vectors[None])  # XLNet: time goes before the batch
+            places = (vectors[:, None], vectors[None])  # the second is XLNet's, with time before batch
             placed = next((place for place in places if place.shape == first.shape), None)
             if placed is None:
                 raise FFNError(f"{self._option}: the layers of {kind} give {list(first.shape)}, not a vector per token")
@@ -128,7 +133,7 @@ class Head:
 
 
 def divisor(x: Tensor, op: Norm) -> Tensor:
-    """Return, in float64, the divisor of a norm: √(mean(x²) + eps), or for LayerNorm √(variance + eps)."""
+    """Return a norm's divisor for x in float64: √(mean(x²) + eps), or √(variance + eps) for LayerNorm."""
     x = x.double()
     centred = x - x.mean(-1, keepdim=True) if op.kind == "layernorm" else x
     return (centred.square().mean(-1) + op.eps).sqrt()
@@ -136,7 +141,8 @@ def divisor(x: Tensor, op: Norm) -> Tensor:
 
 @contextmanager
 def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, option: str) -> Iterator[Head]:
-    """Return the head that reads the residual stream to which `layer`'s FFN adds; `option` is what needs it."""
+    """Load the head that reads the residual stream of `layer`; `option` is the option that needs it, for error
+    messages."""
     path = folder_of(resolved, option)
     stacks = {group.stack for group in resolved.model.groups}
     if not stacks <= {"encoder", "decoder"}:
@@ -149,7 +155,7 @@ def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, op
         tokenizer = tokenizer_of(transformers, path)
         where: list[str] = []
 
-        def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
+        def shrink(module: Any, lean: bool) -> None:  # even if not `lean`: an extra layer would change the answer
             where.append(_first_alone(module, resolved, layer))
 
         loaded = load(transformers, path, config, dtype_of(dtype), device_of(device), shrink, with_head=True)
@@ -157,14 +163,15 @@ def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, op
 
 
 def _norm_before(layer: Layer) -> Norm | None:
-    """Return a norm of the residual stream in the layer; None if the stream is a norm's output."""
+    """Return the layer's norm on the residual stream; None in a post-norm layer, where the stream is a norm's
+    output."""
     norms = [step.op for step in steps(layer.spec) if isinstance(step.op, Norm) and step.op.axis.name == "d_model"]
     return norms[0] if norms and layer.spec.norm_position != "post" else None
 
 
 @contextmanager
 def _without_caps(config: Any) -> Iterator[None]:
-    """Take the caps on the logits out of a config: a capped logit is not a sum of parts."""
+    """Temporarily remove logit caps from a config, because a capped logit is not a sum of parts."""
     capped = [
         (values, name, value)
         for values in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values()
@@ -181,7 +188,8 @@ def _without_caps(config: Any) -> Iterator[None]:
 
 
 def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
-    """Keep the first layer of the stack that the head reads, and no layer of its encoder; return its name."""
+    """Cut the model down to the first layer of the stack that the head reads, and no layer of an encoder before it;
+    return the first layer's name."""
     first = min((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda group: min(group.layers))
     live = live_ffn(module, resolved, Layer(layer.stack, min(first.layers), first.spec))
     encoder = next((g for g in resolved.model.groups if g.stack != layer.stack), None)
@@ -193,16 +201,16 @@ def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
 
 @dataclass(frozen=True)
 class InStream:
-    """Vectors [n, d_model] after the branch's norms, each normalised alone, and the factor [n] that makes each its part
-    of the residual stream: NaN if a norm does more than divide and multiply."""
+    """Vectors [n, d_model] after the norms of their branch, each normalised on its own. Times its factor [n], a vector
+    is its part of the residual stream; the factor is NaN if a norm is not a pure scaling."""
 
     vectors: Tensor
     factors: Tensor
 
 
 def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
-    """Pass vectors, parts of the FFN's `outputs` (both [n, d_model]), on to the residual stream: Gemma-2 and OLMo-2
-    normalise an output before it is added, Granite multiplies it."""
+    """Carry vectors, parts of the FFN's `outputs` (both [n, d_model]), to the residual stream: Gemma-2 and OLMo-2
+    normalise an FFN's output before adding it, Granite scales it."""
     block = steps(ready.layer.spec)
     _, name = ffn_span(block)
     factors = torch.ones(len(vectors), dtype=torch.float64)
@@ -222,7 +230,8 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
 
 
 def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:
-    """Return the norm of the last layer's output: the head of a post-norm model reads it (BERT)."""
+    """Return the vectors after the last layer's output norm, which the head of a post-norm model (BERT) reads;
+    unchanged for other models."""
     last = max((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors
@@ -233,6 +242,6 @@ def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | No
 
 
 def normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the output of a norm's step."""
+    """Return the output of a norm step for the input x."""
     assert isinstance(step.op, Norm)
     return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)

@@ -1,4 +1,5 @@
-"""What is asked of a trace, and what is found out about it before torch is loaded: its options, rules and subject."""
+"""The options of a trace, the rules between them, and the subject of a question, which is determined before torch is
+imported."""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ TOP_TOKENS = 10
 EXPLAIN, WHAT_IF, FINAL, UNEMBED = (
     "How a number was computed", "What if", "Final layer", "Tokens that the output promotes",
 )  # fmt: skip
-_MOST_PLACES = 100  # in one question
+_MOST_PLACES = 100  # places in one question
 StepIndex = tuple[str, tuple[int, ...]]
 Texts = str | Sequence[str] | None
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- the options ----------------------------------------------------------------------------------------------------
 
 
 def _name(value: Any) -> str:
@@ -48,7 +49,7 @@ def _name(value: Any) -> str:
 
 
 def _kept(value: Any) -> bool | tuple[str, ...]:
-    """Return True for all steps, or the names of some."""
+    """Return True to keep all steps, or the names of the steps to keep."""
     if isinstance(value, bool):
         return value or ()
     return several(TEXT, "", least=0).convert(value)
@@ -56,7 +57,7 @@ def _kept(value: Any) -> bool | tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Question(Dimensions):
-    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known about the run.
+    """Run one layer's FFN step by step, as `ffn trace` does, and return all results of the run.
 
     >>> import ffncli
     >>> session = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]")
@@ -65,12 +66,13 @@ class Question(Dimensions):
     >>> session.frame("act").columns.tolist()
     ['layer', 'token', 'unit', 'value']
 
-    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, what `load` gave, or
-    an nn.Module: a transformers model or a layer of one, else identified as `my.py:Class` is. None is a demo block.
-    `input` are values [tokens, d_model], [d_model] or [batch, tokens, d_model] (list, NumPy array or tensor), or text
-    as typed. The other arguments are the command line's options by their names (`ffn trace --help`), as numbers and
-    lists too: `layer=1`, `position=[0, 3]`, `show=None` (all values), `d_ff="4x"`. `keep` names steps whose tensors
-    stay (True: all); `threads` are the process's. Raises FFNError as the command line does.
+    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, a model returned by
+    `load`, or an nn.Module: a transformers model, a layer of such a model, or a module to be identified like
+    `my.py:Class`. None is a demo block. `input` contains values [tokens, d_model], [d_model] or [batch, tokens,
+    d_model] (list, NumPy array or tensor), or is text as on the command line. The other arguments have the names of the
+    command line's options (`ffn trace --help`) and also accept numbers and lists: `layer=1`, `position=[0, 3]`,
+    `show=None` (all values), `d_ff="4x"`. `keep` names the steps whose tensors are kept (True: all steps); `threads`
+    sets the thread count of the whole process. Raises FFNError for everything that the command line rejects.
     """
 
     source: ModelSource = field(default=None, kw_only=False)
@@ -214,44 +216,44 @@ class Question(Dimensions):
 
     @property
     def ranks(self) -> Ranks | None:
-        """The ranks that the block is split over too; None if that was not requested."""
+        """The ranks over which the block also runs; None if no split was requested."""
         return Ranks(self.tp or 1, self.ep or 1) if self.tp or self.ep else None
 
     @property
     def leading(self) -> tuple[int, ...] | None:
-        """Return the input's axes before d_model, None by default; refuse them if given twice."""
+        """The input's axes before d_model, None by default; raises FFNError if they are given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
     @property
     def values_shown(self) -> int | None:
-        """Values per axis, None for all."""
+        """The number of values shown per axis; None for all."""
         return None if self.show is None else int(self.show)
 
     @property
     def sets(self) -> tuple[int, float]:
-        """The K and P of the sets of a vocabulary that are marked."""
+        """The K and P of the top-k and top-p sets to mark."""
         return self.sample_top_k or TOP_K, self.sample_top_p or TOP_P
 
     @property
     def save_path(self) -> Path:
-        """The file to save to."""
+        """The file to save to, with `~` expanded."""
         return Path(os.path.expanduser(self.save or ""))
 
     def check_top_k(self, vocab: int) -> None:
-        """Refuse more tokens to sample from than the vocabulary has."""
+        """Raise FFNError if `sample_top_k` exceeds the vocabulary size."""
         if self.sample_top_k is not None and self.sample_top_k > vocab:
             raise FFNError(f"{option('sample_top_k', self.sample_top_k)} exceeds the vocabulary of {vocab}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyQuestion(Dimensions):
-    """Look at every layer that has an FFN, as `ffn trace --layer all` does: `rows` has a record for each.
+    """Trace every layer that has an FFN, as `ffn trace --layer all` does; `rows` contains a record per layer.
 
     >>> import ffncli
     >>> [row.layer for row in ffncli.survey("llama-2-7b", d_model=8, d_ff=16, tokens=2).rows][-1]
     31
 
-    The arguments are those of `trace`. Raises FFNError as it does.
+    The arguments mean the same as in `trace`, and raise FFNError for the same reasons.
     """
 
     source: ModelSource = field(default=None, kw_only=False)
@@ -270,15 +272,15 @@ class SurveyQuestion(Dimensions):
 
     @property
     def leading(self) -> tuple[int, ...] | None:
-        """Return the input's axes before d_model, None by default; refuse them if given twice."""
+        """The input's axes before d_model, None by default; raises FFNError if they are given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
 
-# --- which options contradict or need each other ----------------------------------------------------------------------
+# --- options that contradict or need each other ----------------------------------------------------------------------
 
 _DIMENSIONS = " ".join(f.name for f in fields(Dimensions))
 _PROMPT = "prompt input_ids"
-PROMPT_RULES = (  # of a survey too
+PROMPT_RULES = (  # also the rules of a survey
     Conflict("prompt", contradicts="input_ids", why="give one"),
     Conflict("input tokens batch seq_len", contradicts=_PROMPT, why="the model makes the FFN's input"),
     Conflict(_DIMENSIONS, contradicts=_PROMPT, why="the model runs unchanged"),
@@ -314,15 +316,16 @@ ONE_LAYER = (
     ),
 )
 
-# --- what is found out ------------------------------------------------------------------------------------------------
+# --- the subject of a question
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TraceSubject:
-    """What a question is about, as its model has it: the `layer`, and the `prompt` that the model reads, if any.
+    """The subject of a question: the model, its `layer`, and the `prompt` that the model reads, if any.
 
-    `experts` are the experts to look into (None: all), `places` the numbers to explain, by our names of the steps,
-    `changes` the changes of the block to try.
+    `experts` are the experts whose steps are shown (None: all); `places` are the numbers to explain, under ffncli's
+    names of the steps; `changes` are the changes of the block to try.
     """
 
     model: Resolved
@@ -334,7 +337,7 @@ class TraceSubject:
 
 
 def subject_of(question: Question) -> TraceSubject:
-    """Find out what a question about one layer is about; refuse one that cannot be answered."""
+    """Determine the subject of a question about one layer; raise FFNError if the question cannot be answered."""
     conflicts.check(RULES, question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
     model = _model(question)
@@ -353,9 +356,9 @@ def subject_of(question: Question) -> TraceSubject:
 
 
 def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
-    """Return the model of a question about all layers, and the prompt that it reads.
+    """Return the model of a question about all layers, and the prompt, if any, that the model reads.
 
-    An example is surveyed without its own input, weights and mask: every layer gets the same input.
+    An example is surveyed without its own input, weights and mask, because every layer gets the same input.
     """
     conflicts.check((*PROMPT_RULES, Conflict("position", needs=_PROMPT)), question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
@@ -368,13 +371,13 @@ def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
     return model, prompt
 
 
-# --- which block ------------------------------------------------------------------------------------------------------
+# --- the block ------------------------------------------------------------------------------------------------------
 
 
 def _model(question: Question) -> Resolved:
-    """Return the model of a question: an example, a final layer alone, the demo, or what SOURCE names."""
+    """Return the model of a question: an example, a final layer alone, the demo, or the model of SOURCE."""
     chosen = question.dimensions
-    block = replace(chosen, d_model=None, bias=None)  # what describes a block before a final layer
+    block = replace(chosen, d_model=None, bias=None)  # the dimensions that need a block before the final layer
     if question.example is not None:
         model = find(question.example)
         if question.dtype is not None and dtypes.dtype(question.dtype).name not in ("fp32", "fp64"):
@@ -387,16 +390,18 @@ def _model(question: Question) -> Resolved:
         model = demo(chosen)
     else:
         model = load(question.source, chosen, question.seed or 0)
-    if vocab := question.vocab or (model.example.vocab if model.example else 0):  # a model's own is not known yet
+    # The vocabulary size of a checkpoint is not known yet.
+    if vocab := question.vocab or (model.example.vocab if model.example else 0):
         question.check_top_k(vocab)
     return model
 
 
-# --- what its layer can answer ----------------------------------------------------------------------------------------
+# --- checks that depend on the layer
+# ----------------------------------------------------------------------------------------
 
 
 def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
-    """Return the experts to look into: some (`0,3`), or all (None)."""
+    """Return the numbers of the experts to show, as in `0,3`; None for `all`."""
     moe, name = layer.spec.moe, model.model.name
     if moe is None:
         first = next((g.layers[0] for g in model.model.groups if g.spec.moe), None)
@@ -415,7 +420,7 @@ def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
 
 
 def _check_head(question: Question, model: Resolved, layer: Layer, experts: frozenset[int] | None) -> None:
-    """Refuse a layer that no head reads, or a unit that it does not have, before anything large is loaded."""
+    """Raise FFNError, before anything large is loaded, if no head reads the layer or the unit does not exist."""
     name = "unembed" if question.unembed else "promotes" if question.promotes is not None else None
     if name is None:
         return
@@ -433,20 +438,20 @@ def _check_head(question: Question, model: Resolved, layer: Layer, experts: froz
 
 
 def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer) -> None:
-    """Refuse a layer that cannot be split over the ranks, with the nearest numbers that would do."""
+    """Raise FFNError if the layer cannot be split over the ranks; its hint names the nearest rank counts that work."""
     from ffncli.models.counting.parallel import check_ranks
 
     if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('tp' if question.tp else 'ep')}"
         raise FFNError(what, "its dropout is on, ranks run in eval mode")
     alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
-    # Only files have weights in blocks; drawn ones are plain numbers.
+    # Only a file can have block-quantized weights; random weights are plain numbers.
     weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
     check_ranks(alone, ranks, weights)
 
 
 def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change, ...]:
-    """Return the changes of the block; refuse them in training mode."""
+    """Return the changes of the block; raise FFNError in training mode."""
     if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('set' if question.set else 'ablate')}"
         raise FFNError(what, f"add {option('train', False)}: dropout would change the values too")
@@ -455,11 +460,12 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change,
     return changes_of(block, question.set or (), question.ablate or ())
 
 
-# --- which numbers are explained --------------------------------------------------------------------------------------
+# --- the numbers to explain --------------------------------------------------------------------------------------
 
 
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
-    """Return (name, index) of every place to explain; `aliases` maps our names to a text's, which work too."""
+    """Return (name, index) of every place to explain. Names used in an example's text also work: `aliases` maps
+    ffncli's names to them."""
     ours = {theirs: name for name, theirs in aliases.items()}
     texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))
@@ -469,12 +475,13 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
 
 
 def _split(text: str) -> list[str]:
-    """Split `up[0,3],down[0,1]`; commas inside brackets, or in an index after a colon, do not separate."""
+    """Split `up[0,3],down[0,1]` at the commas outside brackets; text without brackets, such as `up:0,3`, is one
+    place."""
     return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
 
 
 def _place(text: str) -> StepIndex:
-    """Read `up[0,3]`, `up[0, -1]`, `up:0,3`, `experts[2].up[0,3]` as (name, index)."""
+    """Parse `up[0,3]`, `up[0, -1]`, `up:0,3` or `experts[2].up[0,3]` into (name, index)."""
     plain = re.sub(r"\[([0-9]{1,9})\]\.", r".\1.", text.strip())
     match = re.fullmatch(r"([^\[\]:]+)(?:\[([^\[\]]*)\]|:(.*))", plain, re.DOTALL)
     words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
@@ -485,11 +492,12 @@ def _place(text: str) -> StepIndex:
     return match[1].strip(), tuple(int(word) for word in words)
 
 
-# --- where it is saved ------------------------------------------------------------------------------------------------
+# --- the file to save to
+# ------------------------------------------------------------------------------------------------
 
 
 def _check_save(question: Question) -> None:
-    """Refuse a file that cannot be saved: an unknown suffix, an existing file, a missing directory."""
+    """Raise FFNError if the file cannot be saved: an unknown suffix, an existing file, a missing directory."""
     if question.save is None:
         return
     suffix, save = question.save_path.suffix, option("save", question.save)

@@ -1,4 +1,4 @@
-"""What a router and a sampler choose: each token's experts and their load, the sets of a vocabulary."""
+"""Choices of a router and a sampler: the experts of each token, the load of the experts, the top-k and top-p sets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ffncli.show.tensors import edges
 class Routing:
     """The load of the routed experts over `tokens` tokens.
 
-    `tokens_per_expert` counts the tokens that each expert receives; their sum is `choices`, and with an even spread
-    each would receive `even_load`. `idle_experts` receive none. `busiest_expert` (the first of equal ones) receives
-    `busiest_share` of the choices. `entropy_bits` is the entropy of these shares, at most `max_entropy_bits` = log2 of
-    the number of experts. `identity_choices` went to experts without weights, which return their input; they count
-    nowhere else. Without any choice, there is no busiest expert and no entropy.
+    `tokens_per_expert` counts the tokens routed to each expert; the sum of these counts is `choices`, and with an even
+    spread each expert would receive `even_load`. `idle_experts` receive no tokens. `busiest_expert` (the lowest number
+    if several tie) receives the fraction `busiest_share` of the choices. `entropy_bits` is the entropy of the experts'
+    fractions, at most `max_entropy_bits` = log2 of the number of experts. `identity_choices` counts choices of identity
+    experts, which have no weights and return their input; these are excluded from all other counts. If there are no
+    choices, the busiest expert and the entropy are None.
     """
 
     step: str
@@ -38,7 +39,8 @@ class Routing:
 
 
 def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing | None:
-    """Return the load of the block's experts; None in a dense block. `tensors` must have the route [..., experts]."""
+    """Return the load of the block's experts; None in a dense block. `tensors` must contain the route [...,
+    experts]."""
     for name, experts in routes(steps).items():
         columns = slice(experts.experts.size + experts.identity)
         return _load(name, tensors[name].flatten(0, -2)[:, columns], experts.experts.size)
@@ -46,7 +48,8 @@ def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing 
 
 
 def _load(step: str, route: Tensor, experts: int) -> Routing:
-    """Return the load of `experts` experts; columns of the route [tokens, experts] beyond are identity experts."""
+    """Return the load of the first `experts` columns of `route` [tokens, experts]; further columns are identity
+    experts."""
     chosen: list[int] = (route != 0).sum(0).tolist()
     load = tuple(chosen[:experts])
     total, most = sum(load), max(load)
@@ -68,7 +71,7 @@ def _load(step: str, route: Tensor, experts: int) -> Routing:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One token's experts the largest weight first. `token` is a row of the flattened input.
+    """The experts chosen for one token, by descending weight. `token` is a row of the flattened input.
 
     `step` is the route's name. Numbers from the expert count upwards are identity experts.
     """
@@ -80,7 +83,8 @@ class Chosen:
 
 
 def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:
-    """Return the choices of the first and last tokens, `show` in all (None: all); `tensors` must hold every route."""
+    """Return the choices of the first and last tokens, `show` tokens in total (None: all tokens). `tensors` must
+    contain every route."""
     out = []
     for name, op in routes(steps).items():
         flat = tensors[name].flatten(0, -2)[:, : op.experts.size + op.identity]
@@ -93,7 +97,8 @@ def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: i
 
 @dataclass(frozen=True)
 class Candidate:
-    """One entry of the vocabulary. `cumulative` is the mass of all entries at least as probable, itself included."""
+    """One entry of the vocabulary. `cumulative` is the total probability of this entry and all entries ranked above
+    it."""
 
     id: int
     probability: float
@@ -104,12 +109,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Sampling:
-    """One token's choice. `position` is its index on the axes before the vocabulary.
+    """The choices of a sampler at one position, which is an index into the axes before the vocabulary.
 
-    The top-k set are the `top_k` most probable entries; the top-p set the fewest of the most probable ones that
-    together have at least `top_p` (nucleus sampling: Holtzman et al. 2019, arXiv:1904.09751). `candidates` are the most
-    probable, as many as requested, in order. If a probability is not a number there is nothing to pick: the
-    results are None, and there are no candidates.
+    The top-k set contains the `top_k` most probable entries. The top-p set is the smallest set of most probable entries
+    with a total probability of at least `top_p` (nucleus sampling: Holtzman et al. 2019, arXiv:1904.09751).
+    `candidates` are the requested number of most probable entries, in descending order. If a probability is NaN or Inf,
+    the results are None, and there are no candidates.
     """
 
     position: tuple[int, ...]
@@ -124,10 +129,10 @@ class Sampling:
 
 
 def sampling(probs: Tensor, top_k: int, top_p: float, show: int | None = 8) -> tuple[Sampling, ...]:
-    """Return the sets of `probs` [..., vocab], for the first and last positions of every axis, `show` in all.
+    """Return the top-k and top-p sets of `probs` [..., vocab] for the first and last positions, `show` per axis.
 
-    `show` None means all. `top_k` is cut to the vocabulary. Each record holds its top-k set, or `show` candidates if
-    that is more. Sums are in float64.
+    If `show` is None, all positions and candidates are returned. `top_k` is limited to the vocabulary size. Each record
+    lists max(top_k, show) candidates. Sums are computed in float64.
     """
     vocab = probs.shape[-1]
     top_k = min(top_k, vocab)
@@ -141,7 +146,7 @@ def _one(probs: Tensor, position: tuple[int, ...], top_k: int, top_p: float, lis
         return Sampling(position, None, None, top_k, None, top_p, None, None, ())
     ordered, ids = probs.sort(descending=True, stable=True)
     mass = ordered.cumsum(0)
-    # One more than the entries that do not reach it; the sum of all may round to just below 1.
+    # The set needs one more entry than the prefixes below `top_p`; the limit is needed if the total rounds to below 1.
     count = min(int((mass < top_p).sum()) + 1, len(ordered))
     rows = zip(ids[:listed].tolist(), ordered[:listed].tolist(), mass[:listed].tolist(), strict=True)
     candidates = tuple(Candidate(i, p, m, at < top_k, at < count) for at, (i, p, m) in enumerate(rows))

@@ -1,6 +1,6 @@
-"""A trace, from the question to everything that is known about the run: one call, one record.
+"""Running a trace: `session_of` answers a question with a Session, one record of all results.
 
-Modules that few questions need are imported where needed: a plain trace starts a tenth sooner.
+Modules that few questions need are imported inside functions, which saves a tenth of a plain trace's start-up time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from ffncli.run.trace.unembed import PromotedTokens, PromotingUnits
 
 
-_MOST_LINES = 8  # of a session's repr
+_MOST_LINES = 8  # lines of a session's repr
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """The input of a real model, its traced `tokens`, and the difference between our FFN and the model's own."""
+    """A run of a real model: its prompt, the traced `tokens`, and the agreement of the steps with the model's own
+    FFN."""
 
     prompt: str | None
     tokens: tuple[Token, ...]
@@ -57,9 +58,9 @@ class ModelRun:
 class Session:
     """All results of one trace, under the keys of docs/json.md; anything not requested is None or empty.
 
-    `session["act"]` is the tensor of a step, `session.step("act")` its record and `session.frame("act")` its values as
-    rows; `tensors` are the whole tensors that were kept, by the steps' names. `prepared` has the layer, its steps,
-    weights and inputs as they ran. `notes` are remarks of the run, in order.
+    `session["act"]` is a step's tensor, `session.step("act")` the step's record and `session.frame("act")` its values
+    as rows; `tensors` contains the complete tensors that were kept, by step name. `prepared` contains the layer, its
+    steps, weights and inputs as they ran. `notes` are the remarks on the run, in order.
     """
 
     question: Question
@@ -105,17 +106,18 @@ class Session:
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """The tokens of the prompt, one per row of the input; none without a prompt."""
+        """The tokens of the prompt, one per row of the input; empty if there is no prompt."""
         return self.prepared.tokens
 
     def step(self, name: str) -> StepRecord:
-        """Return the record of the step of that name."""
+        """Return the record of the step `name`."""
         return self.trace.step(name)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor of a step, by its printed name; compute one that was not kept again.
+        """Return the complete tensor of a step, by its printed name. A tensor that was not kept is computed again.
 
-        A step is refused if dropout was active, because it would draw another mask.
+        Raises FFNError for a tensor that was not kept if dropout was active, because another run would draw another
+        mask.
         """
         self.step(name)
         prepared = self.prepared
@@ -140,14 +142,14 @@ class Session:
         return len(self.steps)
 
     def heat_map(self, name: str, rows: int, columns: int) -> tuple[list[list[float]], int]:
-        """Return (a step's values as a picture of at most so many rows and columns, the most values in a cell). A cell
-        is its value of largest size, NaN if there is one."""
+        """Return (a step's values as a grid of at most `rows` × `columns` cells, the largest number of values in one
+        cell). Each cell shows its value with the largest magnitude, or NaN if it contains NaN."""
         x = self[name].flatten(0, -2).double()
         cells = cells_of(x, rows, columns)
         return [[largest(cell) for cell in line] for line in cells], values_of_a_cell(x, cells)
 
     def frame(self, step: str = "act") -> DataFrame:
-        """Return the values of a step as a pandas DataFrame: a row of `layer`, `token`, `unit` and `value` for each.
+        """Return a step's values as a pandas DataFrame: each value is a row of `layer`, `token`, `unit` and `value`.
 
         `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 for a bare block.
         """
@@ -161,7 +163,7 @@ class Session:
         return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
-        """Show a row for each step in a notebook."""
+        """Return a table for notebooks, with a row per step."""
         names = ("step", "formula", "shape", "min", "max", "FLOPs")
         formulas = [r.formula if r.inputs else "" for r in self.steps]
         rows = [
@@ -176,7 +178,8 @@ def _extremes(record: StepRecord) -> str:
 
 
 def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
-    """Run the question. `note` gets every remark at once, those on the model before its layer runs."""
+    """Answer the question. `note` is called with every remark as it arises; remarks on the model come before its layer
+    runs."""
     model, notes = subject.model, list[str]()
 
     def remark(*texts: str) -> None:
@@ -230,7 +233,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
 
 
 def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepared) -> frozenset[str]:
-    """Return the printed names of the steps whose complete tensors the answer needs; all others are freed."""
+    """Return the printed names of the steps whose complete tensors the answer needs; all other tensors are freed."""
     steps = prepared.steps
     names = {"probs", *routes(steps)}
     if question.unembed or prepared.reference is not None:
@@ -251,7 +254,7 @@ def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepare
 
 
 def _with_origins(field: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
-    """Return the steps of these names and their origins `depth` steps back."""
+    """Return the steps `names` and the steps that they were computed from, up to `depth` steps back."""
     from ffncli.run.explain.scene import find, needed
 
     try:
@@ -264,7 +267,7 @@ def _with_origins(field: str, steps: Sequence[Step], names: Sequence[str], depth
 
 
 def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[str]:
-    """Return notes on kept tensors, and on requested experts that receive no tokens."""
+    """Return notes on kept tensors, unchecked facts, and requested experts that receive no tokens."""
     out = []
     if question.keep is True:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
@@ -277,7 +280,7 @@ def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[s
 
 
 def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
-    """Save the trace with a description of its block; return a note."""
+    """Save the trace with a description of its block; return a note on the saved file."""
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
 
     if question.save_path.suffix in TABLES:
@@ -303,7 +306,7 @@ def _model_run(subject: TraceSubject, prepared: Prepared, result: Trace) -> Mode
 
 
 def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTrace | None:
-    """Run the same block over ranks; None if that was not requested."""
+    """Run the same block over ranks; None if no split was requested, or on ranks other than 0."""
     if question.ranks is None:
         return None
     from ffncli.run.ranks.one_process import rank_trace
@@ -319,7 +322,8 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
 
 
 def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
-    """Return the text's names of our steps, and its statements, computed; only for an example."""
+    """Return, for an example, the names of the steps in its text and the computed facts of the text; empty
+    otherwise."""
     name, example = question.example, subject.model.example
     if name is None or example is None or (example.dropped and question.train is False):
         return {}
@@ -329,7 +333,7 @@ def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict
 
 
 def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> dict[str, Any]:
-    """Return the tokens that the output promotes, and the units that promote a token, if requested."""
+    """Return, if requested, the tokens that the output promotes and the units that promote a token."""
     if not question.unembed and question.promotes is None:
         return {}
     from ffncli.run.trace.unembed import promoting, unembedded
@@ -341,7 +345,7 @@ def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, resul
 
 
 def _explain(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
-    """Explain how each place's number was computed."""
+    """Explain how the number at each place was computed."""
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 
@@ -353,7 +357,7 @@ def _explain(question: Question, subject: TraceSubject, prepared: Prepared, resu
 
 
 def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
-    """Compare the steps with those of the changed block, and the model's predictions, if it has one."""
+    """Compare the steps with the steps of the changed block and, if there is a prompt, the model's predictions."""
     if not subject.changes:
         return {}
     from ffncli.run.pretrained.what_if import step_changes
@@ -370,15 +374,15 @@ def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> d
     return {"changes": changes, "prediction": prediction}
 
 
-_MOST_VALUES = 20_000_000  # of a table
+_MOST_VALUES = 20_000_000  # values of a table
 
 
 @package_errors()
 def step_frame(tensor: Tensor, rows: Sequence[int] | None, tokens: Sequence[Token], layer: int) -> DataFrame:
     """Return `layer`, `token`, `unit` and `value` of a step's tensor [..., units].
 
-    `rows` are the tokens of an expert, one per row of its tensor; `tokens` those of a prompt, whose positions are then
-    the column's.
+    `rows` are the tokens routed to an expert, one per row of its tensor. `tokens` are the tokens of a prompt; if there
+    are any, the column `token` contains their positions.
     """
     import pandas
 
@@ -400,9 +404,10 @@ def step_frame(tensor: Tensor, rows: Sequence[int] | None, tokens: Sequence[Toke
 def save_values(
     path: Path, records: Sequence[StepRecord], tensors: Mapping[str, Tensor], tokens: Sequence[Token], layer: int
 ) -> int:
-    """Write the values of all steps as one table, `step` before the columns of `step_frame`, to a .csv or .parquet.
+    """Write the values of all steps as one table, with `step` before the columns of `step_frame`, to a .csv or
+    .parquet.
 
-    Return their number; too many are refused.
+    Return the number of values; raise FFNError if there are too many for a table.
     """
     import pandas
 

@@ -1,6 +1,6 @@
-"""All layers of a model in one table: the effect of each FFN on its tokens.
+"""A survey: all layers of a model in one table, with the effect of each FFN on the tokens.
 
-One layer's weights are in memory at a time.
+Only one layer's weights are in memory at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOP_UNITS = 3
 
 @dataclass(frozen=True)
 class ActiveUnit:
-    """A hidden unit and its mean |act| over the tokens; for a routed expert, over the tokens that it received."""
+    """A hidden unit and its mean |act| over the tokens; in a routed expert, over the tokens routed to the expert."""
 
     unit: int
     mean_abs: float
@@ -41,13 +41,14 @@ class ActiveUnit:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer's FFN over the tokens.
+    """Figures on one layer's FFN, computed over all tokens.
 
-    Of the values after the activation the share `zero_share` is exactly zero, `near_zero_share` within NEAR_ZERO (see
-    block/value.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for every
-    token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's over the
-    input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` lists the inputs and weights
-    with NaN or Inf, and the first such step. `routing` is the load of a mixture's experts.
+    `zero_share` is the fraction of values after the activation that are exactly zero, `near_zero_share` the fraction
+    within NEAR_ZERO of zero (see block/value.py). `units` counts the hidden units (of all experts that received a
+    token), `dead_units` the units that are zero for every token, `near_dead_units` the units within NEAR_ZERO of zero
+    for every token. `input_norm` and `output_norm` are a token's mean L2 norm; `gain` is output_norm / input_norm.
+    `agreement` compares the steps with the model's own FFN; None without a prompt. `not_finite` lists the inputs and
+    weights that contain NaN or Inf, and the first such step. `routing` is the load of the experts in a mixture.
     """
 
     stack: str
@@ -69,10 +70,10 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Survey:
-    """Every layer of a model that has an FFN, in order: `rows`.
+    """A survey of a model; `rows` has a row for every layer that has an FFN, in order.
 
-    `tokens` are each stack's, if the model read a `prompt` or token numbers; `input` is the input of each layer
-    if no model ran. `notes` are remarks on the run.
+    `tokens` maps each stack to its tokens, if the model read a `prompt` or token ids; `input` describes the input of
+    the layers if no model ran. `notes` are remarks on the run.
     """
 
     model: Resolved
@@ -84,7 +85,7 @@ class Survey:
 
     @property
     def not_finite(self) -> tuple[LayerRow, ...]:
-        """The layers with NaN or Inf: the first one matters, because it affects all later layers."""
+        """The layers with NaN or Inf. The first such layer matters most, because it affects all later layers."""
         return tuple(row for row in self.rows if row.not_finite)
 
     def __repr__(self) -> str:
@@ -98,7 +99,7 @@ class Survey:
 def survey_of(
     question: SurveyQuestion, model: Resolved, prompt: Prompt | None, note: Callable[[str], None] = lambda text: None
 ) -> Survey:
-    """Answer a question about all layers; `note` gets every remark at once."""
+    """Answer a question about all layers; `note` is called with every remark as it arises."""
     before: tuple[str, ...] = ()
     if prompt:
         before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
@@ -119,9 +120,10 @@ def survey(
     resolved: Resolved, prompt: Prompt | None = None, top: int = TOP_UNITS, *, input: InputSource | None = None,
     leading: tuple[int, ...] | None = None, dtype: str | None = None, device: str = "cpu", seed: int | None = None,
 ) -> Survey:  # fmt: skip
-    """Return one row per layer: on its actual input if the model reads a prompt, else on one that `prepare` takes.
+    """Return one row per layer. With a prompt, a layer runs on its actual input in the model, otherwise on `input`.
 
-    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run in parallel to it.
+    With a prompt, the model runs once; as soon as a layer has run, its weights are read and its steps are run for
+    comparison.
     """
     layers = layers_of(resolved)
     rows: dict[Layer, LayerRow] = {}
@@ -156,7 +158,8 @@ def survey_layer(
     layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
     reference: Tensor | None, top: int,
 ) -> LayerRow:  # fmt: skip
-    """Run one layer's steps and keep only figures; `reference` is the output of the model's own FFN, if it ran."""
+    """Run one layer's steps and keep only figures; `reference` is the output of the model's own FFN, if the model
+    ran."""
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
@@ -189,7 +192,8 @@ def _mean_norm(tensor: Tensor) -> float:
 
 @dataclass
 class _Activations:
-    """Counts over all activations of a layer: one in a dense FFN, one per expert that received a token in a MoE."""
+    """Counts over all activation steps of a layer: one step in a dense FFN, one per expert that received a token in a
+    MoE."""
 
     top: int
     values: int = 0
@@ -201,7 +205,7 @@ class _Activations:
     active: list[ActiveUnit] = field(default_factory=list)
 
     def add(self, tensor: Tensor, expert: int | None, shared: bool) -> None:
-        """Count one activation's output [..., d_ff]."""
+        """Add the output [..., d_ff] of one activation step to the counts."""
         values, units = statistics(tensor), unit_statistics(tensor, self.top)
         self.values += tensor.numel()
         self.zeros += values.zeros
@@ -212,7 +216,7 @@ class _Activations:
         self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
 
     def shares(self) -> tuple[float | None, float | None]:
-        """Return (zeros, near zeros) over all values; None if there are none."""
+        """Return the fractions of (zeros, near zeros) among all values; None if there are no values."""
         return (self.zeros / self.values, self.near_zeros / self.values) if self.values else (None, None)
 
     def most_active(self) -> tuple[ActiveUnit, ...]:

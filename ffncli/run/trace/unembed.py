@@ -1,10 +1,11 @@
-"""Tokens and units: the tokens that an FFN's output or a hidden unit promotes, and the units that promote a token.
+"""The tokens that an FFN's output or a hidden unit promotes, and the units that promote a token.
 
-A vector goes through the model's own final norm and head (the logit lens). What a unit writes is its column c of the
-down projection. With the direction g in which a residual stream raises the token's logit, c alone gives g·c over its
-own size; as a part of the stream after the layer, the unit gives its activation times g·c over the size of that stream.
-Everything between a unit and the stream is linear once the router's weights and the branch's norm are fixed: activation
-times gradient is a unit's part, and the parts of all units, with the biases', add up to the FFN's.
+A vector passes through the model's own final norm and head (the logit lens). A unit writes its column c of the down
+projection, times its activation a. Let g be the direction in which the residual stream raises a token's logit. On its
+own, c contributes g·c / size(c) to the logit; as part of the residual stream s after the layer, the unit contributes a
+· g·c / size(s). If the router's weights and the branch's norm are fixed, everything between a unit and the stream is
+linear: a unit's contribution is its activation times the gradient, and the contributions of all units and biases add up
+to the contribution of the FFN.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ PROMOTING_UNITS = 10
 def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> tuple[PromotedTokens, ...]:
-    """Return the tokens that the FFN's output promotes after chosen tokens (default: the last), or a unit's effect."""
+    """Return the tokens promoted by the FFN's output at the chosen positions (default: the last), or promoted by a
+    unit."""
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
     if question.neuron is None:
@@ -52,15 +54,16 @@ def unembedded(
 
 
 def _chosen_rows(question: Question, prepared: Prepared, count: int) -> tuple[int, ...]:
-    """Return the rows of the input that the lens looks at, the last by default."""
+    """Return the rows of the input to unembed, by default the last row."""
     from ffncli.run.pretrained.tokens import positions
 
-    chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
+    # With a prompt, the input has only the chosen rows.
+    chosen = bool(prepared.tokens) and question.position is not None
     return positions("all" if chosen else str(question.position or "-1"), count)
 
 
 def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> tuple[PromotingUnits, ...] | None:
-    """Return the units that promote a token; None if that was not requested."""
+    """Return the units that promote a token; None if not requested."""
     if question.promotes is None:
         return None
     most = question.top_units or PROMOTING_UNITS
@@ -69,14 +72,14 @@ def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> 
 
 
 _UNEMBED = option("unembed")
-_SUMS = ("down", "experts", "moe")  # outputs of an FFN to which what a unit writes is added as it is
+_SUMS = ("down", "experts", "moe")  # outputs of an FFN that are plain sums of the vectors that units write
 
 
 @dataclass(frozen=True)
 class Promoted:
-    """A token with its logit for the vector, and the probability after a softmax over the vocabulary.
+    """A token promoted by a vector: its logit, and its probability after a softmax over the vocabulary.
 
-    `cumulative` is the mass of all tokens at least as probable, itself included.
+    `cumulative` is the total probability of this token and all tokens ranked above it.
     """
 
     id: int
@@ -90,7 +93,7 @@ class Promoted:
 
 @dataclass(frozen=True)
 class TokenLogit:
-    """A token with a logit."""
+    """A token and its logit."""
 
     id: int
     text: str | None
@@ -99,9 +102,9 @@ class TokenLogit:
 
 @dataclass(frozen=True)
 class DirectLogits:
-    """What a vector adds to the logits as a part of the residual stream after the layer, with the size of that stream:
-    the final norm divides the vector by the stream's `residual_rms` (of a LayerNorm: its standard deviation), not by
-    its own. `promoted` and `suppressed` are the tokens of the largest and of the smallest sums.
+    """The contribution of a vector to the logits, as part of the residual stream after the layer. The final norm
+    divides the vector by the stream's RMS, `residual_rms` (with LayerNorm: the stream's standard deviation), not by the
+    vector's own RMS. `promoted` and `suppressed` are the tokens with the largest and the smallest contributions.
     """
 
     residual_rms: float
@@ -111,7 +114,7 @@ class DirectLogits:
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """How many tokens are listed, and the sampler's sets: the `top_k` likeliest, and those that make up `top_p`."""
+    """The number of tokens to list (`top`), and the K and P of the top-k and top-p sets."""
 
     top: int
     top_k: int
@@ -120,14 +123,16 @@ class TokenLimits:
 
 @dataclass(frozen=True)
 class PromotedTokens:
-    """The tokens promoted by the FFN's output for an input `row`, or by a unit: `neuron`, of `expert` in a mixture.
+    """The tokens promoted by the FFN's output for an input `row`, or by the hidden unit `neuron`, of `expert` in a
+    mixture.
 
-    A unit's vector is its column of the down projection times `activation`, its value for the `row` (in a mixture times
-    the router's weight too), or, without a prompt, times `sign`. The sets are as in `Sampling`, of a vocabulary of
-    `vocab` tokens; `promoted` are sorted by logit, the largest first. The vector is normalised alone, as if it were the
-    whole residual stream; `direct` has it as a part of that, if a prompt gives one and the logits are a sum of parts.
-    `suppressed` are the tokens of smallest logit, the smallest first. If a logit is not a number, nothing is promoted
-    or picked.
+    A unit's vector is its column of the down projection times `activation`, the unit's value for the `row` (in a
+    mixture also times the router's weight); without a prompt, it is the column times `sign`. The top-k and top-p sets
+    are defined as in `Sampling`, over a vocabulary of `vocab` tokens. `promoted` is sorted by descending logit;
+    `suppressed` contains the tokens with the smallest logits, in ascending order. For these logits, the vector is
+    normalised on its own, as if it were the whole residual stream; `direct` is its contribution as part of the residual
+    stream, if there is a prompt and the logits are a sum of parts. If a logit is NaN, there are no promoted tokens and
+    no sets.
     """
 
     row: int | None
@@ -149,11 +154,13 @@ class PromotedTokens:
 
 @dataclass(frozen=True)
 class Added:
-    """A vector [d_model] from an FFN: its output for a `row` of the input, or the vector that one hidden unit writes.
+    """A vector [d_model] from an FFN: the FFN's output for a `row` of the input, or the vector that one hidden unit
+    writes.
 
-    For a unit it is the column `neuron` of the down projection (of `expert`'s, if there are several) times `sign`, or
-    times the `activation` for the `row`. Of a vector that is a part of the FFN's `output` [d_model], and so of the
-    residual `stream` after the layer [d_model], both are here; `factor` makes it that part, NaN if it is not one.
+    A unit's vector is the column `neuron` of the down projection (of `expert`, in a mixture) times `sign`, or times the
+    `activation` for the `row`. If the vector is part of an FFN's `output` [d_model] and of the residual `stream`
+    [d_model] after the layer, these are stored too; the part is `factor` times the vector. `factor` is NaN if there is
+    no such part.
     """
 
     vector: Tensor
@@ -168,7 +175,8 @@ class Added:
 
 
 def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
-    """Return the vectors that a hidden unit writes for a positive and a negative activation, in each of `experts`."""
+    """Return the vectors that a hidden unit writes for a positive and a negative activation, in every one of
+    `experts`."""
     down = ready.weights["down.weight"]
     numbers = sorted(experts or ()) if ready.layer.spec.moe else (None,)
     columns = [(expert, (down if expert is None else down[expert])[:, neuron]) for expert in numbers]
@@ -176,7 +184,8 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
-    """Return the vectors that a hidden unit writes for rows of a prompt, in those of `experts` that get the row."""
+    """Return the vectors that a hidden unit writes for the rows of a prompt, in every one of `experts` that receives
+    the row."""
     block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
     unit_events, mixtures = UnitEvents(block), routes(block)
     values: list[tuple[int, int | None, float, Tensor]] = []
@@ -214,7 +223,7 @@ def promoted(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> tuple[PromotedTokens, ...]:
-    """Return the tokens that each vector promotes, after the norm that it passes first, if any."""
+    """Return the tokens that each vector promotes, after any norms between the FFN and the residual stream."""
     outputs = torch.stack([one.vector if one.output is None else one.output for one in added])
     stream = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
     parts = zip(added, stream.vectors, stream.factors.tolist(), strict=True)
@@ -230,7 +239,7 @@ def unembed(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> tuple[PromotedTokens, ...]:
-    """Return the tokens that every vector promotes when `layer`'s FFN adds it to the residual stream."""
+    """Return the tokens that each vector promotes when `layer`'s FFN adds it to the residual stream."""
     vectors = last_norm(model, layer, torch.stack([one.vector for one in added]), dtype, device)
     with head_of(model, layer, dtype, device, _UNEMBED) as head:
         return tuple(
@@ -240,7 +249,7 @@ def unembed(
 
 
 def _direct(one: Added, head: Head, limits: TokenLimits) -> DirectLogits | None:
-    """Return the vector as a part of the residual stream; None if there is no such part."""
+    """Return the vector's contribution as part of the residual stream; None if it is not a part of the stream."""
     if one.stream is None or isnan(one.factor) or head.norm is None:
         return None
     size = float(divisor(one.stream, head.norm))
@@ -249,7 +258,7 @@ def _direct(one: Added, head: Head, limits: TokenLimits) -> DirectLogits | None:
 
 
 def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[TokenLogit, ...]:
-    """Return the tokens of the largest logits, or of the smallest."""
+    """Return the tokens with the `most` largest or smallest logits."""
     if logits.isnan().any():
         return ()
     values, ids = logits.topk(min(most, len(logits)), largest=largest)
@@ -260,7 +269,7 @@ def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[Tok
 
 def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> PromotedTokens:
     every = logits
-    # By the logits: far below the first, probabilities are 0 and have no order.
+    # Sort by logit: probabilities far below the largest underflow to 0 and would tie.
     logits, ids = logits.sort(descending=True, stable=True)
     sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
     rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
@@ -276,7 +285,7 @@ def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Pr
         )
         for candidate, logit, i in rows
     )
-    # A position in that order is not a token's number.
+    # `sets` has ranks instead of token ids, because it was computed from sorted logits; take the id from `tokens`.
     argmax = tokens[0].id if tokens else None
     return PromotedTokens(
         one.row, one.neuron, one.expert, one.sign, one.activation, len(logits), argmax, sets.top_k, sets.top_k_mass,
@@ -289,12 +298,12 @@ _PROMOTES = option("promotes")
 
 @dataclass(frozen=True)
 class UnitLogit:
-    """What one unit does to the token's logit. `alone` is the logit of its column of the down projection, normalised
-    alone, as if it were the whole residual stream.
+    """The effect of one unit on a token's logit. `alone` is the logit of the unit's column of the down projection,
+    normalised on its own, as if it were the whole residual stream.
 
-    With a prompt: `activation` is the unit's value, `logit` what it adds to the logit as a part of the residual stream
-    after the layer. Both are None without one, and for units of experts that do not get the token; `logit` is None too
-    where the logits are not a sum of parts. `part` is "", "experts" or "shared".
+    `activation` is the unit's value, and `logit` its contribution to the logit as part of the residual stream after the
+    layer. Both are None without a prompt, for units of experts that do not receive the token, and if the logits are not
+    a sum of parts. `part` is "", "experts" or "shared".
     """
 
     part: str
@@ -307,12 +316,12 @@ class UnitLogit:
 
 @dataclass(frozen=True)
 class PromotingUnits:
-    """The units that raise the logit of the token `id` most, and those that lower it most: by `logit` at a `row` of the
-    prompt, without one by `alone`.
+    """The units that raise the logit of the token `id` most, and the units that lower it most: ordered by `logit` at a
+    `row` of the prompt, or by `alone` without a prompt.
 
-    `residual_rms` is the size of the residual stream after the layer, as in `DirectLogits`; `units` is how much all
-    units of the layer add to the logit, `output` how much the FFN does, biases included. They are None without a
-    prompt.
+    `residual_rms` is the size of the residual stream after the layer, as in `DirectLogits`; `units` is the total
+    contribution of all units of the layer to the logit, `output` the contribution of the whole FFN, biases included.
+    All three are None without a prompt.
     """
 
     id: int
@@ -334,8 +343,8 @@ def promoting_units(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> tuple[PromotingUnits, ...]:
-    """Return the `most` units at each end for a token, its `text` or `id:N`: a record for each of the prompt's `rows`,
-    or one without a prompt."""
+    """Return the `most` units that raise and that lower a token's logit; `text` is the token's text or `id:N`. With a
+    prompt there is a record per row in `rows`, otherwise a single record."""
     with head_of(model, ready.layer, dtype, device, _PROMOTES) as head:
         token = one_token(head.tokenizer, text, len(next(head.logits(torch.zeros(1, ready.layer.spec.d_model)))))
         named = token, token_text(head.tokenizer, token)
@@ -357,7 +366,8 @@ def promoting_units(
 
 
 def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None, device: str) -> Tensor:
-    """Return the columns of a group as vectors [d_ff, d_model], each through the norm of its branch."""
+    """Return the down-projection columns of a group of units as vectors [d_ff, d_model], after the norm of the
+    branch."""
     columns = UnitEvents(ready.steps).columns(group, ready.weights).T
     if columns.shape[1] != ready.layer.spec.d_model:
         what = f"{_PROMOTES}: the units of this layer write into {columns.shape[1]} dimensions"
@@ -366,8 +376,8 @@ def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None
 
 
 def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup, tuple[Tensor, Tensor]], float]:
-    """Return (for each group that a row reaches, its units' values [d_ff] and what each adds in a direction of the
-    residual stream; what the FFN adds in it)."""
+    """Return (parts, whole). `parts` maps each group of units that a row reaches to the units' values [d_ff] and their
+    contributions [d_ff] along `direction` in the residual stream; `whole` is the contribution of the FFN."""
     inputs = {name: x.flatten(0, -2)[row : row + 1] for name, x in ready.inputs.items()}
     inputs = {name: x.clone().requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
     unit_events, values, output = UnitEvents(ready.steps), dict[UnitGroup, Tensor](), torch.ones(0)
@@ -404,7 +414,8 @@ def _units(
 
 
 def _unit_ends(units: Sequence[UnitLogit], most: int) -> tuple[tuple[UnitLogit, ...], tuple[UnitLogit, ...]]:
-    """Return the first and the last by what they add, or by their columns alone if that is unknown."""
+    """Return the units with the largest and with the smallest contributions, or, if these are unknown, values of
+    `alone`."""
     reached = [unit for unit in units if unit.logit is not None] or units
     order = sorted(reached, key=lambda unit: unit.alone if unit.logit is None else unit.logit)
     return tuple(order[: -most - 1 : -1]), tuple(order[:most])
