@@ -106,21 +106,6 @@ def test_what_nothing_runs_without_exits_3_after_the_page(call, measured, monkey
     assert "seconds" not in measured
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--no-noise", "--seconds", "3"), "--seconds contradicts --no-noise"),
-        (("--no-noise", "--threads", "3"), "--threads contradicts --no-noise"),
-        (("--seconds", "0"), "--seconds must be a number above 0"),
-        (("--seconds", "nan"), "--seconds must be a number above 0"),
-    ],
-)
-def test_what_cannot_be_asked(call, arguments, said):
-    code, out, err = call("doctor", *arguments)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
 def test_long_values_go_on_in_the_next_row():
     check = doctor.DoctorCheck("name", " ".join(["word"] * 30), "note")
     rows = page._rows(check)

@@ -78,28 +78,6 @@ def test_stated_values_are_marked_and_decide_the_exit_code(call):
     assert (one["right"], round(one["ratio"], 3)) == (True, 0.571)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("gelo",), "NAME: unknown activation 'gelo'; did you mean 'gelu'"),
-        (("gelu,",), "NAME: unknown activation ''"),
-        (("gelu", "--all"), "--all contradicts NAME"),
-        (("--at", "3:-3"), "--at: the range '3:-3' is empty"),
-        (("--at", "0:1:1e-12"), "more than 10,000 points"),
-        (("--at", "inf"), "not a finite number"),
-        (("--std", "0"), "--std must be a number above 0, got '0'"),
-        (("--std", "1e7"), "--std must be from 1e-06 to 1e+06"),
-        (("--expect", "1"), "--expect: '1' is not X=Y"),
-    ],
-)  # fmt: skip
-def test_wrong_input_is_one_line(call, arguments, said):
-    code, out, err = call("activations", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert said in err
-
-
 def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
     asked = {
         ("gelu", "--at", "0,1", "--at", "-0.5:0:0.5"): ("gelu", "--at", "0,1,-0.5:0:0.5"),

@@ -106,33 +106,6 @@ def test_no_torch_and_no_numpy(ffn):
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["swiglo"], ["NAME: unknown activation 'swiglo'", "did you mean 'swiglu'"]),
-        (["silu", "--iso-params"], ["--iso-params needs a gated unit", "swiglu_oai"]),
-        (["--iso-params"], ["--iso-params needs a gated unit"]),
-        (["swiglu", "--d-ff", "4x"], ["--d-ff needs --iso-params"]),
-        (["swiglu", "--d-model", "8"], ["--d-model needs --iso-params"]),
-        (["swiglu", "--multiple-of", "8"], ["--multiple-of needs --iso-params"]),
-        (["swiglu", "--iso-params", "--d-model", "0"], ["--d-model must be a whole number from 1"]),
-        (["swiglu", "--iso-params", "--d-model", "x"], ["--d-model must be a whole number"]),
-        (["swiglu", "--iso-params", "--d-ff", "1000000000000"], ["--d-ff must be a whole number from 1"]),
-        (["swiglu", "--iso-params", "--multiple-of", "0"], ["--multiple-of"]),
-        (["silu", "--up", "1"], ["--up needs a gated unit"]),
-        (["swiglu", "--up", "nan"], ["--up: 'nan' is not a finite number"]),
-        (["swiglu", "--up", ""], ["--up"]),
-        (["swiglu", "--at", "0:10:0.01", "--up", "0:10:1"], ["--up: 1,001 points at 11 values of up", "10,000"]),
-        (["swiglu", "--std", "1e7"], ["--std must be from"]),
-        (["silu", "swiglu", "--expect", "1=2"], ["--expect is for functions of one number", "leave out swiglu"]),
-    ],
-)
-def test_refusals(call, arguments, said):
-    code, out, err = call("activations", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert all(text in err for text in said), err
-
-
 def test_units_against_one_of_them(call):
     names = ("swiglu_oai", "swiglu-step", "situ", "deepseek_v4")
     found = rows(call, *names, "--against", "SwiGLU", "--at", "1,8", "--up", "12")

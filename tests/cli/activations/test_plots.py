@@ -124,25 +124,6 @@ def test_plot_file(call, tmp_path):
     assert path.read_bytes() == first
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("--plot-file", "curves.txt"), 2, ".svg, .png, .pdf"),
-        (("--plot-file", "-"), 2, ".svg, .png, .pdf"),
-        (("--plot-file", ""), 2, ".svg, .png, .pdf"),
-        (("--plot-file", "no/such/place/curves.svg"), 3, "there is no directory"),
-        (("--plot-file", "same.svg", "-o", "./same.svg"), 2, "cannot write .svg files"),
-    ],
-)
-def test_what_cannot_be_written_is_one_line(call, tmp_path, monkeypatch, arguments, code, words):
-    monkeypatch.chdir(tmp_path)
-    found, out, err = call("activations", "gelu", *arguments)
-    assert (found, out) == (code, "")
-    assert words in err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_link_and_its_file_are_one(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "page.md").symlink_to("same.svg")

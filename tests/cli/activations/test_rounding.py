@@ -147,33 +147,5 @@ def test_tolerance_decides_the_exit_code(call):
     assert call("activations", "gelu", "--against", "gelu", "--tolerance", "0")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("--against", "gelo"), 2, "--against: unknown activation 'gelo'; did you mean 'gelu'"),
-        (("--against", "swiglu"), 2, "--against swiglu is a gated unit, a function of two inputs; name gated units"),
-        (("--against", "swiglu_oia"), 2, "--against: unknown activation 'swiglu_oia'; did you mean 'swiglu_oai'"),
-        (("swiglu", "--against", "gelu"), 2, "--against gelu is a function of one number, unlike gated units"),
-        (("geglu", "--rounding"), 2, "--rounding is for functions of one number, not gated units; leave out geglu"),
-        (("--against", ""), 2, "--against: unknown activation ''"),
-        (("--against", "gelu", "--dtype", "bf17"), 2, "--dtype: unknown dtype 'bf17'; did you mean"),
-        (("--against", "gelu", "--dtype", "fp64"), 2, "--dtype fp64 is the reference"),
-        (("--against", "gelu", "--dtype", ""), 2, "--dtype: unknown dtype ''"),
-        (("--dtype", "bf16"), 2, "--dtype needs --against, --rounding or --source"),
-        (("--tolerance", "1"), 2, "--tolerance needs --against"),
-        (("--against", "gelu", "--tolerance", "-1"), 2, "--tolerance must be a number from 0, got '-1'"),
-        (("--against", "gelu", "--tolerance", "nan"), 2, "--tolerance must be a number from 0, got 'nan'"),
-        (("--device", "cuda"), 2, "--device needs --source or --rounding"),
-        (("--rounding", "--device", "tpu"), 2, "--device: unknown device 'tpu'; use cpu, cuda or cuda:1"),
-        (("--rounding", "--device", "cuda:99"), 3, "--device cuda:99: there "),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(call, arguments, code, message):
-    found_code, out, err = call("activations", "silu", *arguments)
-    assert (found_code, out) == (code, "")
-    assert err.startswith(f"error: {message}")
-    assert err.count("\n") == 1
-
-
 def test_against_needs_no_tensor_library():
     assert not loaded_by("activations --against gelu --dtype bf16") & HEAVY

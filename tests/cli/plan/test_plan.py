@@ -105,22 +105,6 @@ def test_assumptions_are_shown_and_change_the_time(call):
     assert "0.90 of the memory; 0.80 of ndr (50 GB/s) between nodes;" in call("plan", *words, "--per-node", "1")[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--device h1000", "did you mean"), ("--device cpu", "needs --measured FILE"), ("--tp 0", "--tp"),
-        ("--tp 3", "nearest: 2 and 4"), ("--dtype f23", "unknown dtype"), ("--skew zipf", "zipf:1.2"),
-        ("--ep 8", "has no experts"), ("--link nv", "unknown link"), ("--gemm-efficiency 1.5", "at most 1"),
-        ("--measured nowhere.csv", "nowhere.csv"), ("--skew zipf:1", "--skew needs a mixture of experts"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_named(call, words, says):
-    code, out, err = call("plan", "llama-2-7b", *words.split())
-    assert (code, out) == (2, "")
-    assert says in err
-    assert err.count("\n") == 1
-
-
 def test_the_list_of_devices_is_that_of_params(call):
     plan, params = (
         json.loads(call(*words, "list", "--json")[1]) for words in (("plan", "--device"), ("params", "--ridge"))

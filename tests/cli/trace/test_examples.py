@@ -61,38 +61,6 @@ def test_other_formats(call, style):
     assert ("| wrong | zeros that dropout makes: 6 of 33" in out) == (style == "md")
 
 
-CONTRADICTIONS = [
-    (["--example", "notbook"], "did you mean 'notebook'? (notebook, explained, llama, conv, bert)"),
-    (["--example", ""], "use one of notebook, explained, llama, conv, bert"),
-    (["--example", "bert", "gpt2"], "--example contradicts SOURCE"),
-    (["--example", "bert", "--d-ff", "8"], "contradicts --d-ff"),
-    (["--example", "bert", "--plain"], "contradicts --plain"),
-    (["--example", "bert", "--no-bias"], "contradicts --no-bias"),
-    (["--example", "bert", "--dtype", "bf16"], "contradicts --dtype bf16"),
-    (["--example", "bert", "--dtype", "nothing"], "unknown dtype"),
-    (["--example", "bert", "--input", "ones"], "contradicts --input"),
-    (["--example", "bert", "--vocab", "8"], "contradicts --vocab"),
-    (["--example", "notebook", "--seed", "1"], "contradicts --seed"),
-    (["--example", "notebook", "--seq-len", "1"], "contradicts --seq-len"),
-    (["--example", "notebook", "--train"], "contradicts --train"),
-    (["--example", "notebook", "--train"], "contradicts --train"),
-    (["4x8", "--sample-top-k", "2"], "--sample-top-k needs --vocab"),
-    (["4x8", "--sample-top-p", "0.5"], "--sample-top-p needs --vocab"),
-    (["4x8", "--vocab", "3", "--sample-top-k", "4"], "exceeds the vocabulary of 3"),
-    (["4x8", "--vocab", "3", "--sample-top-p", "nan"], "must be a number above 0 and at most 1"),
-    (["4x8", "--vocab", "3", "--sample-top-p", "0"], "must be a number above 0 and at most 1"),
-    (["4x8", "--vocab", "x"], "--vocab must be a whole number"),
-    (["--d-model", "4x", "--vocab", "3"], "--d-model must be a whole number"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("arguments", "message"), CONTRADICTIONS)
-def test_what_cannot_be_is_one_line(call, arguments, message):
-    code, out, err = call("trace", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-
-
 # --- the final layer --------------------------------------------------------------------------------------------------
 
 
