@@ -4,9 +4,12 @@ import csv
 import io
 import json
 import math
+import re
 from contextlib import suppress
 
+import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,16 +19,18 @@ from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.run.activations.question import IN_USE, MOST, FunctionsQuestion, points
 from ffncli.show.text import encodable
+from tests import ROOT
+from tests.cli.test_main import HEAVY, loaded_by
 
 
-def body(call, *arguments):
+def answer(call, *arguments):
     code, out, err = call("activations", *arguments, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
 
 
 def test_json_says_what_the_contract_promises(call):
-    (row,) = body(call, "gelu", "--at", "0.12,-0.08")["rows"]
+    (row,) = answer(call, "gelu", "--at", "0.12,-0.08")["rows"]
     assert row["name"] == "gelu"
     assert row["formula"] == "x Φ(x)"
     first = row["values"][0]
@@ -38,14 +43,14 @@ def test_json_says_what_the_contract_promises(call):
 def test_the_default_is_what_known_models_use(call):
     used = {group.spec.activation for name in catalog.names() for group in catalog.find(name).model.groups}
     assert used <= set(IN_USE)
-    assert [row["name"] for row in body(call)["rows"]] == list(IN_USE)
+    assert [row["name"] for row in answer(call)["rows"]] == list(IN_USE)
     assert all(TABLE[name].used_by for name in IN_USE)
 
 
 def test_names_in_any_spelling_and_as_a_list(call):
-    rows = body(call, "GELU-New,swish", "gelu_tanh", "relu")["rows"]
+    rows = answer(call, "GELU-New,swish", "gelu_tanh", "relu")["rows"]
     assert [row["name"] for row in rows] == ["gelu_tanh", "silu", "relu"]
-    assert [row["name"] for row in body(call, "--all")["rows"]] == list(TABLE)
+    assert [row["name"] for row in answer(call, "--all")["rows"]] == list(TABLE)
 
 
 def test_csv_has_a_line_per_activation_in_full_precision(call):
@@ -74,7 +79,7 @@ def test_stated_values_are_marked_and_decide_the_exit_code(call):
     assert verdicts == ["right", "wrong", "wrong"]
     assert err.startswith("error: 2 of 3 stated values are wrong: gelu(0.21) = 0.1225, not 0.115")
     assert call("activations", "gelu", "--expect", "0.12=0.066")[0] == 0
-    (one,) = body(call, "gelu", "--expect", "0.18=0.103")["expected"]
+    (one,) = answer(call, "gelu", "--expect", "0.18=0.103")["expected"]
     assert (one["right"], round(one["ratio"], 3)) == (True, 0.571)
 
 
@@ -88,8 +93,8 @@ def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
         ("gelu", "--expect", "1=0.841", "--expect", "2=1.9545"): ("gelu", "--expect", "1=0.841,2=1.9545"),
     }  # fmt: skip
     for repeated, once in asked.items():
-        assert body(call, *repeated) == body(call, *once)
-    assert [v["x"] for v in body(call, "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
+        assert answer(call, *repeated) == answer(call, *once)
+    assert [v["x"] for v in answer(call, "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
 
 
 def test_what_is_stated_reads_as_it_was_written_beside_digits_enough_to_judge_it(call):
@@ -180,3 +185,139 @@ def test_any_text_gives_points_or_an_error(text):
         found = points(text)
         assert 0 < len(found) <= MOST
         assert all(abs(x) <= 1e9 for x in found)
+
+
+# --- --against and --rounding in formats ------------------------------------------------------------------------------
+
+
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
+
+
+def test_the_differences_of_the_gelus(call):
+    rows = {row["name"]: row for row in answer(call, "gelu_new", "quick-gelu", "gelu", "--against", "gelu_erf")["rows"]}
+    tanh, quick, itself = rows["gelu_tanh"], rows["quick_gelu"], rows["gelu"]
+    assert (f"{tanh['max_difference']:.2e}", f"{tanh['max_difference_at']:.2f}") == ("4.73e-04", "2.70")
+    assert f"{quick['max_difference']:.2e}" == "2.03e-02"
+    assert tanh["max_difference_symmetric"] is True
+    assert (itself["max_difference"], itself["max_difference_at"]) == (0, None)
+    assert {row["against"] for row in rows.values()} == {"gelu"}
+    assert [s["survives"] for s in tanh["rounded"]] == ["in part", "in part"]
+    assert [s["survives"] for s in itself["rounded"]] == ["no", "no"]
+    assert [m["ulps"] for m in tanh["rounded"][0]["at_max_difference"]] == [0, 8]
+
+
+def test_the_page_says_it_in_sentences(call):
+    code, out, _ = call("activations", "gelu_tanh", "gelu", "relu2", "elu", "--against", "gelu")
+    assert code == 0
+    assert re.search(r"^gelu_tanh +4\.732e-04  ±2\.699 ", out, re.M)
+    assert re.search(r"^relu2 +unbounded; 90 in \[-10, 10\]  10 ", out, re.M)
+    assert re.search(r"^elu +1\.0000  towards -∞ ", out, re.M)
+    assert re.search(
+        r"^gelu_tanh in bf16  in part: 8\.8 % of inputs differ, .*; 0 ulps at x = 2\.703, 8 ulps at", out, re.M
+    )
+    assert "gelu in bf16" not in out
+
+
+def test_unbounded_is_null_and_looked_at_nearby(call):
+    (row,) = answer(call, "relu2", "--against", "gelu")["rows"]
+    assert (row["max_difference"], row["max_difference_at"], row["max_difference_towards"]) == (None, None, None)
+    assert row["max_difference_within"] == {"low": -10, "high": 10, "x": 10, "value": pytest.approx(90)}
+    (row,) = answer(call, "elu", "--against", "gelu")["rows"]
+    assert (row["max_difference"], row["max_difference_at"], row["max_difference_towards"]) == (1, None, "-inf")
+
+
+def test_formats_are_chosen(call):
+    (row,) = answer(call, "silu", "--against", "gelu", "--dtype", "float32,bf16,fp32")["rows"]
+    assert [s["dtype"] for s in row["rounded"]] == ["fp32", "bf16"]
+    assert row["rounded"][0]["inputs"] > 10_000
+    entries = answer(call, "silu", "--rounding", "--dtype", "fp16")["rounding"]
+    assert [(e["dtype"], e["way"]) for e in entries] == [("fp16", "native"), ("fp16", "formula")]
+
+
+def test_std_reaches_both(call):
+    (narrow,) = answer(call, "silu", "--against", "gelu", "--rounding", "--std", "0.1")["rows"]
+    (wide,) = answer(call, "silu", "--against", "gelu", "--rounding", "--std", "3")["rows"]
+    assert narrow["rms_difference"] < wide["rms_difference"]
+    assert narrow["rounded"][0]["rounding_rms"] < wide["rounded"][0]["rounding_rms"]
+
+
+def worst_of_torch_in_fp16() -> tuple[float, float]:
+    """Over every fp16 number, the (x, error in ulps) of torch's gelu there, the exact value by the normal integral."""
+    x = numpy.arange(2**16, dtype=numpy.uint16).view(numpy.float16)
+    x = x[numpy.isfinite(x)]
+    exact = (torch.special.ndtr(torch.from_numpy(x).double()) * torch.from_numpy(x).double()).numpy()
+    computed = torch.nn.functional.gelu(torch.from_numpy(x)).double().numpy()
+    ulp = numpy.spacing(numpy.minimum(abs(exact), 65472).astype(numpy.float16)).astype(float)
+    errors = abs(computed - exact) / ulp
+    return float(x[errors.argmax()]), float(errors.max())
+
+
+def test_rounding_names_the_worst_point(call):
+    body = answer(call, "gelu", "relu2", "--rounding")
+    entries = {(e["name"], e["dtype"], e["way"]): e for e in body["rounding"]}
+    formula = entries["gelu", "bf16", "formula"]
+    assert formula["max_ulps"] > 100  # 1 + erf(x) cancels
+    assert formula["value"] == 0
+    native = entries["gelu", "fp16", "native"]  # below 3 ulps or 5.8, as the processor's vector instructions have it
+    assert (native["at"], native["max_ulps"]) == pytest.approx(worst_of_torch_in_fp16(), rel=1e-6)
+    assert native["max_ulps"] < 0.01 * entries["gelu", "fp16", "formula"]["max_ulps"]
+    assert ("relu2", "bf16", "native") not in entries
+    code, out, _ = call("activations", "gelu", "relu2", "--rounding")
+    assert code == 0
+    assert "relu2 in fp16, formula: overflows from |x| = 256 on" in out
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    every = every[every.isfinite()]
+    finite = torch.nn.functional.gelu(every).isfinite().all()  # not with every processor's vector instructions
+    assert ("gelu in bf16, native: infinite or NaN from x = " in out) != bool(finite)
+
+
+def test_csv_has_a_line_per_activation(call):
+    code, out, _ = call("activations", "silu", "gelu_tanh", "--against", "gelu", "--rounding", "--csv")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["name"] for row in rows] == ["silu", "gelu_tanh"]
+    assert rows[1]["max_difference_symmetric"] == "true"
+    assert rows[1]["bf16_ulps_at_max_difference"] == "0;8"
+    assert rows[1]["bf16_survives"] == "in part"
+    assert float(rows[0]["fp16_native_max_ulps"]) > 0
+    body = answer(call, "silu", "--against", "gelu")["rows"][0]
+    assert float(rows[0]["max_difference"]) == body["max_difference"]
+
+
+def test_a_line_of_csv_where_only_some_have_a_native_call(call):
+    code, out, _ = call("activations", "relu2", "gelu", "--rounding", "--csv")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert rows[0]["bf16_native_max_ulps"] == ""
+    assert float(rows[1]["bf16_native_max_ulps"]) > 1
+
+
+def test_every_key_is_described(call):
+    section = JSON_DOC[JSON_DOC.index("\n## activations\n") :].split("\n## ")[1]
+    body = answer(call, "gelu_tanh", "--against", "gelu", "--rounding")
+    plain = answer(call, "gelu_tanh")
+    row, plain_row = body["rows"][0], plain["rows"][0]
+    keys = [k for k in row if k not in plain_row] + [k for s in row["rounded"] for k in s]
+    keys += [k for s in row["rounded"] for m in s["at_max_difference"] for k in m] + [
+        k for e in body["rounding"] for k in e
+    ]
+    keys += list(answer(call, "relu2", "--against", "gelu")["rows"][0]["max_difference_within"])
+    assert [key for key in dict.fromkeys(keys) if f"`{key}`" not in section] == []
+
+
+def test_tolerance_decides_the_exit_code(call):
+    assert call("activations", "gelu_tanh", "--against", "gelu", "--tolerance", "1e-3")[0] == 0
+    code, out, err = call(
+        "activations", "gelu_tanh", "silu", "relu2", "elu", "--against", "gelu", "--tolerance", "1e-4"
+    )
+    assert code == 1
+    assert "Difference from g = gelu" in out
+    assert err == (
+        "error: more than --tolerance 0.0001 from gelu: gelu_tanh by 0.000473 at x = ±2.699, "
+        "silu by 0.193 at x = ±1.965, relu2 without bound, elu by 1 towards -∞\n"
+    )
+    assert call("activations", "gelu", "--against", "gelu", "--tolerance", "0")[0] == 0
+
+
+def test_against_needs_no_tensor_library():
+    assert not loaded_by("activations --against gelu --dtype bf16") & HEAVY
