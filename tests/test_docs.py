@@ -5,12 +5,14 @@ import doctest
 import io
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from benchmarks import results_table
 from docs import blocks, generated
+from docs.picture import COLUMNS, picture
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
 from ffncli.models.config.non_ffn import RESTS
@@ -199,10 +201,6 @@ def test_changelog_names_every_command():
 
 def test_the_picture_is_what_a_terminal_of_100_columns_shows(call):
     """Text stays text in the SVG: its lines are those of a pipe, none is cut, and no font comes from elsewhere."""
-    from html import unescape
-
-    from docs.picture import COLUMNS, picture
-
     drawn = (ROOT / "docs" / "trace.svg").read_text("utf-8")
     assert drawn == picture()
     assert "![" in README

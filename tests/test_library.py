@@ -1,15 +1,20 @@
 """`import ffncli`: the names that the package promises, loaded when first used."""
 
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import ffncli
+from ffncli.bench import suite
 from ffncli.errors import FFNError
+from ffncli.run.trace import call
+from ffncli.run.user.load import load
 
 
 def test_every_name_is_there_and_is_what_its_module_has():
-    from ffncli.run.trace import call
-    from ffncli.run.user.load import load
-
     assert set(dir(ffncli)) == {*ffncli.__all__, "__version__"}
     assert all(callable(getattr(ffncli, name)) for name in ffncli.__all__)
     assert (ffncli.load, ffncli.trace, ffncli.FFNError) == (load, call.trace, FFNError)
@@ -27,27 +32,17 @@ def test_a_trace_takes_the_models_own_unless_told():
 
 @pytest.mark.parametrize("name", [name for name in ffncli.__all__ if ">>>" in (getattr(ffncli, name).__doc__ or "")])
 def test_examples_of_docstrings_run(name: str):
-    import doctest
-
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(ffncli, name), name, globs={})
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_a_call_is_named_without_torch():
-    import subprocess
-    import sys
-
     code = "import sys; from ffncli import read_results, benchmark, trace, survey, verify, approximate, export\n"
     code += "print(sorted({'torch', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_a_benchmark_as_a_call_gives_the_rows_of_the_csv(tmp_path, monkeypatch):
-    import sys
-    from pathlib import Path
-
-    from ffncli.bench import suite
-
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     fake = (sys.executable, "-m", "tests.bench.fake_worker")
     monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], fake))

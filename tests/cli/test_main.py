@@ -12,8 +12,9 @@ import pytest
 import typer
 
 from ffncli import __version__
+from ffncli.bench.machine.machine import environment
 from ffncli.cli import models as models_module
-from ffncli.cli.main import _terminated
+from ffncli.cli.main import COMMANDS, _terminated
 from ffncli.errors import FFNError
 from tests.oracles.checkpoints import LLAMA, MIXTRAL, folder, tensors
 from tests.oracles.counts import MOE
@@ -235,8 +236,6 @@ def test_importing_the_package_loads_nothing_else() -> None:
     ],
 )
 def test_only_the_invoked_command_is_imported(command: str, expected: set[str]) -> None:
-    from ffncli.cli.main import COMMANDS
-
     modules = loaded_by(command)
     assert {name for name, (module, _) in COMMANDS.items() if module in modules} == expected
 
@@ -248,8 +247,6 @@ def test_the_probe_sees_a_module_that_was_loaded(module: str) -> None:
 
 def test_what_a_worker_sends_of_its_surroundings_loads_no_tensor_library() -> None:
     """A version that is no plain text would: torch's own is a class of torch's."""
-    from ffncli.bench.machine.machine import environment
-
     code = f"import pickle; pickle.loads({pickle.dumps(environment('cpu'))!r})"
     assert not loaded(code) & HEAVY
 

@@ -9,6 +9,7 @@ import pytest
 
 from ffncli.bench import suite
 from ffncli.bench.results.csv_file import COLUMNS, read_rows
+from ffncli.cli.bench.progress import UnitProgress
 from tests import ROOT
 from tests.bench.test_suite import FAKE
 from tests.oracles.checkpoints import expect_refusal
@@ -117,7 +118,6 @@ def test_a_resumed_part_is_that_part(ffn, monkeypatch):
 
 def _stopped_after_one(ffn, monkeypatch) -> str:
     """The words at the end of a part that was interrupted after its first unit."""
-    from ffncli.cli.bench.progress import UnitProgress
 
     def interrupt(*arguments):
         raise KeyboardInterrupt

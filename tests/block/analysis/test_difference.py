@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import init
 
+import ffncli
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.difference import SHOWN, difference, minus
@@ -167,8 +168,6 @@ def test_smoothness_at_zero():
 
 
 def test_the_librarys_call_takes_any_name():
-    import ffncli
-
     assert ffncli.activation("GELU-new", at=(1.0,)) == facts("gelu_tanh", (1.0,))
     for name, said in (("gelo", "unknown activation 'gelo'"), ("swiglu", "is a gated unit")):
         with pytest.raises(FFNError, match=said):

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 
+import gguf
+import numpy
 import pytest
 
 from tests.oracles.checkpoints import expect_refusal
@@ -105,9 +107,6 @@ def test_the_layers_of_a_model_beside_each_other(call):
 
 
 def gguf_file(path):
-    import gguf
-    import numpy
-
     writer = gguf.GGUFWriter(str(path), "llama")
     for key, value in (("embedding_length", 8), ("feed_forward_length", 12), ("block_count", 1)):
         writer.add_uint32(f"llama.{key}", value)

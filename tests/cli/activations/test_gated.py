@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import subprocess
 import sys
 
 import pytest
@@ -95,8 +96,6 @@ def test_csv_has_both_kinds(call):
 def test_no_torch_and_no_numpy(ffn):
     code = "import sys; from ffncli.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
     code += "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    import subprocess
-
     found = subprocess.run(
         [sys.executable, "-c", code, "activations", "swiglu", "--iso-params"],
         capture_output=True,

@@ -15,7 +15,7 @@ import torch
 
 from ffncli.bench import suite
 from ffncli.bench.judge import gate
-from ffncli.bench.records import Case, Method, Stage
+from ffncli.bench.records import BLOCK, Case, Method, Stage
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.options import MethodOptions
@@ -31,9 +31,10 @@ from ffncli.cli.common.sweep_page import sweep
 from ffncli.options.accept import byte_count
 from ffncli.show.color import Advance
 from ffncli.show.text import time_text
+from ffncli.system.files import results_folder
 from tests import ROOT
 from tests.bench.request.test_data import rows_file
-from tests.bench.test_suite import FAKE, worker_with
+from tests.bench.test_suite import FAKE, in_process, request, worker_with
 from tests.oracles.checkpoints import expect_refusal
 
 pytestmark = pytest.mark.runs
@@ -191,8 +192,6 @@ def test_results_go_to_a_default_place(bench, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", ["", "relative/folder"])
 def test_without_a_state_folder_it_is_the_homes(tmp_path, monkeypatch, value):
-    from ffncli.system.files import results_folder
-
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", value)
     assert results_folder(tmp_path) == tmp_path / ".local/state/ffn/results"
@@ -458,9 +457,6 @@ def test_limits_are_part_of_the_method_and_of_a_longer_command():
 
 
 def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
-    from ffncli.bench.records import BLOCK, Method
-    from tests.bench.test_suite import in_process, request
-
     one = replace(request(), method=Method(processes=1))
     steps = replace(request(), kernels=(), baseline=BLOCK, method=Method(processes=2, by_step=True))
     for name, wanted in (("one", one), ("steps", steps)):
@@ -484,8 +480,6 @@ def progress_of(request, done: int = 0):
 
 
 def test_what_takes_long_is_said_at_ten_seconds_and_then_ever_less_often():
-    from tests.bench.test_suite import request
-
     asked = request(tokens=(1, 2))
     shown, lines, _ = progress_of(asked)
     stage = Stage(0, asked.cases[1], "compiling", "mine.py:mlp")
@@ -499,8 +493,6 @@ def test_what_takes_long_is_said_at_ten_seconds_and_then_ever_less_often():
 
 
 def test_the_time_that_is_left_is_that_of_the_units_measured_now():
-    from tests.bench.test_suite import request
-
     asked = request(tokens=(1, 2))  # in two processes
     shown, lines, clock = progress_of(asked, done=1)
     clock[0] = 30.0
@@ -527,9 +519,6 @@ def rows(base: str, *others: ResultRow) -> list[ResultRow]:
 
 
 def request_of(**fields):
-    from ffncli.bench.records import Method
-    from ffncli.bench.request.grid import BenchRequest
-
     return BenchRequest((), (), "eager", Method(), **fields)
 
 
@@ -582,8 +571,6 @@ def test_a_single_case_says_how_many_tokens_the_experts_received(loads, words):
 
 
 def test_a_file_that_changed_is_not_resumed(bench, tmp_path):
-    from tests.bench.test_suite import in_process
-
     rows_file(tmp_path / "x.safetensors", torch.ones(3, 8))
     grid = Grid("8x16:swiglu", tokens=(1, 2), device="cpu", threads=1, input="x.safetensors")
     wanted = build_request(grid, ["eager"], None, Method(processes=2))[0]

@@ -1,5 +1,6 @@
 """Completion: what each shell is answered, in bash through the script that --show-completion prints."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from ffncli.models import catalog
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.approximate.question import TARGETS
 from ffncli.run.verify.question import CHECK_STATEMENTS
+from tests.cli.common.test_help import options_of
 from tests.cli.test_main import HEAVY, MAIN, PROBE
 
 MODELS = {*catalog.names()}
@@ -126,8 +128,6 @@ def test_powershell_says_apart_which_word_it_completes(complete):
 
 def test_every_option_of_names_completes(complete):
     """Where the metavar is NAME there are values to choose from, but for a device."""
-    from tests.cli.common.test_help import options_of
-
     for name in COMMANDS:
         for option in options_of(name):
             if (option.metavar or "").startswith("NAME") and option.opts[-1] not in (
@@ -139,8 +139,6 @@ def test_every_option_of_names_completes(complete):
 
 
 def probe(line: str) -> set[str]:
-    import json
-
     env = {**os.environ, "_FFN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
     done = subprocess.run([sys.executable, "-c", PROBE, MAIN], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("_arguments")

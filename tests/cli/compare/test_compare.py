@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.slices import StoredSlice
+from ffncli.run.engine import execute
 from tests import ROOT
 from tests.bench.stored import row, write
 from tests.oracles.checkpoints import expect_refusal
@@ -151,8 +153,6 @@ def test_a_transposed_matrix_is_named_where_only_one_side_kept_it(call, monkeypa
 
 def test_a_norm_with_one_plus_its_weight_is_named(call, monkeypatch, tmp_path, models):
     right = save(call, tmp_path / "right.npz", models("gemma"))
-    from ffncli.run.engine import execute
-
     plain = execute.norm
     monkeypatch.setattr(execute, "norm", lambda op, own, x: plain(replace(op, weight="plain"), own, x))
     wrong = save(call, tmp_path / "wrong.npz", models("gemma"))
@@ -263,8 +263,6 @@ def test_files_that_are_no_saved_trace(call, tmp_path, name):
 
 
 def test_tensors_that_no_trace_saved(call, tmp_path):
-    from safetensors.numpy import save_file
-
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "x.safetensors")
     np.savez(tmp_path / "x.npz", x=np.zeros(3))
     (tmp_path / "x.json").write_text('{"x": [1, 2]}')

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -345,8 +346,6 @@ def test_on_a_terminal_the_verdict_is_said_once(call, base, one_slower, monkeypa
 
 
 def test_no_torch_no_numpy_no_pandas(ffn, base, one_slower):
-    import subprocess
-
     code = (
         "import sys\nfrom ffncli.cli.main import main\ntry:\n    main(['compare', *sys.argv[1:], '-q'])\n"
         "except SystemExit: pass\n"

@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import ffncli
 from tests.oracles.prompted import WORDS, made
@@ -132,10 +134,6 @@ def test_one_prompt_with_an_option_of_a_corpus_is_one(call, llama):
 
 
 def test_nan_is_counted_and_can_fail(call, tmp_path, texts):
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
     folder = shutil.copytree(made("llama").path, tmp_path / "model")
     stored = load_file(folder / "model.safetensors")
     stored["model.layers.1.mlp.up_proj.weight"][3] = float("nan")

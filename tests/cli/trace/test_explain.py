@@ -1,9 +1,12 @@
 """`ffn trace --explain` as a user asks it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from ffncli.run.engine.prepare import Token
+from ffncli.run.trace import session
 from tests.oracles.checkpoints import GPT2, MIXTRAL, folder, tensors
 
 OWN = """
@@ -128,11 +131,6 @@ def test_a_number_that_is_none(call):
 
 
 def test_a_token_with_a_text_is_named(call, monkeypatch):
-    from dataclasses import replace
-
-    from ffncli.run.engine.prepare import Token
-    from ffncli.run.trace import session
-
     plain = session.prepare
     texts = (*"Hello, how are you ?".split(), "\x1b[2J")
     tokens = tuple(Token(position, 0, text) for position, text in enumerate(texts))

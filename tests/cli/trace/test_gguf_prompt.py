@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
@@ -99,8 +100,6 @@ def test_what_transformers_cannot_load_is_one_line(model, tmp_path, call, files,
 
 
 def test_the_file_is_parsed_once_and_only_the_layers_that_run_are_dequantized(files, monkeypatch):
-    import gguf
-
     parsed, unpacked = [], []
 
     class Counted(gguf.GGUFReader):

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ffncli.cli.trace.layers_page import IN_CSV
+from ffncli.models.source import load
 from tests.oracles.checkpoints import expect_refusal
-from tests.oracles.prompted import PROMPT, made
+from tests.oracles.prompted import PROMPT, WORDS, built, give_tokenizer, made
+from tests.test_docs import JSON_DOC, keys
 
 pytestmark = pytest.mark.models
 
@@ -112,8 +116,6 @@ def test_token_numbers_instead_of_a_prompt(call, tmp_path):
 
 
 def test_a_long_token_leaves_room_for_the_values(call, tmp_path):
-    from tests.oracles.prompted import WORDS, give_tokenizer
-
     folder = shutil.copytree(made("llama").path, tmp_path / "model")
     give_tokenizer(folder, (*WORDS, "extraordinarily-long"))
     out = call("trace", str(folder), "--prompt", "Hello extraordinarily-long")[1]
@@ -163,9 +165,6 @@ def test_routes_without_a_prompt(call):
 
 def test_experts_that_return_the_token_as_it_is(call, tmp_path):
     """LongCat-Flash's last experts are identities, which have no number of their own."""
-    from ffncli.models.source import load
-    from tests.oracles.prompted import built
-
     experts = built("longcat_flash", tmp_path, zero_expert_num=4).config.n_routed_experts
     (tmp_path / "model.safetensors").unlink()  # transformers gives the identities rows, published files do not
     moe = next(f"{group.stack}.{group.layers[0]}" for group in load(str(tmp_path)).model.groups if group.spec.moe)
@@ -246,9 +245,6 @@ def test_options_of_one_layer(call, arguments, said):
 @pytest.fixture
 def broken(tmp_path):
     """One NaN and one Inf in a weight of layer 1."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
     folder = shutil.copytree(made("llama").path, tmp_path / "broken")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0, :2] = torch.tensor([float("nan"), float("inf")])
@@ -319,8 +315,6 @@ def test_the_tokens_come_without_the_steps_unless_these_are_asked_for(call, more
 
 
 def test_unembedding_is_transformers_own(call):
-    import torch
-
     found = answer(call, source("gpt2"), "--prompt", PROMPT, "--layer", "0", "--unembed", "--show", "all")
     down = torch.tensor(found["steps"][-1]["values"][-1])
     model = made("gpt2").model
@@ -332,8 +326,6 @@ def test_unembedding_is_transformers_own(call):
 
 
 def test_a_branch_norm_is_gone_through(call):
-    import torch
-
     found = answer(call, source("gemma2"), "--prompt", PROMPT, "--unembed", "--show", "all", "--top-tokens", "60")
     model = made("gemma2").model
     with torch.no_grad():
@@ -344,8 +336,6 @@ def test_a_branch_norm_is_gone_through(call):
 
 
 def test_the_sets_of_what_is_promoted(call):
-    import torch
-
     arguments = (source("gpt2"), "--prompt", PROMPT, "--unembed", "--sample-top-k", "3", "--sample-top-p", "0.5")
     found = answer(call, *arguments, "--show", "all")
     model = made("gpt2").model
@@ -402,8 +392,6 @@ def test_nothing_is_promoted_by_what_is_no_number(call):
 
 
 def test_a_hidden_unit(call):
-    import torch
-
     found = answer(call, source("gpt2"), "--layer", "1", "--unembed", "--neuron", "7", "--top-tokens", "60")["unembed"]
     assert [(row["neuron"], row["sign"], row["row"]) for row in found] == [(7, 1, None), (7, -1, None)]
     model = made("gpt2").model
@@ -416,8 +404,6 @@ def test_a_hidden_unit(call):
 
 
 def test_a_hidden_unit_of_an_expert(call):
-    import torch
-
     found = answer(call, source("mixtral"), "--layer", "1", "--unembed", "--neuron", "7", "--expert", "1,3")["unembed"]
     assert [(row["expert"], row["sign"]) for row in found] == [(1, 1), (1, -1), (3, 1), (3, -1)]
     model = made("mixtral").model
@@ -561,9 +547,6 @@ def test_pickled_weights(call, copied):
 
 
 def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied):
-    import torch
-    from safetensors.torch import load_file, save_file
-
     stored = load_file(copied / "model.safetensors")
     for name in [n for n in stored if n.endswith("_proj.weight") and ".mlp." in n]:
         stored[name] = stored[name].to(torch.int8)
@@ -578,9 +561,6 @@ def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied)
 
 
 def test_eight_bit_weights_agree(call, copied):
-    import torch
-    from safetensors.torch import load_file, save_file
-
     stored = load_file(copied / "model.safetensors")
     for name in [n for n in stored if n.endswith("_proj.weight")]:
         scale = stored[name].abs().max() / 448
@@ -616,8 +596,6 @@ def test_a_config_that_transformers_refuses(call, copied):
 
 
 def test_every_key_is_described(call):
-    from tests.test_docs import JSON_DOC, keys
-
     documented = set(re.findall(r"`(\w+)`", JSON_DOC))
     for arguments in (
         ["--unembed"],

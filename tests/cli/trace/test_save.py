@@ -5,6 +5,7 @@ import json
 import pytest
 from safetensors import safe_open
 
+import ffncli
 from ffncli.run.saved import saved
 from tests.oracles.checkpoints import expect_refusal
 
@@ -83,8 +84,6 @@ def test_home_is_found(call, tmp_path, monkeypatch):
 def test_values_as_a_table(call, tmp_path, suffix):
     """A row for each value of each step."""
     import pandas
-
-    import ffncli
 
     path = tmp_path / f"values{suffix}"
     code, _, err = call("trace", "4x8:relu", "--tokens", "3", "--save", str(path))

@@ -204,8 +204,6 @@ def test_a_model_where_a_command_belongs(call):
 
 
 def test_run_options_reach_the_run(call, monkeypatch):
-    import torch
-
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     assert steps(call, "4x8", "--threads", "3") == steps(call, "4x8", "--seed", "0")

@@ -8,6 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.run.engine.trace import find_not_finite, trace
+from ffncli.run.engine.weights import random_weights
+
 ARGUMENTS = ("64x256:swiglu", "--tokens", "50")
 
 
@@ -134,10 +138,6 @@ def test_weights_that_are_not_finite_are_named(call, tmp_path):
 
 
 def test_weights_of_experts_that_no_token_chose_count_too(call):
-    from ffncli.block.recipe import FFNSpec, MoE, steps
-    from ffncli.run.engine.trace import find_not_finite, trace
-    from ffncli.run.engine.weights import random_weights
-
     block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(8, 1)))
     weights = random_weights(block, torch.Generator().manual_seed(0))
     x = torch.randn(1, 8)

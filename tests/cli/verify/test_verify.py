@@ -3,15 +3,19 @@
 import csv
 import io
 import json
+import shutil
 from dataclasses import fields
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ffncli.kernels import BUILT_IN
 from ffncli.run.verify.checks.case import CheckRow
 from ffncli.run.verify.verify import CHECKS as EVERY_CHECK
 from tests.oracles.checkpoints import LLAMA, expect_refusal, folder, tensors
 from tests.oracles.own_modules import MODULES
+from tests.oracles.prompted import made
 
 KEYS = ["check", "subject", "max_error", "relative_error", "ulps", "tolerance", "passed", "note"]
 
@@ -222,8 +226,6 @@ def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
 
 
 def test_what_compiles_is_run_where_it_is_named(call, monkeypatch):
-    import torch
-
     seen: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: seen.append(options) or function)
     found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--check", "kernels")}
@@ -246,8 +248,6 @@ def test_another_width_cannot_be_compared(call, checkpoint):
 
 
 def test_options_reach_the_run(call, monkeypatch):
-    import torch
-
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     assert rows(call, "--threads", "3", "--check", "kernels") == rows(call, "--check", "kernels")
@@ -280,13 +280,6 @@ def test_against_a_module_of_ones_own(call, mine):
 
 
 def test_a_layer_with_nan_is_told_apart_from_nothing(call, tmp_path):
-    import shutil
-
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from tests.oracles.prompted import made
-
     broken = shutil.copytree(made("llama").path, tmp_path / "broken")
     stored = load_file(broken / "model.safetensors")
     stored["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
