@@ -1,1 +1,1 @@
-"""Ways to measure other than the kernels of a case in turn: step by step, inside a model, for long, by a race."""
+"""Other ways to measure than timing a case's kernels in turn: step by step, inside a model, for long, or by a race."""

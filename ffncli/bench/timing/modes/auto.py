@@ -1,10 +1,12 @@
-"""choose: the kernel that `auto` stands for in a case: the one kept from an earlier run, else the winner of a race.
+"""choose: the kernel that `auto` stands for in a case: the choice stored by an earlier run, otherwise the winner of a
+race.
 
 The race times its candidates in turn on one case, for a few seconds.
 
-In rounds of `rounds.measure`, as a benchmark. A contender that is clearly slower drops out between them, so the time
-goes to those that may win. Ratios are medians over rounds with the intervals of medians: in a short race a host that
-takes the processor away for a moment must not decide. Nothing is verified here: whoever uses the choice does.
+It runs in rounds of `rounds.measure`, like a benchmark. A candidate that is clearly slower drops out between the
+rounds, so that the time goes to those that may win. Ratios are medians over rounds, with the intervals of medians: in a
+short race, a host that takes the processor away for a moment must not decide. Nothing is verified here; the caller
+verifies the chosen kernel.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Kernel, Params, Steps
 from ffncli.run.engine.prepare import dtype_of
 
-_SAME_AS_EAGER = ("module",)  # it calls what eager calls
-# Tried in this order, the rest after them: where a call takes seconds, there is time for the first few alone.
+_SAME_AS_EAGER = ("module",)  # makes the same calls as eager
+# Tried first, in this order: if a call takes seconds, there is time for only the first few.
 _FIRST = ("eager", "grouped", "onednn_packed", "onednn", "numpy", "mkl", "gemv", "packed", "conv1x1")
 
 
@@ -56,12 +58,12 @@ def choose(
     any_tokens: bool = False,
     without: Collection[str] = (),
 ) -> AutoChoice:
-    """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
+    """Choose the package's fastest kernel for a case, on this machine, with the present threads and math mode.
 
-    `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
-    is kept, and a full one is preferred. Without a `problem`, random weights are drawn. `most_memory`: bytes that this
-    process may use. `any_tokens` leaves out kernels that make something for every number of tokens, `without` those of
-    these names. Raises FFNError if no kernel computes the block.
+    `how`: `quick` leaves out kernels that compile, except those already `compiled`; `full` includes all of them. The
+    choice is stored; a stored `full` choice is preferred. Without a `problem`, random weights are drawn. `most_memory`
+    is the bytes that this process may use. `any_tokens` leaves out kernels that are built for one number of tokens;
+    `without` leaves out kernels by name. Raises FFNError if no kernel computes the block.
     """
     problem = problem or Problem.of(case, 0)
     taking_part = (name for name in BUILT_IN if name not in without)
@@ -88,10 +90,11 @@ def choose(
 def fastest(
     spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str, how: Calibrate = "quick"
 ) -> tuple[KernelChoice, str]:
-    """(the fastest kernel for a block with the threads set now, in a note's words why it is that one).
+    """Return (the fastest kernel for a block with the present threads, the reason in a note's words).
 
-    With few tokens the weights are taken to be outside the caches: between two calls of an FFN a model computes others.
-    Without `numpy` where its BLAS computes in more or fewer threads than torch. Raises FFNError as `choose` does.
+    With few tokens, the weights are assumed to be outside the caches, because a model uses other weights between two
+    calls of an FFN. `numpy` is left out if its BLAS does not use as many threads as torch. Raises FFNError as `choose`
+    does.
     """
     row = find(str(dtype))
     if row is None:
@@ -104,7 +107,7 @@ def fastest(
 
 
 def _blas_threads() -> int | None:
-    """Threads of numpy's BLAS; None if unknown."""
+    """Return the number of threads of numpy's BLAS; None if unknown."""
     from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
     return next((int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"), None)
@@ -113,9 +116,10 @@ def _blas_threads() -> int | None:
 def kernel_of_auto(
     name: str, job: Job, problem: Problem, compiled: Collection[str]
 ) -> tuple[Kernel | Outcome, AutoChoice]:
-    """The kernel that `auto` stands for in this run, under its name in results: that of the run's earlier processes.
+    """Return the kernel that `auto` stands for, under its name in results; all processes of a run use the first
+    process's choice.
 
-    In place of a kernel that cannot be had, its outcome. Raises DeviceLost.
+    A kernel that is unavailable is replaced by its outcome. Raises DeviceLost.
     """
     REPORTER.stage("compiling", name)
     if earlier := job.chosen_in(problem.case).get(name):
@@ -134,14 +138,15 @@ def kernel_of_auto(
 
 
 def _competes(kernel: Kernel, problem: Problem) -> bool:
-    """Whether a kernel computes the case in its dtype, and differs from those before it."""
+    """Return True if a kernel computes the case, in the case's dtype, and is not the same as eager."""
     return not refusal(kernel, problem) and not kernel.computes and kernel.name not in _SAME_AS_EAGER
 
 
 def _copies(
     case: Case, problem: Problem, kernels: Sequence[Kernel], most_memory: int | None
 ) -> tuple[list[Mapping[str, Tensor]], Call | None]:
-    """(copies of the weights, more than one where they are to be cold; what empties the caches before each call)."""
+    """Return (copies of the weights, more than one for a cold case; a function that empties the caches before each
+    call, or None)."""
     llc, room = machine.llc_and_room(case.device, most_memory)
     one = nbytes(tuple(problem.weights.values()))
     arms = [one, *(one * kernel.forms(problem.dtype) for kernel in kernels)]
@@ -155,28 +160,28 @@ def _copies(
 # --- the race ---------------------------------------------------------------------------------------------------------
 
 EAGER = "eager"
-_SECONDS = 5.0  # of timing, at most
-_BLOCK = 2e-3  # s of a block's calls, at least
+_SECONDS = 5.0  # maximum s of timing
+_BLOCK = 2e-3  # minimum s of a block's calls
 _SHORT, _LONG = 0.05, 1.0  # s of a call: from the second on, it is not repeated before the rounds
-_SLOWER = 1.3  # times the fastest: out of the race
+_SLOWER = 1.3  # ratio to the fastest above which a candidate drops out
 _BRIEF, _HOPELESS = 5e-3, 10.0  # s of a call that may be this many times slower after the first calls
-_ROUNDS = 6  # of one `measure`, if there is time for them
+_ROUNDS = 6  # per call of `measure`, if there is time
 _CALLS = 4  # of a lead-in
-_AT_LEAST = 0.5  # s of timing before a race is over because its winner is known: a disturbance lasts 0.1 s
-_LEVEL = 0.9  # of the intervals, two-sided: faster than eager is a question about one side
-_PRECISE = 0.005  # half the width of an interval that is narrow enough
-_BY_ONE_CALL = 0.03  # by which a kernel must be faster where there was time for one call each
-_MOST_WALL = 6  # times the seconds of timing: a race with all that it does between is over then
+_AT_LEAST = 0.5  # minimum s of timing, even if the winner is known earlier: a disturbance lasts 0.1 s
+_LEVEL = 0.9  # of the two-sided intervals; "faster than eager" uses only one side
+_PRECISE = 0.005  # half-width of a precise interval
+_BY_ONE_CALL = 0.03  # how much faster a kernel must be if each had time for only one call
+_MOST_WALL = 6  # the race ends after this many times `seconds`, whatever it does between timings
 
 
 def calibrate(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
     clock: Clock, before: Call | None = None, seconds: float = _SECONDS,
 ) -> AutoChoice:  # fmt: skip
-    """The fastest of the kernels for `x` [tokens, d_model]; `copies` of the weights are used in turn.
+    """Return the fastest of the kernels for `x` [tokens, d_model]; the `copies` of the weights are used in turn.
 
-    `before` runs ahead of every call, untimed. The choice is eager unless another is certainly faster. Kernels that
-    raise are left out. Raises FFNError if none is left.
+    `before` runs before every call, untimed. The choice is eager unless another kernel is certainly faster. Kernels
+    that raise are left out. Raises FFNError if no kernel is left.
     """
     with torch.enable_grad() if case.passes != "forward" else torch.inference_mode():
         race = Race(clock, seconds, before)
@@ -194,7 +199,7 @@ def calibrate(
 def _built(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernel: Kernel, clock: Clock
 ) -> Call | None:
-    """The kernel's call, which takes the next copy of the weights each time; None if it raises."""
+    """Return the kernel's call, which uses the next copy of the weights each time; None if the kernel raises."""
     try:
         with torch.inference_mode(False), torch.no_grad():
             params = [tuple(kernel.prepare(steps, copy)) for copy in copies]
@@ -202,8 +207,8 @@ def _built(
         for _ in range(len(params) if kernel.per_weights else int(kernel.compiles)):
             call()
         clock.finish()
-    except Exception:  # whatever a library raises: that contender is out
-        clock.finish()  # a GPU that it has left unusable raises here
+    except Exception:  # whatever a library raises, only this candidate is out
+        clock.finish()  # raises if the kernel has made the GPU unusable
         return None
     return call
 
@@ -224,29 +229,29 @@ def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[
 
 
 class Race:
-    """Candidates and the logarithms of their seconds per call, of the first calls and then of each round."""
+    """Candidates of a race, with the logarithms of their seconds per call: of their first calls, then of each round."""
 
     def __init__(self, clock: Clock, seconds: float, before: Call | None = None) -> None:
         self.logs: dict[str, list[float]] = {}
         self._clock, self._most, self._before = clock, seconds, before
         self._least = min(_AT_LEAST, seconds / 2)
         self._in: dict[str, Call] = {}
-        self._wall = 0.0  # s of one call of each with what is not timed: emptying caches
+        self._wall = 0.0  # maximum s of one call with its untimed work, such as emptying caches
         self._began = clock.now()
         self.seconds = 0.0  # of timing
 
     @property
     def _best(self) -> str:
-        """The fastest so far."""
+        """The fastest candidate so far."""
         return min(self._in, key=lambda name: median(self._latest(name)))
 
     def _latest(self, name: str) -> list[float]:
-        """A candidate's logs in rounds; without one, that of its first calls."""
+        """Return a candidate's logs of rounds or, before the first round, of its first calls."""
         return self.logs[name][1:] or self.logs[name]
 
     @property
     def has_time(self) -> bool:
-        """Whether another contender may enter: two in any case, more while they leave time for rounds."""
+        """Whether another candidate may enter: always up to two, and more if they leave time for rounds."""
         return len(self.logs) < 2 or (self.seconds <= self._most / 2 and self._wall_left > 0)
 
     @property
@@ -254,23 +259,23 @@ class Race:
         return _MOST_WALL * self._most - (self._clock.now() - self._began)
 
     def enter(self, name: str, call: Call) -> None:
-        """Time a contender's first calls; a kernel that raises stays out."""
+        """Time a candidate's first calls; a kernel that raises does not enter."""
         began = self._clock.now()
         try:
             once = self._timed(call, 1)
             self._wall = max(self._wall, self._clock.now() - began)
             inner = 1 if self._before else max(1, round(_BLOCK / once))  # emptying caches takes long
-            if once < _LONG:  # the first call is slow; other work spoils one block, but hardly the best of three
+            if once < _LONG:  # the first call is slow; a disturbance affects one block, but hardly the best of three
                 self.seconds -= once
                 once = min(self._timed(call, inner) for _ in range(3 if once < _SHORT else 1))
         except Exception:
             self._clock.finish()
             return
         self._in[name], self.logs[name] = call, [log(once)]
-        self._drop(_HOPELESS if once < _BRIEF else _SLOWER)  # a disturbance may last as long as its three blocks
+        self._drop(_HOPELESS if once < _BRIEF else _SLOWER)  # a disturbance may last as long as the three blocks
 
     def run(self) -> None:
-        """Rounds until the fastest is known well, or the time is over."""
+        """Run rounds until the fastest candidate is known well enough, or the time is up."""
         times = 0
         while len(self._in) > 1 and (rounds := self._affordable()):
             self._measure(rounds, times)
@@ -281,8 +286,9 @@ class Race:
                 return
 
     def _affordable(self) -> int:
-        """Rounds of all that are still in for which there is time, the search for a block's length included."""
-        each = wall = 0.0  # s of a round, timed and in all
+        """Return the number of rounds of all remaining candidates that the time allows, including the search for a
+        block's length."""
+        each = wall = 0.0  # s per round: timed, and in total
         for name in self._in:
             once = exp(median(self._latest(name)))
             calls = 2 if once > LONG_CALL else _CALLS + max(2, ceil(_BLOCK / once))
@@ -292,8 +298,9 @@ class Race:
         return max(0, min(_ROUNDS, int(min(fitting) - 1.5)))
 
     def _measure(self, rounds: int, seed: int) -> None:
-        """Add rounds of all that are still in; `seed` draws their orders."""
-        # Names that no kernel of the run has: what hangs here is `auto`, and neither `eager` nor any other.
+        """Time rounds of all remaining candidates; `seed` draws their orders."""
+        # No kernel of the run has these names, so a call that hangs here is blamed on `auto`, not on `eager` or another
+        # kernel.
         arms = {
             f"auto {name}": Arm(f"auto {name}", call, self._before, flushes=True) for name, call in self._in.items()
         }
@@ -305,7 +312,7 @@ class Race:
             self.logs[block.kernel.removeprefix("auto ")].append(log(max(block.per_call, LEAST_TIME)))
 
     def choice(self, count: int) -> AutoChoice:
-        """The fastest one; eager, unless it has dropped out or another is certainly faster."""
+        """Return the fastest candidate, or eager unless it has dropped out or the fastest is certainly faster."""
         best = self._best
         among, timed = f"of {count} kernels", f"timed for {max(0.1, self.seconds):.1f} s"
         if EAGER not in self.logs or best == EAGER:
@@ -321,19 +328,19 @@ class Race:
         )
 
     def _timed(self, call: Call, inner: int) -> float:
-        """Seconds of one call, over so many."""
+        """Return the seconds per call over `inner` calls."""
         seconds = self._clock.time(call, inner, self._before)
         self.seconds += seconds
         return max(seconds / inner, LEAST_TIME)
 
     def _drop(self, limit: float = _SLOWER) -> None:
-        """Leave out who takes more than `limit` times as long as the fastest; their memory is freed."""
+        """Leave out candidates that take more than `limit` times as long as the fastest; this frees their memory."""
         best = self._best
         for name in [name for name in self._in if median(self._pairs(name, best)) > log(limit)]:
             del self._in[name]
 
     def _known(self) -> bool:
-        """Whether every other one's ratio to the fastest is precise, or it is certainly slower."""
+        """Return True if every other candidate is certainly slower than the fastest, or its ratio is precise."""
         best = self._best
         ratios = [self._ratio(name, best) for name in self._in if name != best]
         return all(ratio.low > 0 or ratio.half_width < _PRECISE for ratio in ratios)
@@ -342,6 +349,7 @@ class Race:
         return median_interval(self._pairs(name, base), _LEVEL)
 
     def _pairs(self, name: str, base: str) -> list[float]:
-        """The log ratios of two candidates in the rounds that both were in; without one, that of their first calls."""
+        """Return the log ratios of two candidates in their common rounds or, without such rounds, of their first
+        calls."""
         ratios = [a - b for a, b in zip(self.logs[name], self.logs[base], strict=False)]
-        return ratios[1:] or ratios  # the first calls were not made in turn
+        return ratios[1:] or ratios  # the first calls did not alternate

@@ -1,6 +1,6 @@
-"""Choices kept from one run to the next, a file each in the user's cache folder. Nothing here needs torch.
+"""Choices stored from one run to the next, one file each, in the user's cache folder. Nothing here needs torch.
 
-A choice is valid for one processor or GPU, one set of versions and one case: all of that is its key.
+A choice is valid for one processor or GPU, one set of versions and one case, which together are its key.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from ffncli.models.files.json_records import record_of
 from ffncli.system import host
 from ffncli.system.files import cache_folder, read_whole, written_whole
 
-_MOST_BYTES = 100_000  # of a file
-# A choice holds where times are comparable, on any machine or card of that model.
+_MOST_BYTES = 100_000  # maximum size of a file
+# A choice is valid wherever times are comparable: on any machine or card of the same model.
 _DEPENDS_ON = ("ffncli", *columns("environment", compared=True, individual=False, per_case=False))
 
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """The chosen kernel, and in a note's words by how much it won."""
+    """The chosen kernel, and a note that says by how much it won."""
 
     kernel: str
     note: str
 
 
 def folder() -> Path:
-    """Where choices are kept: `auto` in the user's cache folder."""
+    """Return the folder of the stored choices: `auto` in the user's cache folder."""
     return cache_folder() / "auto"
 
 
 def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ...]) -> dict[str, str]:
-    """All that a choice depends on, as texts; the block by a digest of its steps, whatever it is called."""
+    """Return everything that a choice depends on, as texts. The block is represented by a digest of its steps, whatever
+    its name."""
     block = hashlib.sha256(repr(kernel_steps(steps(case.spec))).encode()).hexdigest()
     return {
         **{name: environment.get(name, "") for name in _DEPENDS_ON},
@@ -62,7 +63,7 @@ def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ..
 
 @cache
 def _digest_of_kernels() -> str:
-    """Of the code of the package's kernels: between two releases it changes under one version."""
+    """Return a digest of the code of the package's kernels, which changes between releases without a new version."""
     digest = hashlib.sha256()
     for path in sorted(Path(kernels.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -70,7 +71,7 @@ def _digest_of_kernels() -> str:
 
 
 def read(key: Mapping[str, str]) -> AutoChoice | None:
-    """The choice kept for this key; None if there is none that can be read."""
+    """Read the choice stored for this key; None if there is no readable choice."""
     try:
         stored = json.loads(read_whole(_path(key), _MOST_BYTES))
         return None if stored.get("key") != dict(key) else record_of(AutoChoice, stored.get("choice"), "choice")
@@ -79,7 +80,8 @@ def read(key: Mapping[str, str]) -> AutoChoice | None:
 
 
 def keep(key: Mapping[str, str], choice: AutoChoice, case: str = "") -> None:
-    """Keep a choice, in place of an earlier one; `case` names it. Raises FFNError (exit 3) if it cannot be written."""
+    """Store a choice, replacing an earlier one; `case` is the case's name. Raises FFNError (exit 3) if it cannot be
+    written."""
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ def keep(key: Mapping[str, str], choice: AutoChoice, case: str = "") -> None:
 
 
 def choices() -> list[tuple[str, AutoChoice]]:
-    """(the case, its choice) of all that are kept, by case."""
+    """Return (case, choice) for all stored choices, sorted by case."""
     every = []
     for path in _files():
         try:
@@ -103,7 +105,7 @@ def choices() -> list[tuple[str, AutoChoice]]:
 
 
 def clear() -> int:
-    """Remove all choices; how many there were. Raises FFNError (exit 3) if one cannot be removed."""
+    """Remove all choices; return how many there were. Raises FFNError (exit 3) if one cannot be removed."""
     files = _files()
     try:
         for path in files:

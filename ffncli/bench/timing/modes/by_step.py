@@ -1,9 +1,11 @@
-"""Where the time goes: every step of a block alone, and the whole block, which calls the same steps in turn.
+"""Time every step of a block on its own, and the whole block, which calls the same steps in turn.
 
-Activations are torch's own calls if it has them, as in the kernel eager; all else is computed as in engine.execute.
+Activations use torch's own functions where torch has them, as the kernel eager does; everything else is computed as in
+engine.execute.
 
-The steps' shares of the block's time need not add up to 1. Called alone and repeatedly, a step finds its inputs and
-weights in another cache state than in the block; and the block's time includes the gaps between steps.
+The steps' fractions of the block's time need not add up to 1. A step that is called on its own, again and again, finds
+its inputs and weights in a different cache state than in the block, and the block's time includes the gaps between
+steps.
 """
 
 from __future__ import annotations
@@ -38,12 +40,13 @@ StepCall = Callable[[], object]
 def step_calls(
     steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor = torch.clone
 ) -> dict[str, StepCall]:
-    """The whole block, the baseline, first; then its steps in order by name, `experts[e].gate` (of all experts
-    together) after the experts.
+    """Return a call of the whole block, the baseline, and of each step, in order, by name; `experts[e].gate` (the gates
+    of all experts together) comes after the experts.
 
-    `steps` are kernel steps, `weights` canonical, x [tokens, d_model] the input. No call changes its inputs, so every
-    call of one returns the same. `copy` copies a tensor to its place for a call: every one has its own buffers, two or
-    three times the block's weights in all. Forward only; raises FFNError as `execute` does.
+    `steps` are kernel steps, `weights` has canonical names, x [tokens, d_model] is the input. No call changes its
+    inputs, so a call returns the same every time. `copy` copies a tensor to its place for one call; every call has its
+    own buffers, which together take two or three times the memory of the block's weights. Forward only; raises FFNError
+    as `execute` does.
     """
     (entry,) = block_inputs(steps)
     tensors = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}
@@ -62,7 +65,8 @@ def step_calls(
 
 
 def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> dict[str, StepCall]:
-    """Each step of the program, of every expert that receives tokens, one expert after the other."""
+    """Return calls of each step of the experts' program; a call runs the step for one expert after the other, for all
+    experts that receive tokens."""
     x, route = (tensors[name] for name in step.inputs)
     parts = list(received(step, op, x, route, weights))
     if not parts:
@@ -80,7 +84,8 @@ def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: C
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
-    """One step as a function of (its parameters by the last part of their names, for Experts the whole; its inputs)."""
+    """Return one step as a function of (its parameters, its inputs). Parameters are named by the last part of their
+    names; for Experts, by their full names."""
     op = step.op
     if isinstance(op, Experts):
         return lambda params, x: run((step,), params, dict(zip(step.inputs, x, strict=True)))
@@ -91,7 +96,8 @@ def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
 
 
 def _in_turn(steps: Sequence[Step], weights: Weights, entry: str, x: Tensor) -> Callable[[], Tensor]:
-    """The whole block: step after step on the outputs of those before, each freed after its last use."""
+    """Return a call of the whole block: each step runs on the outputs of earlier steps, and each output is freed after
+    its last use."""
     parts: list[tuple[Step, Callable[[Weights, Sequence[Tensor]], Tensor], Weights]] = []
     for step in steps:
         full = {name: weights[name] for name in step.parameters()}
@@ -114,7 +120,7 @@ def _in_turn(steps: Sequence[Step], weights: Weights, entry: str, x: Tensor) -> 
 
 
 def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
-    """Call all; returns the last output, with the others freed, as in the block."""
+    """Make all calls; return the last output. The other outputs are freed, as in the block."""
     out = calls[0]()
     for call in calls[1:]:
         out = call()
@@ -122,9 +128,9 @@ def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
 
 
 class StepArms:
-    """The arms of --by-step: the whole block and its steps, as `engine.execute` computes them, and the machine anchor.
+    """The arms of --by-step: the whole block and its steps, computed as in `engine.execute`, and the machine anchor.
 
-    Their caches are warm, or emptied before every call.
+    The caches are warm, or emptied before every call.
     """
 
     def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
@@ -132,7 +138,7 @@ class StepArms:
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
 
     def place(self, number: int) -> list[Arm]:
-        """All arms with new buffers."""
+        """Place all arms in new buffers."""
         calls = step_calls(self._problem.steps, self._problem.weights, self._problem.first.x, self._placed_copy)
         named = {name if name == BLOCK else STEP + name: call for name, call in calls.items()}
         return [
@@ -142,7 +148,7 @@ class StepArms:
 
     @property
     def load(self) -> ExpertLoad:
-        """Where the tokens of the one input go, if a routing is prescribed."""
+        """The experts that the tokens of the one input go to, if a routing is prescribed."""
         routing = self._problem.routing
         return ExpertLoad() if routing is None else routing.counted(self._problem.first.x)
 
@@ -154,7 +160,7 @@ class StepArms:
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """How the steps of a case were timed: the arms' names, the blocks, and the error that ended it, if one did."""
+    """The timing of a case's steps: the arms' names, the blocks, and the error that ended it, if any."""
 
     mode: Caching
     names: tuple[str, ...] = ()
@@ -166,8 +172,8 @@ class TimedSteps:
 def time_steps(
     case: Case, job: Job, problem: Problem, clock: Clock, counters: Counters, llc: int, room: int | None
 ) -> TimedSteps:
-    """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
-    size = touched(problem) + problem.first.x.nbytes  # of the block, and of its steps again
+    """Time the block's steps one by one. They are the reference, so the only check is that they run."""
+    size = touched(problem) + problem.first.x.nbytes  # once for the whole block, once for its single steps
     mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
     arms, done = StepArms(problem, mode, llc), TimedSteps(mode)
     try:

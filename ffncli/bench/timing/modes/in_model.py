@@ -1,7 +1,7 @@
-"""`ffn bench --in-model`: a whole model's forward, with its own FFNs and with kernels in their place.
+"""`ffn bench --in-model`: a whole model's forward pass, with its own FFNs and with kernels in their place.
 
-Every arm calls the same model; before a call, untimed, the kernels are put in place or taken out. Each placement gives
-all parameters new memory, from which the kernels prepare their weights again in the untimed calls of the lead-in.
+Every arm calls the same model; before a call, untimed, the kernels are put in place or removed. Each placement gives
+all parameters new memory; the kernels then prepare their weights again during the untimed lead-in calls.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from ffncli.run.pretrained.loading import Pretrained, demanding, offline
 from ffncli.run.user.load import load
 from ffncli.show.text import bytes_text, plural
 
-_BOTH = 2  # the FFN of the model and that of the kernel may each be as far from float64 as rounding allows
+_BOTH = 2  # the model's FFN and the kernel may each deviate from float64 by as much as rounding allows
 
 
 def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float = 0.0) -> TimedUnit:
-    """One case in this process: the model on so many random tokens, alone and with every kernel of the job.
+    """Measure one case in this process: the model on the case's number of random tokens, unchanged and with every
+    kernel of the job.
 
-    A kernel that cannot be put in place, is wrong or fails is an outcome, as in `measure_case`. Raises FFNError for a
-    model that transformers cannot load or run.
+    A kernel that cannot be put in place, is wrong or fails becomes an outcome, as in `measure_case`. Raises FFNError
+    for a model that transformers cannot load or run.
     """
     apply_settings(case, job)
     clock = clock or clock_for(case.device)
@@ -58,7 +59,7 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
         resolved, loaded = _loaded(case.source, case.dtype, case.device)
         try:
             run = _TimedModel(case, job, clock, resolved, loaded)
-        except FFNError as error:  # more tokens than it has positions
+        except FFNError as error:  # the case has more tokens than the model has positions
             names = (MODEL, *(model_with(choice.label) for choice in job.kernels))
             failed = (Outcome(name, *verdict_of(error)) for name in names)
             return TimedUnit(job.process, case.key, MODEL, "warm", tuple(failed), ())
@@ -77,13 +78,13 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
 
 @lru_cache(maxsize=1)
 def _loaded(source: str, dtype: str, device: str) -> tuple[Resolved, Pretrained]:
-    """The model, once for all cases of a process that it is the same in."""
+    """Load the model, once for consecutive cases that use the same model."""
     resolved = load(source)
     return resolved, load_whole(resolved, dtype_of(dtype), device)
 
 
 class _TimedModel:
-    """The state of one `measure_model`: the kernels that are verified, each with what it replaced."""
+    """The state of one `measure_model`: the verified kernels, and the FFNs that each of them replaced."""
 
     def __init__(self, case: Case, job: Job, clock: Clock, resolved: Resolved, loaded: Pretrained) -> None:
         self.case, self.job, self.clock, self.module = case, job, clock, loaded.module
@@ -92,10 +93,10 @@ class _TimedModel:
         self.mixture = any(group.spec.moe for group in resolved.model.groups)
         self.outcomes: dict[str, Outcome] = {MODEL: Outcome(MODEL)}
         self.replaced: dict[str, Replaced] = {}
-        self.place_of: Replaced | None = None  # whose kernels are in place now
+        self.place_of: Replaced | None = None  # the kernels now in place
 
     def check(self) -> None:
-        """Verify every kernel in the model, and compare the model's answer with it and without."""
+        """Verify every kernel in the model, and compare the model's answers with and without the kernel."""
         alone = answer_of(self.forward())
         if not alone.isfinite().all():
             raise FFNError("the model's answer is not finite", "take another --dtype", ExitCode.FAILED)
@@ -143,7 +144,7 @@ class _TimedModel:
         )  # fmt: skip
 
     def forward(self) -> Any:
-        """One forward pass."""
+        """Run one forward pass."""
         return self.module(**self.arguments)
 
     def use(self, replaced: Replaced | None) -> None:
@@ -157,8 +158,8 @@ class _TimedModel:
         self.place_of = replaced
 
     def measured(self) -> Measured:
-        """The arms in turns; alone, the model is timed too. A kernel that raises is left out, and the others are timed
-        again."""
+        """Time all arms in turn, or only the model if no kernel is left. If a kernel raises, leave it out and time the
+        others again."""
         while True:
             try:
                 return self._measured()
@@ -197,14 +198,14 @@ class _TimedModel:
             self.use(None)
 
     def _placed(self, arms: Sequence[Arm], number: int) -> Sequence[Arm]:
-        """All parameters in new memory; the arms are the same."""
+        """Move all parameters to new memory; return the same arms."""
         for parameter in self.module.parameters():
             parameter.data = parameter.data.clone()
         return arms
 
 
 def _note(replaced: Replaced) -> str:
-    """`24 FFNs; 2 kept: packed: cannot compute experts; 1.2 GB of weights copied`."""
+    """Return a note such as `24 FFNs replaced; 2 kept (packed: cannot compute experts); 1.2 GB of weights copied`."""
     count = len(replaced.ffns)
     words = [f"{count} {plural('FFN', count)} replaced", *replaced.notes]
     if replaced.kept:
@@ -215,7 +216,8 @@ def _note(replaced: Replaced) -> str:
 
 
 def _ruled(error: Exception) -> Exception:
-    """A wrong kernel, and one that can compute none of the FFNs, as the bench rules on them."""
+    """Convert the error of a wrong kernel, or of one that can compute no FFN, into the exception that the bench uses
+    for it."""
     if isinstance(error, NothingReplaced):
         return Skipped(error.message)
     if isinstance(error, FFNError) and error.code == ExitCode.FAILED:

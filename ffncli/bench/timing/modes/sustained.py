@@ -1,11 +1,12 @@
-"""--sustained: a kernel and the baseline in turns of 300 ms, each at its own steady clock.
+"""--sustained: a kernel and the baseline alternate in turns of 300 ms, each at its own steady clock.
 
-The ordinary ratio is at equal clock: within rounds of short blocks all arms have the same clock. A kernel that draws
-more power runs slower when it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). Turns go A B B A, so that a
-clock that drops evenly affects both alike. Two turns of each make no interval: the ratio of either pair is shown.
+The ordinary ratio is at equal clock: within rounds of short blocks, all arms have the same clock. A kernel that draws
+more power slows down if it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). The turns are A B B A, so that
+a steadily falling clock affects both alike. Two turns of each are too few for an interval, so both pairs' ratios are
+shown.
 
-Power is the energy counter's difference over a turn: `nvmlDeviceGetPowerUsage` is the mean of the last second on most
-cards, so after a turn of a third of it both sides would show the mixture.
+Power is the energy counter's difference over a turn. `nvmlDeviceGetPowerUsage` averages over the last second on most
+cards; a turn lasts a third of that, so it would mix both sides.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 
 TURN = 0.3  # s
-WORTH_SAYING = 0.01  # difference to the ratio at equal clock
-_TRIES = 4  # a clock that rises under load makes the first turns too short
+WORTH_SAYING = 0.01  # minimum difference to the ratio at equal clock
+_TRIES = 4  # repeated because a clock that rises under load makes the first turns too short
 
 
 @dataclass
 class Turns:
-    """The turns of one arm: seconds of a call in each, and the GPU's clock in MHz and power in W where these are known.
+    """The turns of one arm: the seconds per call in each turn, and the GPU's clock in MHz and power in W, if known.
 
-    `launch_bound`: in some turn the GPU waited for the host, so that its clock and power are not those of full work.
+    `launch_bound` is true if the GPU waited for the host in some turn, so that its clock and power are not those under
+    full load.
     """
 
     name: str
@@ -41,24 +43,24 @@ class Turns:
 
     @property
     def time_s(self) -> float:
-        """Seconds of a call, the geometric mean of the turns."""
+        """Seconds per call, as the geometric mean over the turns."""
         return exp(fsum(map(log, self.times)) / len(self.times))
 
     @property
     def state(self) -> str:
-        """`packed 1410 MHz 640 W`, the means; empty if neither is known."""
+        """The means as text: `packed 1410 MHz 640 W`; empty if neither is known."""
         means = [
             f"{fsum(of) / len(of):.0f} {unit}" for of, unit in ((self.clocks_mhz, "MHz"), (self.powers_w, "W")) if of
         ]
         return " ".join((self.name, *means)) if means else ""
 
     def take(self, arm: Arm, inner: int, clock: Clock, probe: GpuProbe | None) -> None:
-        """One more turn, of so many calls. The GPU is read after it."""
+        """Run one more turn, of `inner` calls, and then read the GPU."""
         REPORTER.calls(arm.name)
         began, before = clock.now(), probe.energy() if probe else None
         taken = clock.time(arm.call, inner, arm.before)
         seconds, after = clock.now() - began, probe.energy() if probe else None
-        sample = probe.fresh() if probe else Sample()  # last: meanwhile the GPU is idle
+        sample = probe.fresh() if probe else Sample()  # read last: the GPU is idle meanwhile
         power = sample.power_w if before is None or after is None else (after - before) / seconds
         self.times.append(taken / inner / arm.calls)
         self.clocks_mhz += [] if sample.sm_mhz is None else [sample.sm_mhz]
@@ -69,7 +71,8 @@ class Turns:
 def sustained(
     kernel: Arm, baseline: Arm, clock: Clock, probe: GpuProbe | None = None, seconds: float = TURN
 ) -> tuple[Turns, Turns]:
-    """Turns of at least `seconds` each: kernel, baseline, baseline, kernel; those of the kernel and of the baseline."""
+    """Run turns of at least `seconds` each: kernel, baseline, baseline, kernel. Return the kernel's turns and the
+    baseline's."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     turns = {arm.name: Turns(arm.name) for arm in (kernel, baseline)}
     for arm in (kernel, baseline, baseline, kernel):
@@ -81,7 +84,8 @@ def sustained(
 def sustained_remarks(
     arms: Mapping[str, Arm], baseline: str, blocks: Sequence[TimedBlock], clock: Clock, probe: GpuProbe | None
 ) -> dict[str, str]:
-    """For each arm that was compared with the baseline in these blocks, a note if its ratio in long turns differs."""
+    """Return a note for each arm compared with the baseline in these blocks; the note is empty unless its ratio in long
+    turns differs."""
     remarks: dict[str, str] = {}
     base = arms.get(baseline)
     for name, arm in arms.items():
@@ -92,9 +96,10 @@ def sustained_remarks(
 
 
 def note(kernel: Turns, baseline: Turns, equal_clock: float) -> str:
-    """The ratios in words if both pairs of turns differ from that at equal clock, by more than 1 % together.
+    """Return the ratios in words, if both pairs of turns differ from the ratio at equal clock in the same direction,
+    and together by more than 1 %.
 
-    Also, at whatever ratio, that the turns were launch-bound: they say nothing about sustained work then.
+    If the turns were launch-bound, the note says so whatever the ratio, as they then say nothing about sustained work.
     """
     if kernel.launch_bound or baseline.launch_bound:
         return "sustained: the GPU waited for the host in these turns, so its clock is not that of full work"
@@ -109,9 +114,10 @@ def note(kernel: Turns, baseline: Turns, equal_clock: float) -> str:
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
-    """The number of calls that takes a tenth longer than a turn, from growing turns (which warm the device).
+    """Return the number of calls that takes a tenth longer than a turn, from turns of increasing length (which warm up
+    the device).
 
-    What runs before each call, to empty caches, is part of a turn: of short calls it is nearly all.
+    A turn includes the work before each call that empties caches; with short calls, that is nearly all of it.
     """
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):

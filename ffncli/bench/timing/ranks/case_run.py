@@ -1,7 +1,8 @@
-"""One case over ranks, in one of them: the same steps as on one rank, each taken by all ranks together.
+"""Measure one case over ranks, in one of them: the steps are the same as on one rank, but all ranks take each step
+together.
 
-What one rank finds decides for all: a kernel that fails, is refused or wrong on one is not timed on any. An error that
-only one rank meets while the others wait for it in a collective ends its process, and so their wait.
+What one rank finds decides for all: a kernel that is skipped, fails or is wrong on one rank is timed on none. If only
+one rank meets an error while the others wait for it in a collective, it ends its process, which ends their wait.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from ffncli.kernels.kernel import Kernel
 
 
 class KernelBroke(RuntimeError):
-    """A kernel raised on this rank while all were timing it: the others wait for what it will never send."""
+    """A kernel raised on this rank while all ranks were timing it: the others are waiting for data that it will never
+    send."""
 
     def __init__(self, kernel: str, text: str) -> None:
         super().__init__(text)
@@ -54,9 +56,10 @@ def measure_over_ranks(
     referee: RefereeProcess | None = None,
     clock: Clock | None = None,
 ) -> TimedUnit:
-    """One case with every kernel of the job, in one of the ranks of `channel`; rank 0's answer is the case's.
+    """Measure one case with every kernel of the job, in one of the ranks of `channel`; rank 0's unit is the case's
+    result.
 
-    Raises KernelBroke, and what a collective raises where another rank is lost.
+    Raises KernelBroke, and the error that a collective raises if another rank is lost.
     """
     mine = case.of_rank
     job = replace(job, gone=tuple((mine.key, outcome) for key, outcome in job.gone if key == case.key))
@@ -71,7 +74,8 @@ def measure_over_ranks(
 class RankInStep(OneRank):
     """One of the ranks of a case, which take each step together.
 
-    It asks users' kernels nothing by calling them: a rank that calls one more often than the others waits for them.
+    Users' kernels are not called to find out how they get their answers: a rank that called a kernel more often than
+    the others would wait for them forever.
     """
 
     asks, roofs = False, 0
@@ -81,25 +85,26 @@ class RankInStep(OneRank):
         self._splits: dict[str, KernelOverRanks] = {}
 
     def loaded(self, case: Case, job: Job, replaced: Callable[[], Ruling]) -> dict[str, Kernel | Outcome]:
-        """The kernels on this rank's part; one that some rank cannot have, none has."""
+        """Load the kernels for this rank's part; a kernel that is unavailable on some rank is unavailable on all."""
         splits = split_kernels(job.kernels, case, self._channel, job.gone_in(case), replaced)
         self._splits = {name: one for name, one in splits.items() if isinstance(one, KernelOverRanks)}
         return {name: one.whole if isinstance(one, KernelOverRanks) else one for name, one in splits.items()}
 
     def problem(self, make: Callable[[], Problem]) -> Problem:
-        """The case as tensors, whose answers all referees rule on."""
+        """Return the case as tensors; the referees of all ranks rule on its answers."""
         problem = in_step(self._channel, make)
         return replace(problem, referee=_RankReferee(problem.rules, self._channel))
 
     def llc_and_room(self, case: Case, job: Job) -> tuple[int, int | None]:
-        """A rank's share of a CPU's cache and memory; the smallest room of any, so that all place copies alike."""
+        """Return a rank's part of a CPU's cache, and of memory; the smallest room of all ranks counts, so that all make
+        the same number of copies."""
         llc, room = super().llc_and_room(case, job)
-        sharing = ranks_here(case.ranks) if case.device == "cpu" else 1  # a GPU has its own
+        sharing = ranks_here(case.ranks) if case.device == "cpu" else 1  # each GPU has its own
         largest, *least = self._channel.largest([llc / sharing, -(room or 0) / sharing])
         return int(largest), None if room is None else int(-least[0])
 
     def agree(self, outcome: Outcome) -> Outcome:
-        """Every rank has the gravest outcome of all, with the largest errors."""
+        """Return the gravest outcome of all ranks, with the largest errors; it counts on every rank."""
         outcomes: list[Outcome] = self._channel.all(outcome)
         rank, gravest = min(enumerate(outcomes), key=lambda one: GRAVEST.index(one[1].status))
         note = outcome.note if gravest.status == outcome.status else f"rank {rank}: {gravest.note}"
@@ -115,7 +120,7 @@ class RankInStep(OneRank):
         self, problem: Problem, placed: Mapping[str, PlacedKernel], baseline: str, caching: Caching,
         without: Collection[str], job: Job,
     ) -> Arms:  # fmt: skip
-        """The arms of one rank and those of the collectives, all on the same inputs; no bare products."""
+        """Build the arms of one rank and of the collectives, all on the same inputs; there are no bare products."""
         ours, source = RankArms(self._channel, self._splits), RankSource(source_of(problem), self._channel)
         return arms_of(
             problem, [*placed.values()], placed.get(baseline), caching, {*without, GEMM}, job, source=source,
@@ -123,12 +128,13 @@ class RankInStep(OneRank):
         )  # fmt: skip
 
     def timing_begins(self) -> None:
-        """No call asks the other ranks any more."""
+        """End the checks in which every call asks the other ranks."""
         for split in self._splits.values():
             split.careful = False
 
     def broke(self, name: str, error: BaseException) -> None:
-        """Nothing is timed again in this process: the other ranks are in the midst of the call that broke."""
+        """Raise KernelBroke: nothing can be timed again in this process, since the other ranks are still inside the
+        failed call."""
         cause = first_cause(error)
         text = str(cause) if isinstance(cause, RuntimeError) else verdict_of(cause)[1]
         raise KernelBroke(name, text) from error
@@ -139,8 +145,8 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 class _RankCounters:
-    """This rank's counters. Its processor time is not judged, as a rank that waits for others is not busy; nor is how
-    long its threads wait for a core, which those of its collectives want too."""
+    """This rank's counters. Its processor time is not judged, as a rank that waits for others is not busy. Nor is the
+    time that its threads wait for a core, since the threads of its collectives want the same cores."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -153,7 +159,7 @@ class _RankCounters:
 
 
 class _RankReferee(Referee):
-    """Each rank's own referee, whose rulings count on all of them."""
+    """Each rank's own referee; its rulings count on all ranks."""
 
     def __init__(self, referee: Referee, channel: RankChannel) -> None:
         self._referee, self._channel = referee, channel
@@ -170,37 +176,38 @@ class _RankReferee(Referee):
 
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
-    """The first wrong one, with its rank if that is another; where all are right, one with the largest errors."""
+    """Return the first wrong ruling, naming its rank if it is another rank; if all are right, return a ruling with the
+    largest errors."""
     first = [rulings[here], *(ruling.at(f"on rank {rank}, ") for rank, ruling in enumerate(rulings))]
     return reduce(Ruling.then, first)
 
 
-# --- the arms that there are over ranks alone -------------------------------------------------------------------------
+# --- arms that exist only over ranks ----------------------------------------------------------------------------------
 
 
 class RankSource:
-    """What another source writes on the first of the ranks that enter the same tokens, on all of them."""
+    """Another source's x, written on the first of the ranks that get the same tokens, and copied to the others."""
 
     def __init__(self, source: Source, channel: RankChannel) -> None:
         self.source, self._channel = source, channel
 
     def draw(self) -> None:
-        """Other numbers in the source."""
+        """Draw new numbers in the inner source."""
         self.source.draw()
 
     def write(self, x: Tensor) -> None:
-        """Other contents into x, the same on these ranks."""
+        """Write new contents into x, the same on these ranks."""
         self.source.write(x)
         self._channel.enter_alike(x)
 
     def write_gradient(self, g: Tensor) -> None:
-        """Of no use here: no gradients are computed over ranks."""
+        """Not used: no gradients are computed over ranks."""
         raise NotImplementedError
 
 
 class RankArms:
-    """What the ranks of `channel` add to the arms of a case: kernels, split as in `splits`, without their collectives,
-    and the collectives alone."""
+    """The arms that the ranks of `channel` add to a case: the kernels in `splits` without their collectives, and the
+    collectives without kernels."""
 
     def __init__(self, channel: RankChannel, splits: Mapping[str, KernelOverRanks]) -> None:
         self._channel, self._splits = channel, splits
@@ -208,17 +215,17 @@ class RankArms:
             REPORTER.stands_for(name + COMPUTE, name)
 
     def hear(self, notes: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Which kernels some rank has found wrong, and why: each is then wrong on all of them."""
+        """Return (kernel, reason) for the kernels that some rank has found wrong; each is then wrong on all ranks."""
         every = enumerate(self._channel.all(dict(notes)))
         return [(name, f"rank {rank}: {note}") for rank, theirs in every for name, note in theirs.items()]
 
     def more(self, arms: Arms) -> list[Arm]:
-        """The arms that there are over ranks alone."""
+        """Return the arms that exist only over ranks."""
         parts = ((placed, self._splits[placed.name].alone) for placed in arms.kernels)
         return [*(_alone(arms, placed, alone) for placed, alone in parts if alone), self._collectives(arms)]
 
     def _collectives(self, arms: Arms) -> Arm:
-        """What the block sends, of tensors of the same sizes, without its computing."""
+        """Build an arm that only communicates: the block's collectives, on tensors of the same sizes."""
         problem, group = arms.problem, self._channel.group
         sizes = sent_by_rank(problem.case)
         sent, calls = [], []
@@ -236,13 +243,14 @@ class RankArms:
 
         def before() -> None:
             for one, numbers in zip(calls[: len(sizes.all_reduced)], sent, strict=False):
-                one.args[0].copy_(numbers)  # a sum of sums would overflow
+                one.args[0].copy_(numbers)  # summing the previous sums would overflow
 
         return Arm(COLLECTIVES, call, in_turn(before, arms.flush), flushes=arms.flush is not None)
 
 
 def _alone(arms: Arms, placed: PlacedKernel, compute: Callable[..., object]) -> Arm:
-    """A kernel without its collectives, on the same x and weights; what it returns is one rank's part."""
+    """Build the arm of a kernel without its collectives, on the same x and weights; it returns one rank's part of the
+    output."""
     turn = cycle(placed.copies)
 
     def enter() -> None:

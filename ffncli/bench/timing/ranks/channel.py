@@ -1,6 +1,7 @@
-"""What the ranks of a case tell each other outside timed calls, over gloo whatever the block's own collectives use.
+"""Communication between the ranks of a case outside timed calls. It uses gloo, whatever the block's own collectives
+use.
 
-Every method is called by all ranks, in the same order: each waits for the others.
+Every method is called by all ranks in the same order, and each rank waits for the others.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _OF_LIMIT = 0.9  # of that on a call: a rank that waits in one for another says 
 
 
 def waiting_limit(job: Job) -> float:
-    """Seconds that a rank waits for the others: less than any call of a case may take."""
+    """Return the seconds that a rank waits for the others, which is less than the limit of any call of a case."""
     return _OF_LIMIT * max(call_limit(case, job.method) for case in job.cases)
 
 
 class RankChannel:
-    """The ranks of `group`; one waits for the others for `limit` seconds. Those that are at one place of the dimension
-    `ep` enter the same tokens."""
+    """The ranks of `group`; a rank waits up to `limit` seconds for the others. Ranks at the same place of the dimension
+    `ep` get the same tokens."""
 
     def __init__(self, group: RankGroup, limit: float) -> None:
         self.group, self.rank, self.size = group, group.rank, group.ranks.world_size
@@ -42,25 +43,25 @@ class RankChannel:
         self.largest([0.0])
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of all ranks' values, place by place."""
+        """Return the maximum over all ranks, for each position of `values`."""
         shared = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._control)
         return [float(value) for value in shared]
 
     def first(self, value: float) -> float:
-        """The value of rank 0."""
+        """Return rank 0's value."""
         shared = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(shared, 0, group=self._control)
         return float(shared)
 
     def all(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         shared: list[Any] = [None] * self.size
         dist.all_gather_object(shared, value, group=self._control)
         return shared
 
     def enter_alike(self, x: Tensor) -> None:
-        """Give x the numbers that it has on the first of the ranks which enter the same tokens."""
+        """Copy x from the first of the ranks that get the same tokens."""
         if self.group.ranks.tp > 1:
             dist.broadcast(x, self._first_alike, group=self._alike)
 
@@ -73,15 +74,17 @@ class RankChannel:
 
 
 class RankClock:
-    """Another clock, with the ranks of `channel` in step. With `each_call`, every call that has something to do before
-    it starts at a barrier of its own, and is timed by itself: ranks that prepare for longer are not waited for inside.
+    """Another clock that keeps the ranks of `channel` in step. With `each_call`, every call that has a `before` starts
+    at its own barrier and is timed separately, so that its time does not include the wait for ranks whose `before`
+    takes longer.
     """
 
     def __init__(self, clock: Clock, channel: RankChannel, each_call: bool = True) -> None:
         self.clock, self._channel, self._each_call = clock, channel, each_call
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Seconds of `inner` calls on the slowest rank; of each call, where they are timed one by one."""
+        """Return the seconds of `inner` calls on the slowest rank; if calls are timed separately, the slowest rank of
+        each call counts."""
         if before is None or not self._each_call:
             self._channel.barrier()
             return self._channel.largest([self.clock.time(call, inner, before)])[0]
@@ -93,7 +96,8 @@ class RankClock:
         return sum(self._channel.largest(seconds))
 
     def now(self) -> float:
-        """Seconds of rank 0's clock; on the way out of an error, when the others are elsewhere, of this rank's."""
+        """Return the seconds of rank 0's clock or, while an error is being handled and the other ranks are elsewhere,
+        of this rank's clock."""
         if sys.exc_info()[0] is not None:
             return self.clock.now()
         return self._channel.first(self.clock.now())

@@ -1,7 +1,7 @@
-"""Kernels on one rank's part of a block: what they compute alone, and with the collectives that complete it.
+"""Kernels on one rank's part of a block, with and without the collectives that complete the block.
 
-A kernel that computes any block computes a rank's part of one: `block/shard.py` makes the split block a smaller block
-and one all-reduce of its output. `dtensor` is the block as `run/ranks/parallel.py` splits it.
+A kernel that computes any block also computes a rank's part of one, because `block/shard.py` splits a block into
+smaller blocks and one all-reduce of their outputs. `dtensor` is the block as split by `run/ranks/parallel.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Result = TypeVar("Result")
 class KernelOverRanks:
     """A kernel over ranks as a Kernel of the whole block: `whole.prepare` takes the whole block's weights.
 
-    `alone` is the call without its collectives, where that can be called; it is known once the kernel is built. Until
-    `careful` ends, every call asks all ranks whether they computed their part before any of them waits for the others.
+    `alone` is the call without its collectives, if there is one; it is set when the kernel is built. While `careful` is
+    set, every call first makes sure that all ranks have computed their part, before any rank waits for the others.
     """
 
     def __init__(self, whole: Kernel, channel: RankChannel) -> None:
@@ -50,7 +50,7 @@ class KernelOverRanks:
 
 
 class SplitKernel(KernelOverRanks):
-    """A kernel of any block, on this rank's part of one."""
+    """A kernel for any block, run on this rank's part of one."""
 
     def __init__(self, kernel: Kernel, channel: RankChannel) -> None:
         self.kernel = kernel
@@ -58,7 +58,7 @@ class SplitKernel(KernelOverRanks):
         super().__init__(whole, channel)
 
     def _refuses(self, steps: Steps) -> str | None:
-        """Why some rank cannot compute its part."""
+        """Return the reason why some rank cannot compute its part."""
         try:
             reason = self.kernel.refuses(part_of(steps, self.channel))
         except Skipped as skipped:
@@ -82,7 +82,7 @@ class SplitKernel(KernelOverRanks):
             return out
 
         def compute(x: Tensor, params: Params) -> Tensor:
-            # While `careful`, no rank sums before every rank has a part that can be summed.
+            # While `careful` is set, no rank sums until every rank has a part that can be summed.
             part = in_step(self.channel, lambda: checked(x, params)) if self.careful else alone(x, params)
             out = part.contiguous()
             dist.all_reduce(out, group=over)
@@ -104,9 +104,9 @@ def split_kernels(
     gone: Mapping[str, Outcome] = MappingProxyType({}),
     replaced: Callable[[], Ruling] = Ruling,
 ) -> dict[str, KernelOverRanks | Outcome]:
-    """The kernels by label, in order, as `kernels_by_label` has them, each on this rank's part.
+    """Load the kernels by label, in order, as `kernels_by_label` does, each for this rank's part.
 
-    In place of one that some rank cannot have, its outcome.
+    A kernel that is unavailable on some rank is replaced by its outcome.
     """
     whole = kernel_steps(steps_of(case.spec))
     part: tuple[Step, ...] = whole
@@ -131,11 +131,12 @@ def split_kernels(
 
 
 def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
-    """What `act` returns. If it raises on any rank, all raise: their own error, or that of the first such rank."""
+    """Return the result of `act`. If it raises on any rank, every rank raises: its own error, or otherwise that of the
+    first failing rank."""
     error: BaseException | None = None
     try:
         result = act()
-    except BaseException as raised:  # SystemExit too: it is a user's code
+    except BaseException as raised:  # SystemExit too: it may run a user's code
         error = raised
     reasons = channel.all(None if error is None else verdict_of(error)[1])
     if error is not None:
@@ -146,9 +147,10 @@ def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
 
 
 def part_of(steps: Sequence[Step], channel: RankChannel) -> tuple[Step, ...]:
-    """The steps of one rank, up to the all-reduce of the output. Raises Skipped if it has other collectives.
+    """Return the steps of one rank, up to the all-reduce of the output. Raises Skipped if there are other collectives.
 
-    Where rank 0 alone adds a bias, every rank has that bias, of zeros on the others: a kernel is the same on all ranks.
+    If only rank 0 adds a bias, the other ranks get that bias filled with zeros, so that a kernel is the same on all
+    ranks.
     """
     ranks = channel.group.ranks
     if ranks.ep > 1:
@@ -167,7 +169,7 @@ def part_of(steps: Sequence[Step], channel: RankChannel) -> tuple[Step, ...]:
 def weights_of(
     weights: Mapping[str, Tensor], steps: Sequence[Step], program: Sequence[Step], channel: RankChannel
 ) -> dict[str, Tensor]:
-    """This rank's weights for `program`, contiguous; a bias that another rank adds is zero."""
+    """Return this rank's weights for `program`, contiguous; a bias that another rank adds is zero."""
     place = channel.group.ranks.place(channel.rank)[1]
     mine = share_of(weights, tuple(steps), tuple(program), place)
     added = parameters(shard(steps, place, channel.group.ranks.tp))
@@ -189,7 +191,7 @@ def _without_bias(program: Sequence[Step]) -> list[Step]:
 class DTensorKernel(KernelOverRanks):
     """`run/ranks/parallel.py` as a kernel: torch's DTensor splits the weights, and its collectives complete the output.
 
-    `alone` leaves every rank's part as it is; there is none where experts are on other ranks.
+    `alone` skips the reduction, leaving every rank's part as it is; it is None if experts are on other ranks.
     """
 
     def __init__(self, channel: RankChannel) -> None:
@@ -198,7 +200,7 @@ class DTensorKernel(KernelOverRanks):
         super().__init__(Kernel(DTENSOR, self._build, self._prepare, refuses=self._refuses, trains=False), channel)
 
     def _refuses(self, steps: Steps) -> str | None:
-        """Why the block cannot be split."""
+        """Return the reason why the block cannot be split."""
         ranks = self.channel.group.ranks
         try:
             shard(steps, ranks.place(self.channel.rank)[1], ranks.tp)
@@ -223,7 +225,7 @@ class DTensorKernel(KernelOverRanks):
 
     def _call(self, block: ParallelBlock, reduce: Callable[[Tensor], Tensor]) -> Computes:
         def compute(x: Tensor, params: Params) -> Tensor:
-            if params is not self._params:  # those that an arm has placed are this rank's weights from now on
+            if params is not self._params:  # from now on, the tensors that an arm has placed are this rank's weights
                 for parameter, tensor in zip(block.parts.parameters(), params, strict=True):
                     if isinstance(parameter, DTensor):
                         parameter._local_tensor = tensor
