@@ -41,7 +41,8 @@ def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) ->
             set_threads()
             from ffncli.run.approximate.approximate import fits  # torch
 
-            finished.extend(fits(question, planned, advance))  # so an interruption keeps them
+            # adds the fits one by one, so that an interruption keeps the finished ones
+            finished.extend(fits(question, planned, advance))
     except (KeyboardInterrupt, Terminated) as signal:  # show the finished rows before stopping
         if not finished:
             raise

@@ -56,7 +56,8 @@ class OutputOptions(Options):
     ] = None  # fmt: skip
     no_color: Annotated[bool, Opt("--no-color", eager=True, help="Same as --color never.")] = False
     quiet: Annotated[bool, Opt("-q", "--quiet", help="Print no notes on stderr.")] = False
-    debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
+    # main.py reads this option directly from argv
+    debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False
 
     def output(self) -> Output:
         """Return the sink for these options. Raises FFNError if they contradict each other, or if the file exists."""
@@ -168,7 +169,7 @@ def prompt_text(text: str) -> str:
             with open_to_read(Path(os.path.expanduser(text[1:])), pipe=True) as file:
                 data = file.read(_MOST_BYTES + 1)
         read = data[:_MOST_BYTES].decode(errors="strict" if len(data) <= _MOST_BYTES else "ignore")
-    except (OSError, AttributeError, ValueError) as error:  # closed: None has no buffer; not UTF-8: a ValueError
+    except (OSError, AttributeError, ValueError) as error:  # stdin is closed (None has no buffer), or not UTF-8
         why = error.strerror if isinstance(error, OSError) else "it is closed" if not sys.stdin else "not UTF-8 text"
         hint = "--prompt @FILE reads a file; for a text that starts with @, pipe it to --prompt -"
         raise FFNError(f"--prompt: cannot read {where}: {why}", "" if text == "-" else hint) from None
