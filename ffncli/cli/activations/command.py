@@ -1,4 +1,4 @@
-"""`ffn activations`: the command, what exits with 1, and the pictures: curves, slopes, differences from one of them."""
+"""`ffn activations`: the command, checks that exit with 1, and plots of curves, slopes and differences."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ffncli.run.activations.question import CONFLICTS, DataQuestion, FunctionsQu
 from ffncli.show.output import Output
 from ffncli.show.plots.plot import Plot, Series
 
-MOST_CURVES = 8  # in one frame
-_LEAVES = 2.5  # times the height of most curves: higher curves would flatten them
+MOST_CURVES = 8  # per frame
+_LEAVES = 2.5  # times the median height: higher curves would flatten the others
 
 
 @spread
@@ -52,7 +52,7 @@ def command(*, question: FunctionsQuestion, plot: PlotOptions, data: DataQuestio
 
 
 def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) -> None:
-    """The model's layers, with the named activations in place of its own."""
+    """Show the inputs of the model's activations, and compare the named activations with the model's own."""
     from ffncli.cli.activations.data_page import data_answer, remarks
     from ffncli.run.activations.call import activations_of
 
@@ -68,7 +68,8 @@ def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) 
 
 
 def _judge_differences(comparison: Comparison) -> None:
-    """After the page: FFNError (exit 1) if the tolerance is exceeded; by a gated unit, at a point that is shown."""
+    """Raise FFNError (exit 1), after the page, if a difference exceeds the tolerance; gated units are judged only at
+    the points shown."""
     tolerance = comparison.question.tolerance
     if tolerance is None:
         return
@@ -85,7 +86,7 @@ def _judge_differences(comparison: Comparison) -> None:
 
 
 def _judge_claims(comparison: Comparison) -> None:
-    """After the page: FFNError (exit 1) if a stated value is wrong."""
+    """Raise FFNError (exit 1), after the page, if a stated value is wrong."""
     wrong = [one for one in comparison.checked if not one.right]
     if wrong:
         values = ", ".join(f"{one.name}({one.x:g}) = {stated_value(one)}, not {one.text}" for one in wrong[:5])
@@ -94,17 +95,17 @@ def _judge_claims(comparison: Comparison) -> None:
         raise FFNError(f"{many} stated values are wrong: {values}{more}", code=ExitCode.FAILED)
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- plots ------------------------------------------------------------------------------------------------------------
 
 
 def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None = None) -> list[Plot]:
-    """The values, then the slopes of canonical names, from the least to the greatest of the points.
+    """Plot the values, then the slopes, of canonical names, between the smallest and the largest of the points `at`.
 
-    More than 8 curves are shown in several frames of each kind. With `against`, a canonical name, its curve is among
-    them, and the differences from it come last.
+    More than 8 curves are split over several frames, both for values and for slopes. With `against`, a canonical name,
+    its curve is added, and plots of the differences from it come last.
     """
     names = list(dict.fromkeys(names))
-    if against:  # last, so that the others look the same without it
+    if against:  # last, so that the other curves look the same with and without it
         names = [*(name for name in names if name != against), against]
     curves = [curve(name) for name in names]
     frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
@@ -122,7 +123,7 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
 
 
 def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) -> list[Plot]:
-    """The values of gated units over the gate, and their slopes by it, at each value of up; 8 curves to a frame."""
+    """Plot gated units over the gate, and their slopes by it, for each value of up, with 8 curves per frame."""
     plots = []
     pairs = [(UNITS[name], up) for name in names for up in ups]
     for title, y, slope in (("Gated units", "y", False), ("Slopes by the gate", "∂y/∂gate", True)):
@@ -139,20 +140,20 @@ def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) 
 
 
 def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
-    """f(x) minus the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
+    """Plot f(x) minus the f(x) of `against` for each other canonical name, over the same range as `curve_plots`."""
     other, others = curve(against), (name for name in dict.fromkeys(names) if name != against)
     lines = [Series(name, samples(minus(curve(name), other), *_span(at))) for name in others]
     return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)
 
 
 def _span(at: Sequence[float]) -> tuple[float, float]:
-    """From the least to the greatest of the points; around a single one, 1 to each side."""
+    """Return the smallest and the largest of the points; a single point is widened by 1 to each side."""
     low, high = min(at), max(at)
     return (low, high) if low < high else (low - 1.0, high + 1.0)
 
 
 def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[str]]:
-    """The y-axis that shows most curves well, and the few that leave it; (None, []) if none does."""
+    """Return (a y-axis range that suits most curves, the few curves that leave it), or (None, [])."""
     ranges = [_range(line) for line in lines]
     heights = sorted(high - low for low, high in ranges)
     limit = _LEAVES * heights[len(heights) // 2]

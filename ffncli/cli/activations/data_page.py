@@ -1,4 +1,4 @@
-"""The inputs of a model's activations, as JSON, as CSV and as a page to read."""
+"""The inputs of a model's activations, as JSON, CSV and a readable page."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CONVENTIONS = {
     "relative_difference": "||f(x) - own(x)|| / ||own(x)||",
     "output_change": "the same for the FFN's output, with every activation of the layer replaced",
 }
-_LONGEST = 40  # characters of an --input
-_FAULTS = 4  # named one by one
-_FAR = 0.1  # of a std: a mean too far from 0 for a normal about 0
+_LONGEST = 40  # characters of an --input that are shown
+_FAULTS = 4  # faults listed one by one
+_FAR = 0.1  # in units of std: a mean this far from 0 is not well described by a normal distribution around 0
 
 
 def remarks(data: ActivationData, question: DataQuestion) -> list[str]:
-    """Notes for stderr: on the model and its run, the default layer, random weights or inputs, values not finite."""
+    """Return notes for stderr on the model and its run, the default layer, random weights or inputs, NaN and Inf."""
     resolved = data.model
     out = [*resolved.notes, *map(str, resolved.differences), *data.notes]
     if question.layer is None and (resolved.model.layer_count or 1) > 1:
@@ -54,7 +54,7 @@ def remarks(data: ActivationData, question: DataQuestion) -> list[str]:
 
 
 def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
-    """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
+    """Build the answer: one layer in full, several with one row each; CSV has a line per activation and layer."""
     resolved, ran = data.model, bool(data.tokens)
     numbers = None if question.input is None else str(question.input)
     places = [(layer, entered) for layer in data.layers for entered in layer.activations]
@@ -87,7 +87,7 @@ def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
 
 
 def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> dict[str, Any]:
-    """One activation under the keys of docs/json.md."""
+    """Return one activation with the keys of docs/json.md."""
     row = asdict(made)
     first = {"name": row.pop("name"), "formula": TABLE[made.name].formula}
     where = {"stack": layer.stack, "layer": layer.layer, "step": entered.step, "own": made is entered.made[0]}
@@ -95,7 +95,7 @@ def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> 
 
 
 def _layer(layer: LayerData) -> dict[str, Any]:
-    """A layer without its activations' outputs, which are the rows."""
+    """Return a layer as JSON, without its activations' outputs, which are in `rows`."""
     record = asdict(layer)
     for entered in record["activations"]:
         entered["activation"] = entered.pop("made")[0]["name"]
@@ -120,7 +120,7 @@ def _one(layer: LayerData) -> list[Part]:
 
 
 def _distribution(entered: ActivationInput) -> list[Part]:
-    """Range, moments, bars, percentiles, and the distance from a normal distribution."""
+    """Show range, moments, histogram, percentiles, and the distance from a normal distribution."""
     d = entered.input
     numbers = (("min", d.min), ("max", d.max), ("mean", d.mean), ("std", d.std))
     parts: list[Part] = [*([Line(_numbers(numbers))] if d.mean is not None else []), Line(_counts(entered))]
@@ -150,7 +150,7 @@ def _counts(entered: ActivationInput) -> str:
 
 
 def _nearest(d: Distribution) -> str:
-    """The --std whose table of normal inputs describes this one best."""
+    """Return the line with the --std of the normal input that is most like this input."""
     if not d.rms or d.mean is None or d.std is None:
         return ""
     off = f" (the mean is {d.mean / d.std:+.2g} std off)" if d.std and abs(d.mean) > _FAR * d.std else ""
@@ -187,7 +187,7 @@ def _table(entered: ActivationInput) -> Table:
 
 
 def _short(value: float | None) -> float | None:
-    """Three digits: all columns then fit 80."""
+    """Round to three digits, so that all columns fit 80 characters."""
     return None if value is None else float(f"{value:.3g}")
 
 
@@ -199,7 +199,7 @@ def _of_100(share: float | None) -> float | None:
 
 
 def _all(data: ActivationData) -> list[Part]:
-    """A row per layer for the inputs, and one for the change by other activations."""
+    """Show one row per layer for the inputs, and one for the changes caused by other activations."""
     stacks = {layer.stack for layer in data.layers}
     inputs, changes = [], []
     names = list(dict.fromkeys(m.name for layer in data.layers for e in layer.activations for m in e.made))
@@ -210,7 +210,7 @@ def _all(data: ActivationData) -> list[Part]:
         made = {m.name: m for m in layer.activations[0].made}
         changes.append((name, *(_of_100(made[n].output_change) if n in made else None for n in names)))
     originals = {entered.made[0].name for layer in data.layers for entered in layer.activations}
-    if len(originals) == 1:  # its change is 0
+    if len(originals) == 1:  # its own change is always 0
         changes = [tuple(c for i, c in enumerate(row) if not i or names[i - 1] not in originals) for row in changes]
         names = [name for name in names if name not in originals]
     parts: list[Part] = [Table(("layer", *_COLUMNS), inputs, side_by_side=True)]

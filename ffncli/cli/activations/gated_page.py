@@ -1,4 +1,4 @@
-"""Gated units on the page of `ffn activations`: rows for JSON and CSV, tables to read."""
+"""Gated units on the page of `ffn activations`: rows for JSON and CSV, and readable tables."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ AGAINST_CONVENTIONS = {
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """A row per gated unit under the keys of docs/json.md."""
+    """Build one row per gated unit, with the keys of docs/json.md."""
     return [_row(comparison, at) for at in range(len(comparison.units))]
 
 
 def parts(rows: Sequence[Row]) -> list[Part]:
-    """The same rows to read: formulas, facts side by side, values and both slopes for each up, widths."""
+    """Build readable tables from the rows: formulas, facts side by side, values and both slopes for each up, widths."""
     if not rows:
         return []
     out: list[Part] = [Table(("gated unit", "formula"), [(row["name"], row["formula"]) for row in rows])]
@@ -46,7 +46,8 @@ def parts(rows: Sequence[Row]) -> list[Part]:
 
 
 def against_parts(comparison: Comparison) -> list[Part]:
-    """How far the units are from the reference: where they are the same, then the difference at each up and gate."""
+    """Show how far the units are from the reference: the region in which they are the same, then the difference at each
+    up and gate."""
     compared = comparison.unit_differences
     if not compared:
         return []
@@ -67,12 +68,12 @@ def against_parts(comparison: Comparison) -> list[Part]:
 
 
 def point(x: float) -> float | int:
-    """x as a cell: a whole number without decimals."""
+    """Return x as a cell; whole numbers have no decimals."""
     return int(x) if x == int(x) and abs(x) < 1e6 else x
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """A row for CSV: values as lists, one per key; operations as their total; `iso_` before the keys of widths."""
+    """Flatten a row for CSV: values as one list per key, operations as a total, keys of widths prefixed by `iso_`."""
     out = {k: v for k, v in row.items() if k not in ("values", "operations", "iso_params", *_AGAINST)}
     out |= {field.name: [value[field.name] for value in row["values"]] for field in fields(GatedValue)}
     out["operations"] = row["operations"]["total"]
@@ -160,7 +161,7 @@ def _place(at: Sequence[float] | None) -> str:
 
 
 def _values(rows: Sequence[Row], up: float) -> list[Part]:
-    """At one up: value and both slopes, one table each, or a single table for one unit."""
+    """Show value and both slopes at one up: one table each, or a single table if there is only one unit."""
     kinds = [("Value", "value"), ("∂/∂gate", "slope"), ("∂/∂up", "slope_up")]
     chosen = [[value for value in row["values"] if value["up"] == up] for row in rows]
     if len(rows) == 1:
@@ -178,7 +179,8 @@ def _values(rows: Sequence[Row], up: float) -> list[Part]:
 
 
 def _iso(rows: Sequence[Row]) -> list[Part]:
-    """Both blocks, whose sizes are the same for every unit; then the cost between their projections."""
+    """Show the plain and the gated block, whose sizes are the same for every unit; then the cost of the steps between
+    their projections."""
     first = rows[0]["iso_params"]
     rounded = f", d_ff a multiple of {first['multiple_of']}" if first["multiple_of"] > 1 else ""
     blocks = [
@@ -200,7 +202,7 @@ def _iso(rows: Sequence[Row]) -> list[Part]:
 
 
 def _region(name: str, interval: Interval | None) -> str:
-    """`gate ≤ 10`, `-7 ≤ up ≤ 7`, `every up`, `no up`."""
+    """Return `gate ≤ 10`, `-7 ≤ up ≤ 7`, `every up`, `no up`."""
     if interval is None:
         return f"no {name}"
     low, high = (f"{x:.4g}" if math.isfinite(x) else "" for x in interval)

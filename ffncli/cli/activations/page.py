@@ -1,4 +1,4 @@
-"""The page of `ffn activations` on functions and gated units: one answer, as JSON, as CSV and as tables to read."""
+"""The page of `ffn activations` on functions and gated units: one answer, as JSON, CSV and readable tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ffncli.show.text import finite, in_percent, interval, percent, plural
 if TYPE_CHECKING:
     from ffncli.run.activations.rounding import RoundingError
 
-_AT_0 = 1e-3  # a kink this near to 0 is shown in the column "at 0"; xielu has one at -1e-6
+_AT_0 = 1e-3  # kinks this close to 0 are shown in the column "at 0"; xielu has one at -1e-6
 DIFFERENCE_CONVENTIONS = {
     "max_difference": "the least upper bound of |f - g| for all x, g being --against; null if there is none",
     "ulps": "steps from one number of a format to another: 0 the same, 1 neighbours; +0 and -0 are the same",
@@ -53,7 +53,7 @@ _OF_DIFFERENCE = (
 
 
 def answer(comparison: Comparison) -> Answer:
-    """A row per function, then one per gated unit, with the keys that the question adds to them."""
+    """Build one row per function, then one per gated unit, with additional keys that depend on the options."""
     c = comparison
     rows = [_row(c, at) for at in range(len(c.functions))]
     units = gated_page.rows(c)
@@ -91,7 +91,7 @@ def answer(comparison: Comparison) -> Answer:
 
 
 def _row(comparison: Comparison, at: int) -> dict[str, Any]:
-    """A function's row under the keys of docs/json.md."""
+    """Return a function's row with the keys of docs/json.md."""
     one = comparison.functions[at]
     s = one.shape
     row = {
@@ -111,7 +111,7 @@ def _row(comparison: Comparison, at: int) -> dict[str, Any]:
 
 
 def _difference(one: RoundedDifference) -> dict[str, Any]:
-    """What a row has with a reference."""
+    """Return the keys that a row has if there is a reference."""
     d = one.difference
     return {
         "against": d.against,
@@ -146,7 +146,7 @@ def _rounded(s: Survival) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for CSV: values as lists, one per key; operations as their total; a format's numbers under its name."""
+    """Flatten a row for CSV: values as one list per key, operations as a total, format keys prefixed by its name."""
     values, nested = row["values"], ("values", "max_difference_within", "rounded")
     out = {key: value for key, value in row.items() if key not in nested}
     out |= {key: row[key]["total"] for key in ("operations", "slope_operations")}
@@ -215,15 +215,15 @@ def _normal(facts: Sequence[Facts]) -> list[Part]:
 
 
 def _mean(one: Facts) -> float:
-    """The mean, 0 where it is only rounding compared with the spread: 1e-17 for tanh.
+    """Return the mean, or 0 if the mean is just rounding error compared with the spread: 1e-17 for tanh.
 
-    A narrow input also has a small mean.
+    The spread is the yardstick because a narrow input has a small mean that is not rounding error.
     """
     return one.mean if abs(one.mean) > 1e-12 * math.sqrt(one.variance) else 0.0
 
 
 def _values(facts: Sequence[Facts], ratios: bool) -> list[Part]:
-    """f, slope and f / x: one table each, or a single table for a single activation."""
+    """Show f, slope and f / x: one table each, or a single table if there is only one activation."""
     xs = [v.x for v in facts[0].values]
     if not xs:
         return []
@@ -247,7 +247,7 @@ def _number(value: float | None) -> Fixed | None:
 
 
 def _about(facts: Sequence[Facts]) -> list[Part]:
-    """Cost, users and source: a table of two columns each, which fits any terminal."""
+    """Show cost, users and source, each in a table of two columns, which fits any terminal."""
     return [
         Table(("name", "operations per element"), [(one.name, operations(one.name).text) for one in facts]),
         Table(("name", "used by"), [(one.name, one.used_by or "-") for one in facts]),
@@ -259,7 +259,7 @@ def _about(facts: Sequence[Facts]) -> list[Part]:
 
 
 def _checked(checks: Sequence[Checked]) -> Table:
-    """The stated values, the wrong ones in bold."""
+    """Show the stated values, with wrong ones in bold."""
     several = len({one.name for one in checks}) > 1
     columns = ("name", "x", "stated", "f(x)", "f(x)/x", "verdict")
     rows = [
@@ -274,7 +274,7 @@ def _checked(checks: Sequence[Checked]) -> Table:
 
 
 class _Written(Fixed):
-    """A number that is shown as written."""
+    """A number that is printed exactly as it was written."""
 
     text: str
 
@@ -288,7 +288,7 @@ class _Written(Fixed):
 
 
 def stated_value(one: Checked) -> Fixed:
-    """f(x) with at least one decimal more than the stated value."""
+    """Return f(x) with at least one more decimal than the stated value."""
     decimals = 1 - int(Decimal(one.text).as_tuple().exponent)
     return _Written(one.value, f"{one.value:.{decimals}f}") if 4 < decimals <= 17 else Fixed(one.value)
 
@@ -297,7 +297,7 @@ def stated_value(one: Checked) -> Fixed:
 
 
 def place_text(d: Difference) -> str:
-    """Where a difference is largest: `±2.6989`, `towards -∞`; a dash if it is nowhere or everywhere."""
+    """Return where a difference is largest: `±2.6989`, `towards -∞`, or `-` if there is no such point."""
     if d.towards is not None:
         return "towards -∞" if d.towards < 0 else "towards ∞"
     if not d.places:
@@ -306,7 +306,7 @@ def place_text(d: Difference) -> str:
 
 
 def excess_text(d: Difference) -> str:
-    """A difference that is too large, for an error: `silu by 0.193 at x = ±1.965`."""
+    """Return an excessive difference for an error message: `silu by 0.193 at x = ±1.965`."""
     if d.maximum is None:
         return f"{d.name} without bound"
     return f"{d.name} by {d.maximum:.3g} {'' if d.towards else 'at x = '}{place_text(d)}"
@@ -326,7 +326,7 @@ def _size(d: Difference) -> Fixed | str:
 
 
 def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
-    """A sentence per activation and format; none for one that is the reference itself."""
+    """Show one sentence per activation and format, except for the reference itself."""
     others = [one for one in compared if one.difference.name != one.difference.against]
     if not others:
         return []
@@ -381,7 +381,7 @@ def _rounding(errors: Sequence[RoundingError], std: float) -> list[Part]:
 
 
 def _overflows(errors: Sequence[RoundingError]) -> list[Part]:
-    """A line per activation and format that overflows, or loses a value that the format could hold."""
+    """Show one line per activation and format that overflows, or that loses a value which the format can represent."""
     out: list[Part] = []
     for e in errors:
         who = f"{e.name} in {e.dtype}, {e.way}"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
 _SHORT = "a first look, shorter than other runs; ffn bench --max-time 60s takes its time"
-_ASKED = (  # what the journal of a run keeps, in this order
+_ASKED = (  # the options that a run's journal stores, in this order
     *options_of(Dimensions), "tokens", "batch", "seq_len", "dtype", "passes", "cache", "device", "threads", "routing",
     "input", *options_of(KernelOptions), *options_of(ParallelOptions), *options_of(MethodOptions), "source", "suite",
 )  # fmt: skip
@@ -76,7 +76,7 @@ def command(
       ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()
-    set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
+    set_load_time(method.load_time)  # limits loading SOURCE; while a worker loads kernels, its parent keeps the time
     path, cluster = result.resume, launcher.cluster
     require_compatible(question, split, result, public, launcher, {"plot": plot.plot, "plot_file": plot.plot_file})
     if public.admit is not None:
@@ -84,14 +84,14 @@ def command(
         return
     plot.check(show.force, show.out)
     if cluster is None and path is None:
-        require_installed("torch", "numpy")  # before a word of where results go
+        require_installed("torch", "numpy")  # before the note on where results go
     place = torchrun()
     if result.selftest:
         _selftest(question, method.method_over(Method(processes=4, max_time=10.0)), output)
         return
     if cluster is not None and place is not None:
         raise FFNError("--launcher contradicts torchrun", "a slot measures on one rank; submit torchrun yourself")
-    ranks = split_asked_for(split.tp, split.ep) if path is None else None  # a run that is resumed has its own
+    ranks = split_asked_for(split.tp, split.ep) if path is None else None  # a resumed run has its own ranks
     if place is not None and not place.first:
         raise Exit(follow_ranks(place))
     if path is not None:
@@ -103,7 +103,7 @@ def command(
 
 
 def asked(*records: Options) -> dict[str, str]:
-    """What was asked of a run, as its journal keeps it: option → value as text."""
+    """Return a run's options as its journal stores them: option → value as text."""
     options, names = given(*records), {"passes": "pass"}
     return {f"--{names.get(n, n).replace('_', '-')}": _text_of(options[n]) for n in _ASKED if n in options}
 
@@ -120,7 +120,7 @@ def _requested(
     question: BenchQuestion, split: ParallelOptions, ranks: Ranks | None, result: ResultOptions,
     cluster: LauncherChoice | None,
 ) -> tuple[BenchRequest, tuple[str, ...]]:  # fmt: skip
-    """(the request of a new run, notes about it). Without any option it is a first look."""
+    """Return (the request of a new run, notes on it). Without any option the run is a quick first look."""
     options = asked(question, split)
     first_look = not options and not given(result)
     more: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _begin(
     request: BenchRequest, notes: Sequence[str], question: BenchQuestion, plot: PlotOptions, show: OutputOptions,
     output: Output,
 ) -> None:  # fmt: skip
-    """A new run, of the part of the cases that --shard names or of all."""
+    """Start a new run of all cases, or of the part that --shard names."""
     from ffncli.bench.suite import default_path, new_run
 
     part = question.part
@@ -157,7 +157,7 @@ def _begin(
 
 
 def _admit(path: Path, suite: str, output: Output) -> None:
-    """Show which conditions a result meets; exit 1 if not all."""
+    """Show which conditions a result meets. Raises FFNError (exit 1) if it does not meet all of them."""
     from ffncli.bench.public.admission import admit
     from ffncli.cli.bench.page import admission_answer, refused_admission
 
@@ -169,7 +169,7 @@ def _admit(path: Path, suite: str, output: Output) -> None:
 
 
 def _selftest(question: BenchQuestion, how: Method, output: Output) -> None:
-    """Measure known differences and show whether the gate finds them; exit 1 if it does not."""
+    """Measure known differences and show whether the gate detects them. Raises FFNError (exit 1) if it does not."""
     from ffncli.bench.selftest import selftest, selftest_request
     from ffncli.cli.bench.page import failed_selftest, selftest_answer
     from ffncli.cli.bench.progress import unit_progress
@@ -183,7 +183,7 @@ def _selftest(question: BenchQuestion, how: Method, output: Output) -> None:
 
 
 def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
-    """`part 3/8: 8 of 60 cases`."""
+    """Return `part 3/8: 8 of 60 cases`."""
     if not cases:
         return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
     return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
@@ -197,7 +197,7 @@ def _resume(
     plot: PlotOptions,
     output: Output,
 ) -> None:
-    """Go on; options that were given must be those that the run began with, but for its judgement and its machines."""
+    """Continue a run. Options given again must equal those of its start, except for the gate and the machines."""
     from ffncli.bench.suite import resumed
 
     with resumed(path) as journal:
@@ -222,7 +222,7 @@ def _resume(
 
 
 def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
-    """Run what is left, show all of it, and raise what the exit code says."""
+    """Run the remaining units, show all results, and raise the FFNError that sets the exit code."""
     from ffncli.bench.suite import run
     from ffncli.cli.bench.progress import unit_progress
 
@@ -237,7 +237,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
 
 
 def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
-    """Show the results, and raise what the exit code says."""
+    """Show the results, and raise the FFNError that sets the exit code."""
     from ffncli.bench.judge.gate import failure, gated
     from ffncli.cli.bench.page import answer
 
@@ -249,7 +249,7 @@ def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotO
 
 
 def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) -> Result:
-    """Run what is left on the machines of a launcher."""
+    """Run the remaining units on the machines of a launcher."""
     from ffncli.bench.launchers.deal import run_on_cluster
     from ffncli.cli.bench.progress import cluster_progress
 
@@ -258,8 +258,8 @@ def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) 
 
 
 def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:
-    """The page with the intervals of its ratios as bars, and with speed against the swept size; a file has the latter,
-    or the intervals where no size was swept. A note where nothing was timed."""
+    """Add the ratios' intervals as bars, and plots of speed against the swept size. A plot file contains these plots,
+    or the intervals if no size was swept. If nothing was timed, print a note."""
     from ffncli.bench.judge.curves import speed_sweeps
     from ffncli.cli.common.sweep_page import ratio_bars, ratio_plot, speed_plots
 
@@ -273,7 +273,7 @@ def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, outp
 
 @contextmanager
 def _kept(journal: Journal, request: BenchRequest, output: Output) -> Iterator[None]:
-    """Reports what is kept when a run ends early: in its error, or in a note where the launcher of ranks has one."""
+    """Say what is kept if a run ends early: in the error, or in a note if torchrun's agent reports the error."""
 
     def kept() -> str:
         if not journal.count:

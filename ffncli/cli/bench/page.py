@@ -1,4 +1,4 @@
-"""The rows of `ffn bench` as JSON, as CSV and as a page that a newcomer can read; and the verdict of --admit."""
+"""The rows of `ffn bench` as JSON, as CSV and as a page for newcomers; and the verdict of --admit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer(
     files: ResultFiles,
     spent: Mapping[str, float] | None = None,
 ) -> Answer:
-    """`rows` in JSON and a line each in CSV have the columns of the results."""
+    """Build the answer: `rows` in JSON and the lines of the CSV have the columns of the results file."""
     table = Table(COLUMNS, [cells(row) for row in rows])
     cases = {case.key: case for case in request.cases}
     parts: list[Part] = []
@@ -82,7 +82,7 @@ def answer(
 
 
 def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """Its table, then remarks in words."""
+    """Show the case's table, then remarks in words."""
     unit, speeds = rates(rows)
     lines = {row: _line(row, speed) for row, speed in zip(rows, speeds, strict=True)}
     columns = ("kernel", "time", "ratio", "verdict", unit, "of roof")
@@ -99,7 +99,7 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
 
 
 def _communication(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """Over ranks: what computing and communicating take apart, and how much of the latter the time does not show."""
+    """Show the separate times of computing and communicating, and how much communication is hidden by computing."""
     sent = next((row.communication_bytes for row in rows if row.communication_bytes is not None), None)
     remark = "" if sent is None else f"each rank sends {bytes_text(round(sent))} per call"
     lines = [
@@ -112,12 +112,12 @@ def _communication(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
 
 
 def _hidden(overlap: float | None) -> str | None:
-    """`35 %`; a negative share costs more together than apart."""
+    """Return `35 %`; negative if the two together take longer than one after the other."""
     return None if overlap is None else f"{100 * overlap:.0f} %".replace("-", "−")
 
 
 def _rms_error(row: ResultRow) -> str | None:
-    """`0.026 (baseline 1e-07)`."""
+    """Return `0.026 (baseline 1e-07)`."""
     if row.error_rel is None:
         return None
     baseline = "" if row.baseline_error_rel is None else f" (baseline {row.baseline_error_rel:.1e})"
@@ -125,7 +125,7 @@ def _rms_error(row: ResultRow) -> str | None:
 
 
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:
-    """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: a case without its block."""
+    """Describe a case without its block: `32 tokens, fp32, forward, weights in cache, cpu, 2 threads`."""
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} {plural('thread', case.threads)}"
     launched = next((_LAUNCHED[row.launch] for row in rows if row.launch in _LAUNCHED), "")
@@ -145,7 +145,7 @@ def _line(row: ResultRow, rate: str | None) -> tuple[Any, ...]:
 
 
 def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> list[Part]:
-    """The checks, their results, and the exit code that follows."""
+    """Show the checks, their results, and the conclusion that determines the exit code."""
     allowed = percent(request.fail_if_slower or 0.0, 2)
     many = len(request.cases) > 1
     checked = [f"{row.kernel} {row.error_rel:.1e}" for row in rows if row.error_rel is not None]
@@ -168,7 +168,7 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> lis
 
 
 def _judged(judged: GatedRow, many: bool) -> str:
-    """`new: 5.1 % slower, 1.051 [1.047, 1.055], at least 4.6 % (95 % over all rows)`."""
+    """Return `new is 5.1 % slower than eager, ratio 1.051 [1.047, 1.055], at least 4.6 % slower`."""
     row, ratio = judged.row, judged.row.ratio or 1.0
     way = f"{percent(abs(ratio - 1), 2)} {'slower' if ratio > 1 else 'faster'}"
     read = f"ratio {ratio:.3f}{interval(row.ratio_low, row.ratio_high)}"
@@ -178,7 +178,7 @@ def _judged(judged: GatedRow, many: bool) -> str:
 
 
 def _reason(row: ResultRow) -> str:
-    """A reason that is visible: page faults, other work, a cache too small for all arms."""
+    """Return visible reasons for a verdict: page faults, other work, a cache too small for all kernels."""
     reasons = [part for part in row.note.split("; ") if "page fault" in part]
     if row.cache == "shared":
         reasons.append("cache: the kernels' weights do not all fit into the last-level cache")
@@ -211,7 +211,7 @@ def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
 
 
 def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles) -> list[Part]:
-    """How to read the page, in a few lines."""
+    """Explain how to read the page, in a few lines."""
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
     if method.by_step:
@@ -234,8 +234,8 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
 
 
-_LEAST = 0.0005  # a share that rounds to 0.1 %
-_BAR = 12  # columns of the bar of a step that takes as long as the block
+_LEAST = 0.0005  # smallest share that rounds to 0.1 %
+_BAR = 12  # length of a bar for 100 %, in columns
 _WHY = "alone, a step finds different data in the cache, and the block has extra work between steps"
 
 
@@ -243,9 +243,10 @@ _WHY = "alone, a step finds different data in the cache, and the block has extra
 
 
 def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Part]:
-    """One case, measured `where`: a table with the steps in their order, and what the shares do and do not show.
+    """Show one case, measured under the conditions `where`: a table of the steps in order, and what their shares do and
+    do not mean.
 
-    `rows` are the block's and the steps' (`step gate`).
+    `rows` are the rows of the block and of its steps (`step gate`).
     """
     shares = step_shares(case, rows)
     blocks = frozenset(at for at, one in enumerate(shares) if one.whole)
@@ -265,7 +266,7 @@ def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Par
 
 
 def _step_line(one: StepShare) -> tuple[str | None, ...]:
-    """One step; one that was not timed shows its status in place of its share."""
+    """Return the line of one step; if the step was not timed, its status replaces the share."""
     label = f"  {one.name}" if one.inside else one.name
     if one.status not in ("ok", ""):
         return (label, one.op, one.status, "", None, None, None)
@@ -276,7 +277,7 @@ def _step_line(one: StepShare) -> tuple[str | None, ...]:
 
 
 def _interval(one: StepShare) -> str | None:
-    """`38.2 % [37.9, 38.5]`."""
+    """Return `38.2 % [37.9, 38.5]`."""
     if one.share is None:
         return None
     if one.low is None or one.high is None or one.high < _LEAST:
@@ -289,7 +290,7 @@ def _share(share: float) -> str:
 
 
 def _bar(share: float | None) -> str:
-    """A bar as long as the share; a nonzero share has at least one mark."""
+    """Return a bar as long as the share; a nonzero share gets at least one mark."""
     return "" if not share else "█" * min(_BAR, max(1, round(_BAR * share)))
 
 
@@ -300,7 +301,7 @@ _COLUMNS = ("", "time", "tokens/s", "ratio", "verdict", "logits differ by", "at 
 
 
 def in_model_parts(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """One case: a line for the model alone and one with each kernel, then remarks in words."""
+    """Show one case: a line for the model alone and a line with each kernel, then remarks in words."""
     where = f"{case.device}, {case.threads} {plural('thread', case.threads)}" if case.device == "cpu" else case.device
     what = f"one forward of {case.tokens} {plural('token', case.tokens)}, {case.dtype}, {where}"
     return [Heading(case.label, what), Table(_COLUMNS, [_model_line(row) for row in rows]), *remarks(rows)]
@@ -312,16 +313,18 @@ def _model_line(row: ResultRow) -> tuple[str | None, ...]:
     return (row.kernel, time_text(row.time_s), speed, ratio(row), verdict(row), *figures)
 
 
-_MORE = 4  # times the time, or the processes: intervals half as wide, if noise is all there is
+_MORE = 4  # factor for the time or the processes; halves the intervals if noise is the only cause of their width
 
 
 # --- what a run could decide, and the command that would decide more --------------------------------------------------
 
 
 def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
-    """Nothing where every verdict is decided; else which differences could be resolved, and the longer command.
+    """Return lines on which differences the run could resolve, and the longer command; no lines if every verdict is
+    decided.
 
-    More time where the intervals are too wide; more processes where each of them was sure and they differ.
+    The command has more time if the intervals are too wide, more processes if each process was certain but they
+    disagree.
     """
     compared = [row for row in rows if row.status == "ok" and row.kernel != row.baseline]
     if not any(row.verdict == "inconclusive" for row in compared):
@@ -346,10 +349,9 @@ def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
 
 
 def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
-    """The command of this run with four times the time for each case; or with as many more processes.
+    """Return the command of this run with four times the time for each case, or with four times as many processes.
 
-    --quick is left out, and so is --processes 1, whose interval holds for that process only. The kernel's own options
-    stay as they were typed.
+    It omits --quick, and --processes 1, whose interval holds for that process only. The other options remain as typed.
     """
     left_out = ("--quick", *(["--processes"] if request.method.processes == 1 else []))
     options = {name: value for name, value in request.asked.items() if name not in left_out}
@@ -366,13 +368,13 @@ def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
     return f"{command} {shlex.join(words)}"
 
 
-# --- --selftest: whether known differences are found ------------------------------------------------------------------
+# --- --selftest: whether known differences are detected ---------------------------------------------------------------
 
 _KNOWN = {"again": "identical code", "slowed": "code slowed by 5 %"}
 
 
 def selftest_answer(outcome: SelfTest) -> Answer:
-    """The known differences with their verdicts, by case."""
+    """Show the known differences with their verdicts, by case."""
     parts: list[Part] = [Heading("selftest", f"--fail-if-slower {outcome.allowed:.0%}, on known differences")]
     for case in dict.fromkeys(row.case for row in outcome.rows):
         parts += [Line(case, quiet=True)]
@@ -384,7 +386,7 @@ def selftest_answer(outcome: SelfTest) -> Answer:
 
 
 def failed_selftest(outcome: SelfTest) -> FFNError | None:
-    """The error of a selftest that failed, with what was judged wrongly; None for one that passed."""
+    """Return the error for a failed selftest, with the wrong verdicts; None for one that passed."""
     if not outcome.failed:
         return None
     what = "; ".join(map(_known_difference, outcome.failed))
@@ -393,19 +395,19 @@ def failed_selftest(outcome: SelfTest) -> FFNError | None:
 
 
 def _known_difference(row: KnownDifference) -> str:
-    """`code slowed by 5 %: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
+    """Return `code slowed by 5 %: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
     result = ("flagged" if row.flagged else "not flagged") + (", as it should be" if row.passed else ", which is wrong")
     return f"{_KNOWN[row.kernel]}: ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {result}"
 
 
-_MOST_FAULTS = 3  # lines of one condition; JSON has all
+_MOST_FAULTS = 3  # lines per condition; JSON lists all faults
 
 
-# --- --admit: a line per condition, with every fault of those that do not hold ----------------------------------------
+# --- --admit: a line per condition, with the faults of unmet conditions -----------------------------------------------
 
 
 def admission_answer(admission: Admission) -> Answer:
-    """`admission` and a row per condition in JSON, a line per condition in CSV."""
+    """Build the answer: `admission` and one row per condition in JSON, one line per condition in CSV."""
     suite, conditions = admission.suite, admission.conditions
     lines = [line for condition in conditions for line in _lines(condition)]
     kernels = list(dict.fromkeys(row.kernel for row in admission.rows))
@@ -428,7 +430,7 @@ def admission_answer(admission: Admission) -> Answer:
 
 
 def refused_admission(admission: Admission) -> FFNError | None:
-    """The error of a result that is not admitted, naming the conditions; None for one that is."""
+    """Return the error for a result that is not admitted, with the unmet conditions; None if it is admitted."""
     failed = [condition.name for condition in admission.conditions if not condition.passed]
     if not failed:
         return None
@@ -436,7 +438,7 @@ def refused_admission(admission: Admission) -> FFNError | None:
 
 
 def _lines(condition: Condition) -> list[ShortLine]:
-    """What holds; or each fault."""
+    """Return the condition's statement if it is met, else its faults."""
     if condition.passed:
         return [("PASS", condition.name, condition.statement)]
     left = len(condition.faults) - _MOST_FAULTS

@@ -1,4 +1,4 @@
-"""A benchmark's progress, here and on other machines: a bar in a terminal, else a line now and then."""
+"""A benchmark's progress, here and on other machines: a bar in a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ffncli.show.color import Advance, progress, shows_bar
 from ffncli.show.output import Output, print_error
 from ffncli.show.text import plural, seconds_text
 
-_START = 5.0  # s, in which a worker has loaded torch
-_PATIENCE = 10.0  # s, after which a line names the slow step; each further line after twice the time
+_START = 5.0  # seconds that a worker takes to load torch
+_PATIENCE = 10.0  # seconds after which a line names a slow step; doubled after each such line
 
 
 @dataclass
 class UnitProgress(RunProgress):
-    """Shows how far a run is.
+    """Displays the progress of a run.
 
-    Without a bar, `line` prints after every tenth of the units, and if a step takes long.
+    If there is no bar, `line` prints a line after every tenth of the units, and whenever a step takes long.
     """
 
     request: BenchRequest
@@ -41,7 +41,7 @@ class UnitProgress(RunProgress):
         self.count, self.start = self.done, self.now()
 
     def finished(self, process: int, case: Case) -> None:
-        """One more unit is finished."""
+        """Count one more finished unit."""
         units = self.request.units
         self.count += 1
         self.advance(1)
@@ -53,7 +53,7 @@ class UnitProgress(RunProgress):
             )
 
     def at(self, stage: Stage, seconds: float) -> None:
-        """A worker's current stage, and its duration so far."""
+        """Show a worker's current stage and how long it has been running."""
         if stage != self.stage:
             self.stage, self.patience = stage, _PATIENCE
         text = f"{self._case(stage.case)}: {stage.doing}" + (f" {stage.kernel}" if stage.kernel else "")
@@ -65,14 +65,14 @@ class UnitProgress(RunProgress):
                 self.patience *= 2
 
     def _case(self, case: Case) -> str:
-        """`case 1/3, 1 token`."""
+        """Return `case 1/3, 1 token`."""
         cases = self.request.cases
         return f"case {cases.index(case) + 1}/{len(cases)}, {case.tokens} {plural('token', case.tokens)}"
 
 
 @contextmanager
 def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[UnitProgress]:
-    """Shows the progress of a run with `done` units already finished; first it notes the expected time."""
+    """Display the progress of a run with `done` units already finished; begins with a note on the expected time."""
     method, count = request.method, len(request.cases)
     if left := request.units - done:
         expected = left / request.units * (count * method.max_time + method.processes * _START)
@@ -86,13 +86,14 @@ def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[
         yield UnitProgress(request, done, advance, (lambda text: None) if silent else print_error)
 
 
-_MOST_LINES = 60  # of finished cases
-_LEAST_COLUMNS, _BAR_COLUMNS = 30, 50  # of the text next to the bar, and of the rest of its line
+_MOST_LINES = 60  # maximum number of lines for finished cases
+_LEAST_COLUMNS, _BAR_COLUMNS = 30, 50  # minimum width of the text next to the bar; width of the rest of its line
 
 
 @dataclass
 class ClusterProgress:
-    """The callback of a run: a bar in a terminal (then `line` prints only news), else a line for finished cases."""
+    """Progress callback of a run on other machines: a bar in a terminal (`line` then prints only news), otherwise a
+    line per finished case."""
 
     advance: Advance
     line: Callable[[str], None]
@@ -101,7 +102,7 @@ class ClusterProgress:
     finished: int | None = field(init=False, default=None)
 
     def __call__(self, dealt: Dealt) -> None:
-        """Show how far the run is."""
+        """Display the current progress."""
         if dealt.news:
             self.news(dealt.news)
         text = who_does_what(dealt)
@@ -119,7 +120,7 @@ class ClusterProgress:
 
 
 def who_does_what(dealt: Dealt) -> str:
-    """`3 of 60 · node7, slot 1: 512x2048:swiglu, 32 tokens · node8, slot 2: ...`."""
+    """Return `3 of 60 · node7, slot 1: 512x2048:swiglu, 32 tokens · node8, slot 2: ...`."""
     running = [f"{place}: {_named(case)}" for place, case in sorted(dealt.running.items())]
     waiting = [] if running or dealt.finished == dealt.cases else ["waiting for a machine"]
     return " · ".join([f"{dealt.finished} of {dealt.cases}", *running, *waiting])
@@ -131,7 +132,7 @@ def _named(case: Case) -> str:
 
 @contextmanager
 def cluster_progress(request: BenchRequest, output: Output) -> Iterator[ClusterProgress]:
-    """Shows the progress of a run on the machines of a launcher."""
+    """Display the progress of a run on the machines of a launcher."""
     bar = shows_bar(output.quiet)
     silent = output.quiet
     width = max(_LEAST_COLUMNS, shutil.get_terminal_size().columns - _BAR_COLUMNS) if bar else None

@@ -1,4 +1,4 @@
-"""`ffn compare`: of results, of two traces, and the sweep of one result."""
+"""`ffn compare`: compares results, or two traces, or plots the sweep of one result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPEED = {
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictOptions(Options):
-    """What else the exit code says."""
+    """Additional conditions for the exit code."""
 
     strict: Annotated[
         bool, Opt("--strict", group="Results of ffn bench", daily=True, help="Exit 4 if a row is inconclusive.")
@@ -69,7 +69,7 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
     undecided = open_question(comparison) if verdict.strict else ""
     error_follows = _same_screen(output) and bool(failed or undecided)
     output.show(answer(base, new, comparison, output.format, verdict=not error_follows))
-    if (left := not_gated(comparison)) and comparison.comparable:  # otherwise the page's verdict says so
+    if (left := not_gated(comparison)) and comparison.comparable:  # otherwise the page's verdict already says so
         output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
@@ -78,7 +78,7 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
 
 
 def _same_screen(output: Output) -> bool:
-    """Whether page and error appear below each other, so that the page can leave out the error's text."""
+    """Return True if page and error appear on the same terminal, so that the page can leave out the error's text."""
     return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
@@ -86,7 +86,7 @@ def _same_screen(output: Output) -> bool:
 
 
 def _plot(question: CompareQuestion, options: Sequence[str], plot: PlotOptions, output: Output) -> None:
-    """The sweeps of one result, drawn. Raises FFNError for two sides, and for options that compare them."""
+    """Plot the sweeps of one result. Raises FFNError for two sides, and for options that compare two sides."""
     if question.new is not None:
         raise FFNError(f"{option('plot')} draws one result of ffn bench", "leave out NEW")
     paths = paths_of(listed(question.base))
@@ -100,7 +100,7 @@ def _plot(question: CompareQuestion, options: Sequence[str], plot: PlotOptions, 
 
 
 def sweep_answer(paths: Sequence[Path], sweeps: Sequence[SpeedSweep]) -> Answer:
-    """JSON has the sweeps, CSV a row for each size and kernel."""
+    """Build the answer: the sweeps in JSON, one row per size and kernel in CSV."""
     name = ",".join(map(str, paths))
     rows = [
         (one.axis, point.size, curve.kernel, one.baseline, point.speed, point.speed_low, point.speed_high,
@@ -118,7 +118,7 @@ def sweep_answer(paths: Sequence[Path], sweeps: Sequence[SpeedSweep]) -> Answer:
 
 
 def _sweep_table(sweep: SpeedSweep) -> Table:
-    """A line for each size, a column for each kernel but the baseline, which is 1."""
+    """Show one line per size and one column per kernel; the baseline has no column, since its speed is always 1."""
     curves = [curve for curve in sweep.curves if curve.kernel != sweep.baseline]
     points = {(curve.kernel, point.size): point for curve in curves for point in curve.points}
     sizes = sorted({point.size for curve in sweep.curves for point in curve.points})
@@ -127,7 +127,7 @@ def _sweep_table(sweep: SpeedSweep) -> Table:
 
 
 def _speed(point: SpeedPoint | None) -> str | None:
-    """`1.25 [1.22, 1.28]`, with `?` where that is inconclusive."""
+    """Return `1.25 [1.22, 1.28]`, with `?` if the verdict is inconclusive."""
     if point is None:
         return None
     ends = (point.speed_low, point.speed_high)
@@ -139,7 +139,7 @@ def _speed(point: SpeedPoint | None) -> str | None:
 
 
 def _compare_traces(base: Path, new: Path, tolerance: float | None, output: Output) -> None:
-    """The first step in which two traces differ, and why; exit 1 if one does. From here on torch is needed."""
+    """Show where two traces first differ, and why. Raises FFNError (exit 1) if they differ. Needs torch."""
     from ffncli.run.saved.compare import compare
     from ffncli.run.saved.saved import open_saved
 
@@ -151,9 +151,9 @@ def _compare_traces(base: Path, new: Path, tolerance: float | None, output: Outp
 
 
 def traces_answer(base: Saved, new: Saved, comparison: TraceComparison, verdict: bool = True) -> Answer:
-    """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
+    """Return the comparison as JSON, as CSV (one row per step, then per weight) and as a page.
 
-    Without `verdict` the page leaves it to the error which step differs first, and why.
+    Without `verdict` the page leaves it to the error message to say which step differs first, and why.
     """
     from ffncli.run.saved.compare import CONVENTIONS
 
@@ -186,7 +186,7 @@ def _steps_table(rows: tuple[TensorRow, ...], first_column: str, first: str | No
 
 
 def verdict_of(row: TensorRow) -> str:
-    """`up differs first: at up[0,3] base has 1.5, new 1.25 ...`."""
+    """Return `up differs first: up[0,3] is 1.5 in BASE, 1.25 in NEW ...`."""
     at = f"{row.step} differs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
         return f"{at} ({row.nonfinite:,} values are finite in only one of them)"
@@ -195,5 +195,5 @@ def verdict_of(row: TensorRow) -> str:
     near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
     ulps = (
         f", {row.ulps:.4g} ulps of {row.dtype}" if near and row.ulps is not None else ""
-    )  # otherwise the unit is meaningless
+    )  # if the values are far apart, ulps are meaningless
     return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"

@@ -16,9 +16,9 @@ from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part, Table
 from ffncli.show.text import finite, percent, plural, time_text
 
-LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
+LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub rejects comments of more than 65,536
 _UNITS = {"tokens": " tokens", "routing": " routing", "input": " input"}
-_MOST_NAMED = 5  # rows named in one line
+_MOST_NAMED = 5  # rows named on one line
 _MOST_MEANS = 20
 _LONGEST_CELL = 120
 
@@ -26,9 +26,9 @@ _LONGEST_CELL = 120
 def answer(
     base: Sequence[Path], new: Sequence[Path], comparison: ResultComparison, format: str = "table", verdict: bool = True
 ) -> Answer:
-    """The comparison as JSON, CSV (a row per case and kernel) and a page; Markdown has the verdict first.
+    """Return the comparison as JSON, CSV (one row per case and kernel) and a page; Markdown begins with the verdict.
 
-    Without `verdict` the page leaves it to the error.
+    Without `verdict` the page leaves the verdict to the error message.
     """
     names = [",".join(map(str, paths)) for paths in (base, new)]
     columns = tuple(name_of(f.name) for f in fields(ComparedRow))
@@ -38,7 +38,7 @@ def answer(
 
 
 def _known(value: Any) -> Any:
-    """A cell of the CSV: an infinite end of an interval is left empty there."""
+    """Return a CSV cell; an infinite end of an interval becomes empty."""
     return finite(value) if isinstance(value, float) else value
 
 
@@ -76,7 +76,7 @@ _WORDS: dict[Any, str] = {
 
 
 def headline(comparison: ResultComparison) -> str:
-    """The verdict over all rows in one sentence."""
+    """Return the verdict over all rows in one sentence."""
     counts = ", ".join(
         f"{count} {text}" + (f" within {percent(comparison.rules.margin)}" if word == "same" else "")
         for word, text in _WORDS.items()
@@ -99,7 +99,7 @@ def headline(comparison: ResultComparison) -> str:
 
 
 def not_gated(comparison: ResultComparison) -> str:
-    """Which rows the gate could not judge and why, since silence is not a pass; empty if it judged all."""
+    """Return which rows the gate could not judge and why, as silence would look like a pass; "" if it judged all."""
     left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
     if comparison.rules.threshold is None:
         return ""
@@ -114,7 +114,7 @@ def not_gated(comparison: ResultComparison) -> str:
 
 
 def failure(comparison: ResultComparison, named: bool = True) -> str:
-    """The result of --fail-if-slower: how many rows fail and which; empty if none does."""
+    """Return the result of --fail-if-slower: how many rows fail, and which; "" if no row fails."""
     slow = [row for row in comparison.regressions if row.verdict != "broken"]
     broken = [row for row in comparison.regressions if row.verdict == "broken"]
     total, margin, out = len(comparison.rows), comparison.rules.margin, []
@@ -129,7 +129,7 @@ def failure(comparison: ResultComparison, named: bool = True) -> str:
 
 
 def open_question(comparison: ResultComparison) -> str:
-    """The message of --strict for inconclusive rows; empty if there are none."""
+    """Return the message of --strict about inconclusive rows; "" if there are none."""
     rows = comparison.inconclusive
     if not rows:
         return ""
@@ -142,7 +142,7 @@ def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
 
 
 def words(row: ComparedRow, margin: float) -> str:
-    """`12 % slower (8 to 16 %)`, `same within 2 %`, `inconclusive (-3 to +8 %)`, `wrong in NEW`."""
+    """Return `12 % slower (8 to 16 %)`, `same within 2 %`, `inconclusive (-3 to +8 %)`, `wrong in NEW, ok in BASE`."""
     if row.verdict in ("broken", "mended", None) or row.ratio is None:
         return f"{row.new_status} in NEW, {row.base_status} in BASE"
     if row.verdict == "same":
@@ -158,7 +158,7 @@ def words(row: ComparedRow, margin: float) -> str:
 
 
 def _span(ratio: float, low: float, high: float) -> str:
-    """The interval in the unit that `change` chose for the ratio, with enough digits to distinguish its ends."""
+    """Return the interval in the unit that `change` uses for the ratio, with enough digits to tell its ends apart."""
     if ratio >= 2:
         ends, unit = (low, high), ""
     elif ratio <= 0.5:
@@ -210,7 +210,7 @@ def _page(names: Sequence[str], comparison: ResultComparison, verdict: bool) -> 
 
 
 def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
-    """A pull-request comment: the verdict, what fails, the rest folded, as many rows as the size limit allows."""
+    """Build a pull-request comment: verdict, failures, other rows folded; as many rows as the size limit allows."""
     failing, others = _split(comparison)
     ranks = {"broken": 0, "slower": 1, "inconclusive": 2, "mended": 3, "faster": 4, "same": 5, None: 6}
     rows = [*failing, *sorted(others, key=lambda row: ranks[row.verdict])]
@@ -235,7 +235,7 @@ def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
 
 
 def _most(high: int, fits: Callable[[int], bool]) -> int:
-    """The largest count up to `high` that fits, by halving."""
+    """Return the largest count up to `high` that fits, found by bisection."""
     if fits(high):
         return high
     low = 0
@@ -246,7 +246,7 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
 
 
 def _split(comparison: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
-    """The rows that fail and the others; without a gate nothing fails, and slower rows are among the rest."""
+    """Return (the failing rows, the other rows); without a gate only rows that are no longer correct fail."""
     failing = [row for row in comparison.rows if row.fails(comparison.rules)]
     return failing, [row for row in comparison.rows if not row.fails(comparison.rules)]
 
@@ -258,7 +258,7 @@ def _title(comparison: ResultComparison) -> str:
 
 
 def _frame(comparison: ResultComparison) -> list[str]:
-    """What all rows share, the machine, and remarks."""
+    """Return lines on what all rows have in common, on the machine, and remarks."""
     first = comparison.rows[0]
     units = _UNITS | {"threads": f" {plural('thread', first.threads or 0)}"}
     alike = [
@@ -299,7 +299,7 @@ def _cell(value: Any) -> Any:
 
 
 def _reasons(comparison: ResultComparison) -> list[Part]:
-    """Why rows were not gated, or reasons against a verdict; each reason once."""
+    """List the reasons why rows were not gated or have no verdict, each reason once."""
     rows: dict[str, list[ComparedRow]] = {}
     for row in comparison.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
@@ -317,7 +317,7 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
 
 
 def _means(comparison: ResultComparison) -> list[Part]:
-    """A row per kernel that has several cases."""
+    """Show one row per kernel that has several cases."""
     several = [kernel for kernel in comparison.kernels if kernel.cases > 1]
     if not several:
         return []

@@ -33,16 +33,16 @@ from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.system.files import read_whole
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.iso_params import IsoParams  # sweeps and counterparts are imported on request
+    from ffncli.models.counting.iso_params import IsoParams  # sweeps and counterparts are imported only if requested
 
 _CONVENTIONS = {**CONVENTIONS, **dtypes.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
-_MOST_CONDITION_BYTES = 10_000_000  # of --assert-file
+_MOST_CONDITION_BYTES = 10_000_000  # maximum size of --assert-file
 _group = partial(Opt, group="What to count")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountOptions(Options):
-    """Which models are counted, and what their counts must be."""
+    """Which models are counted, and what their counts are asserted to be."""
 
     sources: Annotated[
         Sequence[str],
@@ -137,7 +137,7 @@ def command(
 
 
 def _lines_of(path: str | None) -> list[str]:
-    """The conditions in a file, one per line; `#` starts a comment."""
+    """Read the conditions from a file, one per line; `#` starts a comment line."""
     if path is None:
         return []
     try:
@@ -149,23 +149,23 @@ def _lines_of(path: str | None) -> list[str]:
 
 
 def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAssertion], several: bool) -> Answer:
-    """The answer with the assertions: one line each for people, all of them under `assertions` for JSON."""
+    """Add the assertions to the answer: one line each on the page, `assertions` in JSON."""
     parts: list[Part] = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
     return answer.with_section("assertions", [asdict(one) for one in checked], parts)
 
 
 def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
-    """(JSON rows, CSV rows and tables; the CSV rows unchanged)."""
+    """Return (the answer with JSON rows, CSV rows and tables; the CSV rows as dictionaries)."""
     reports = question.reports(models)
     lines = [line for one in reports for line in one.lines()]
     parts = parts_of(reports, costs=bool(question.token_counts or question.tp))
-    if len(models) == 1 and not models[0].model.unknown:  # below the line with its widths
+    if len(models) == 1 and not models[0].model.unknown:  # below the line with the model's widths
         parts[2:2] = _drawing(models[0])
     return Answer("params", {"rows": [one.row() for one in reports]}, csv_table(lines), parts, _CONVENTIONS), lines
 
 
 def _drawing(resolved: Resolved) -> list[Part]:
-    """The flow of dimensions through the block; of several kinds, the one of most layers."""
+    """Draw the flow of dimensions through the block; if there are several kinds, the most common one."""
     group = resolved.model.main
     where = f"{group.stack} {ranges(group.layers)}:"
     return [
@@ -177,7 +177,7 @@ def _drawing(resolved: Resolved) -> list[Part]:
 def _with_twins(
     models: Sequence[Resolved], question: FigureQuestion, multiple_of: int
 ) -> tuple[Answer, list[dict[str, Any]]]:
-    """Each model next to its gated or plain counterpart, with the difference in size."""
+    """Show each model next to its gated or plain counterpart, with the difference in size."""
     from ffncli.models.counting.iso_params import counterparts, iso_params
 
     answer, lines = answer_for([twin for one in models for twin in (one, counterparts(one, multiple_of))], question)
@@ -192,7 +192,7 @@ def _difference(e: IsoParams) -> str:
 
 
 def _require_agreement(models: Sequence[Resolved]) -> None:
-    """Raises FFNError, exit 1, if a config and its tensors disagree."""
+    """Raise FFNError (exit 1) if a config and its tensors disagree."""
     wrong = [(resolved, difference) for resolved in models for difference in resolved.differences]
     if wrong:
         resolved, first = wrong[0]
@@ -204,7 +204,7 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
 
 
 def _require_one(counted: CountOptions, question: FigureQuestion) -> None:
-    """Raises FFNError for several values of what --sweep takes one of."""
+    """Raise FFNError for several values of an option of which --sweep accepts only one."""
     if len(counted.sources) > 1:
         raise FFNError(f"{option('sweep')} takes one SOURCE", "give one, or dimensions alone")
     if len(question.token_counts) > 1:
@@ -217,7 +217,7 @@ def _require_one(counted: CountOptions, question: FigureQuestion) -> None:
 def _swept(
     counted: CountOptions, dimensions: Dimensions, question: FigureQuestion
 ) -> tuple[list[Resolved], Answer, list[dict[str, Any]]]:
-    """(the swept model, the answer with one row for each combination, its CSV rows)."""
+    """Return (the swept model, the answer with one row per combination, its CSV rows)."""
     from ffncli.models.counting.sweep import points, swept
 
     source = next(iter(counted.sources), None)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ffncli.models.counting.traffic import DeviceFloor, TokenCost
 
 Row = tuple[object, ...]
-_MOST_COLUMNS = 12  # more sources than this are easier to read below each other
+_MOST_COLUMNS = 12  # with more sources than this, a row per source is easier to read than a column
 
 
 def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
-    """Everything requested, counts first; `costs` tells whether memory traffic was requested."""
+    """Show everything that was requested, counts first; `costs` is True if memory traffic was requested."""
     counts, several = [one.count for one in reports], len(reports) > 1
     parts: list[Part]
     if not several:
@@ -43,7 +43,7 @@ def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
 
 
 def _one(c: ModelCount) -> list[Part]:
-    """Its shape, each group's matrices on their own lines, totals, evidence."""
+    """Show one source: its shape, a table of matrices for each group, totals, evidence."""
     parts: list[Part] = [Heading(c.name, c.source if c.source != c.name else "")]
     kind = "gated" if c.gated else "plain"
     several = [str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups)]
@@ -72,7 +72,7 @@ def _one(c: ModelCount) -> list[Part]:
 
 
 def _layers(c: ModelCount) -> Table:
-    """The FFN next to the attention, for each kind of layer."""
+    """Show the FFN next to the attention, for each kind of layer."""
     rows: list[Row] = []
     for group in c.groups:
         what = f"{group.stack} {ranges(group.layers)}" if len(c.groups) > 1 else "one layer"
@@ -82,7 +82,7 @@ def _layers(c: ModelCount) -> Table:
 
 
 def _remark(tensor: TensorCount) -> str:
-    """Why a tensor is not part of the FFN's sum."""
+    """Return why a tensor is not included in the FFN's sum."""
     return "shared with attention" if tensor.shared else "norm, separate" if tensor.norm else ""
 
 
@@ -102,13 +102,13 @@ def _totals(c: ModelCount) -> list[Row]:
 
 
 def _row(c: ModelCount, key: str, more: str = "") -> Row:
-    """One key as its label, its value, and a readable size for bytes."""
+    """Return one key as its label, its value, and a readable size if it counts bytes."""
     value = getattr(c, key)
     return (label(key) + more, value, bytes_text(value) if key.endswith("_bytes") and value is not None else "")
 
 
 def _format(c: ModelCount) -> str:
-    """`bf16`, `q8_0, 8.5 bits per weight`: of a packed format what it takes, scales included."""
+    """Return `bf16`, or `q8_0, 8.5 bits per weight`: a packed format with its size, including scales."""
     packed = find_storage(c.dtype)
     if packed is None or packed.computable or c.weight_bytes == c.ffn_stored_bytes:
         return c.dtype
@@ -116,7 +116,7 @@ def _format(c: ModelCount) -> str:
 
 
 def _of_kind(c: ModelCount) -> Callable[[str], str]:
-    """A label about a layer, with the kind of layer if there are several kinds."""
+    """Return a function that adds the kind of layer to a label, if there are several kinds."""
     if len({group.kind for group in c.groups}) == 1:
         return lambda text: text if c.uniform else text.replace("layer", "most common layer")
     kind = "MoE" if c.experts else "dense"
@@ -160,7 +160,7 @@ _OF_MOE = {
 
 
 def _side_by_side(counts: list[ModelCount]) -> Table:
-    """One column per source, one row per quantity; rows in which sources differ are marked."""
+    """Show one column per source and one row per quantity; rows in which the sources differ are marked."""
     hidden = set() if any(c.has_experts for c in counts) else set(_OF_MOE)
     hidden |= set() if any(c.latent for c in counts) else {"latent"}
     rows: list[Row] = []
@@ -180,20 +180,20 @@ def _side_by_side(counts: list[ModelCount]) -> Table:
 
 
 def _main_kind(c: ModelCount) -> str:
-    """The kind of layer for every row "per layer": `dense`, or `MoE, 58 of 61`."""
+    """Return the kind of layer that all "per layer" rows refer to: `dense`, or `MoE, 58 of 61`."""
     kind = "MoE" if c.experts else "dense"
     alike = sum(len(group.layers) for group in c.groups if bool(group.experts) == bool(c.experts))
     return kind if alike == c.layers else f"{kind}, {alike} of {c.layers}"
 
 
 def _apart(c: ModelCount, counts: list[ModelCount]) -> str:
-    """Distinguishes sources of the same name: by format, else by the text as typed."""
+    """Return a name that distinguishes sources of the same name: with the format, or else the text as typed."""
     formats = {o.dtype for o in counts if o.name == c.name}
     return f"{c.name} {c.dtype}" if len(formats) > 1 else c.source
 
 
 def _below(counts: list[ModelCount]) -> Table:
-    """One row per source, short enough for any terminal; `ffn models` has the widths."""
+    """Show one row per source, narrow enough for any terminal; `ffn models` shows the widths."""
     rows: list[Row] = [
         (c.name, Short(c.ffn_params_per_layer), _percent(c.ffn_share_of_layer), Short(c.ffn_params_total),
          _short(c.ffn_params_active), _short(c.model_params_total), _percent(c.ffn_share_of_model))
@@ -207,7 +207,7 @@ def _short(number: int | None) -> Short | None:
 
 
 def sweep_table(reports: Sequence[tuple[Point, CostReport]], tokens: bool) -> Table:
-    """One row per combination: the swept values, then the results; `tokens` tells whether a number was given."""
+    """Show one row per combination: the swept values, then the results; `tokens` is True if token counts were given."""
     names = [name for name, _ in reports[0][0].values]
     moe = any(one.count.experts for _, one in reports)
     columns = {
@@ -229,7 +229,7 @@ def sweep_table(reports: Sequence[tuple[Point, CostReport]], tokens: bool) -> Ta
 
 
 def _costs(rows: Sequence[TokenCost], several: bool) -> Table:
-    """Bytes moved and intensity, one row for each number of tokens."""
+    """Show bytes moved and arithmetic intensity, one row per number of tokens."""
     first = rows[0]
     title = f"{first.name}: " if several else ""
     title += f"memory traffic, weights {first.dtype}, activations {first.activation_dtype}, all layers"
@@ -249,7 +249,7 @@ def _costs(rows: Sequence[TokenCost], several: bool) -> Table:
 
 
 def _floors(report: CostReport, several: bool) -> list[Part]:
-    """One source: a row for each device and number of tokens, then a line for each device."""
+    """Show one source: a row per device and number of tokens, then a line per device."""
     if not report.devices:
         return []
     count = report.count
@@ -273,13 +273,13 @@ def _floor_row(one: DeviceFloor) -> tuple[object, ...]:
 
 
 def _memory(one: DeviceFloor) -> tuple[object, ...]:
-    """What the device has to hold, what it can, and whether that is enough."""
+    """Return the memory that the weights need, the memory that the device has, and whether they fit."""
     memory = None if one.memory_bytes is None else bytes_text(one.memory_bytes)
     return (None if one.needed_bytes is None else bytes_text(one.needed_bytes), memory, one.fits)
 
 
 def _sources(report: CostReport) -> Iterator[Line]:
-    """Each device's rates and their source, and from how many tokens on it is compute bound."""
+    """Yield a line per device: its rates, their source, and the number of tokens from which it is compute bound."""
     ridges = {ridge.device: ridge for ridge in report.ridges}
     for one in {floor.device: floor for floor in report.floors}.values():
         rates = f"{one.bytes_per_s / 1e9:,.0f} GB/s"
@@ -306,7 +306,7 @@ def _reached(ridge: Ridge | None) -> str:
 
 
 def _split(split: Split, several: bool) -> list[Part]:
-    """Every tensor's slice, then the totals that a rank stores and sends."""
+    """Show every tensor's slice, then the totals that each rank stores and sends."""
     parts: list[Part] = []
     name = f"{split.name}: " if several else ""
     for group in split.groups:
@@ -332,7 +332,7 @@ def _split(split: Split, several: bool) -> list[Part]:
 
 
 def _splits(splits: Sequence[Split]) -> Table:
-    """One row for each of many models."""
+    """Show one row per model, for many models."""
     rows: list[Row] = [
         (s.name, s.d_ff, Short(s.rank_0_params_total), Short(s.rank_0_weight_bytes_total), _sent(s)[0]) for s in splits
     ]
@@ -342,13 +342,13 @@ def _splits(splits: Sequence[Split]) -> Table:
 
 
 def _over(split: Split) -> str:
-    """`over 4 ranks`, `over 8 ranks (tp 2, ep 4)`."""
+    """Return `over 4 ranks`, `over 8 ranks (tp 2, ep 4)`."""
     grid = f" (tp {split.ranks}, ep {split.expert_ranks})" if split.ranks > 1 and split.expert_ranks > 1 else ""
     return f"over {split.ranks * split.expert_ranks} ranks{grid}"
 
 
 def _exchange(exchange: ExpertExchange, several: bool) -> Table:
-    """The experts of a rank, and the bytes of its two all-to-alls."""
+    """Show the bytes that a rank sends in its two all-to-alls, and how many experts the ranks have."""
     name = f"{exchange.name}: " if several else ""
     rows: list[Row] = [
         ("dispatch, bytes/token/layer", ceil(exchange.dispatch_bytes_per_token)),
@@ -362,7 +362,7 @@ def _exchange(exchange: ExpertExchange, several: bool) -> Table:
 
 
 def _sent(split: Split) -> tuple[int, int]:
-    """Bytes that a rank sends per token and layer: ring all-reduce (rounded up), all-gather."""
+    """Return the bytes that a rank sends per token and layer: in a ring all-reduce (rounded up), in an all-gather."""
     return ceil(split.ring_all_reduce_bytes_per_token), split.all_gather_bytes_per_token
 
 

@@ -40,7 +40,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions(Assumptions):
-    """What a plan is checked against, and what was measured in place of its assumptions."""
+    """What the plan is checked against, and measurements that replace its assumptions."""
 
     simulate: Annotated[
         bool,
@@ -92,7 +92,7 @@ def command(
 
 
 def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
-    """Every split that has figures and several ranks; torch is imported for it."""
+    """Simulate every split over several ranks that has figures; imports torch."""
     from ffncli.run.ranks.simulate import collective_checks
 
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
@@ -103,7 +103,7 @@ def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) 
 
 
 def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None) -> Answer:
-    """Rows for JSON and CSV, the page for people; with measured speeds what they predict of each other."""
+    """Build the answer: rows for JSON and CSV, and the page; measured speeds add how well they predict each other."""
     columns = ("name", *(field.name for field in fields(PlanRow)))
     flat = Table(columns, [(plan.name, *vars(row).values()) for row in plan.rows])
     body: dict[str, Any] = {
@@ -125,9 +125,9 @@ def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None
 
 
 def measured_speeds(paths: str) -> dict[str, MeasuredSpeeds]:
-    """By device, `cpu` or an accelerator's name, the fastest kernel of each forward case of CSVs of `ffn bench`.
+    """Read CSVs of `ffn bench`; return, for `cpu` or an accelerator's name, its fastest kernel for each forward case.
 
-    Raises FFNError if it cannot be read, and if nothing in it was measured.
+    Raises FFNError if a file cannot be read, and if the files contain no usable measurement.
     """
     from ffncli.bench.results.csv_file import read_rows
 
@@ -153,8 +153,8 @@ def _device(row: ResultRow) -> str:
 
 
 def _block(row: ResultRow) -> MeasuredBlock | None:
-    """The row's block; None for a backward pass, a row without a time, one step of a block, a block over ranks, and
-    shared experts, whose width it lacks."""
+    """Return the row's block; None for a backward pass, a row without a time, a single step of a block, a block over
+    ranks, and shared experts, whose width is not in the row."""
     if row.status != "ok" or row.passes != "forward" or not row.time_s or row.shared_experts:
         return None
     from ffncli.bench.records import STEP

@@ -1,5 +1,5 @@
-"""The page of `ffn plan`: a sentence for each device, a table for each device and format, what was assumed, and what
-measurements and a simulation say of it."""
+"""The page of `ffn plan`: a sentence for each device, a table for each device and format, the assumptions, and checks
+against measurements and a simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLLECTIVES = ("layers", "split", "tokens each", "all-reduces", "all-to-alls", 
 
 
 def parts_of(plan: ClusterPlan) -> list[Part]:
-    """The sentences first."""
+    """Show the sentences first, then tables, refusals and notes."""
     devices = {row.device: [one for one in plan.rows if one.device == row.device] for row in plan.rows}
     lines = [Heading(sentence(plan, rows)) for rows in devices.values()]
     tables = [table for rows in devices.values() for table in _tables(rows)]
@@ -31,7 +31,7 @@ def parts_of(plan: ClusterPlan) -> list[Part]:
 
 
 def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
-    """Each reason once, with its splits; the sentence of a device without any figure has its reason."""
+    """List each reason once, with its splits; a device without any figures has its reason in its sentence."""
     splits: dict[str, dict[str, None]] = {}
     for rows in devices.values():
         if not all(row.refused for row in rows):
@@ -42,7 +42,8 @@ def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
 
 
 def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
-    """`fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token`: one device's cheapest split; else what is missing."""
+    """Return `fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token` for a device's cheapest split; if there is none,
+    what is missing."""
     device = rows[0].device
     best = next((row for row in plan.cheapest if row.device == device), None)
     what = plan.name if plan.whole else f"{plan.name} (FFN weights only)"
@@ -62,7 +63,7 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
 
 
 def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
-    """`; fits on 16 with --tp 16`: the options of the smallest split that does; empty if none is known."""
+    """Return `; fits on 16 with --tp 16`, the options of the smallest split that fits; "" if no such split is known."""
     row = next((one for one in plan.would_fit if one.device == least.device), None)
     if row is None:
         return ""
@@ -77,7 +78,7 @@ def _speed(row: PlanRow) -> str:
 
 
 def _tables(rows: Sequence[PlanRow]) -> Iterator[Table]:
-    """One device's: a table for each format."""
+    """Yield one device's tables, one per format."""
     for dtype in dict.fromkeys(row.dtype for row in rows):
         alike = [row for row in rows if row.dtype == dtype and not row.refused]
         if not alike:
@@ -119,7 +120,7 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _assumption(one: Assumed) -> str:
-    """`H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth and of the memory; ...`."""
+    """Return `H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth, 0.90 of the memory; ...`."""
     text = f"{one.device}: measured rates"
     if one.gemm_efficiency is not None and one.memory_efficiency is not None:
         text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth"
@@ -137,7 +138,7 @@ def _assumption(one: Assumed) -> str:
 
 
 def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
-    """What was predicted next to what was measured, the error, and the median of its size."""
+    """Show predictions next to measurements, their errors, and the median absolute error."""
     cells = [
         (row.device, row.block, row.dtype, row.tokens, row.kernel, time_text(row.measured_s),
          time_text(row.predicted_s), None if row.error is None else f"{100 * row.error:+.1f} %")
@@ -152,7 +153,7 @@ def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
 
 
 def collectives_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:
-    """The closed form, and where the simulation differs what it counts."""
+    """Show the counts of the closed form, and what the simulation counts if it differs."""
     cells = [(*_collective_labels(row), *_counts(row.counted), "the same" if row.same else "differs") for row in rows]
     parts: list[Part] = [
         Table(_COLLECTIVES, cells, "collectives of one layer and one rank, counted and simulated", labels=3)
@@ -169,13 +170,13 @@ def _collective_labels(row: CollectiveCheck) -> tuple[object, ...]:
 
 
 def _counts(one: Collectives) -> tuple[str, ...]:
-    """`2, 16.78 MB`: how many, and the bytes that enter them."""
+    """Return `2, 16.78 MB`: the number of collectives, and the bytes that enter them."""
     pairs = ((one.all_reduces, one.all_reduce_bytes), (one.all_to_alls, one.all_to_all_bytes))
     return tuple(f"{count}, {bytes_text(size)}" if count else "0" for count, size in pairs)
 
 
 def difference_text(row: CollectiveCheck) -> str:
-    """Where a split is, and every number that is counted and simulated differently."""
+    """Name a split, and every number that differs between counting and simulation."""
     pairs = zip(vars(row.counted).items(), vars(row.simulated).values(), strict=True)
     wrong = [f"{name} {counted:,} and {simulated:,}" for (name, counted), simulated in pairs if counted != simulated]
     return f"{' '.join(map(str, _collective_labels(row)))}: counted and simulated differ: {'; '.join(wrong)}"

@@ -1,4 +1,4 @@
-"""`ffn trace`: one layer, a row for each layer, or every layer over many texts."""
+"""`ffn trace`: one layer, one row per layer, or every layer over many texts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class TraceView(Options):
     ] = False
 
     def steps(self, question: Question) -> bool:
-        """Whether the page has the steps: not where --unembed shows tokens, --promotes units, --tp ranks, and --set or
-        --ablate changes, unless an option about steps is given."""
+        """Return True if the page shows the steps. --unembed, --promotes, --tp, --ep, --set and --ablate show something
+        else instead, unless an option about steps is given."""
         lens = question.unembed or question.promotes is not None
         steps = self.verbose or question.expert is not None
         steps = steps or (question.top_units is not None and question.promotes is None)
@@ -63,7 +63,7 @@ class TraceView(Options):
         return steps or "show" in conflicts.given(question) or not (lens or question.set or question.ablate)
 
     def judge(self, not_finite: Sequence[str], output: Output) -> None:
-        """After the answer: a note each, or, if requested, FFNError (exit 1) with all of them."""
+        """Report non-finite values after the answer: as notes, or, if requested, as FFNError (exit 1)."""
         if not_finite and self.fail_on_nonfinite:
             raise FFNError(f"not finite: {'; '.join(not_finite)}", code=ExitCode.FAILED)
         output.notes(*not_finite)
@@ -105,7 +105,7 @@ def command(
       ffn trace ./my-model --prompts texts.txt    # every layer over many texts
     """
     page = (show.out or "").lower().endswith((".html", ".htm"))
-    output = (replace(show, out=None) if page else show).output()  # a page is written in place of an answer
+    output = (replace(show, out=None) if page else show).output()  # the HTML page replaces the answer
     load_limit.apply()
     _check_files(question, view, show, page)
     if isinstance(question.prompt, tuple) or any(name in CORPUS for name in conflicts.given(corpus)):
@@ -129,7 +129,7 @@ def command(
 
 
 def _check_files(question: Question, view: TraceView, show: OutputOptions, page: bool) -> None:
-    """Raises FFNError if two options name one file, and for what a page cannot show."""
+    """Raise FFNError if two options name the same file, and for options that an HTML page does not support."""
     paths = [os.path.realpath(os.path.expanduser(name)) for name in (question.save, show.out) if name is not None]
     if len(paths) == 2 and paths[0] == paths[1]:
         raise FFNError(f"{option('save')} and {option('out')} name the same file", "give two names")
@@ -140,7 +140,7 @@ def _check_files(question: Question, view: TraceView, show: OutputOptions, page:
 def _show_many(
     question: Question, corpus: CorpusQuestion, view: TraceView, show: OutputOptions, output: Output
 ) -> None:
-    """Every layer over many texts: those of a file, or several that are typed."""
+    """Show every layer over many texts, read from a file or typed."""
     conflicts.check(ONE_OR_MANY, corpus, question)
     corpus = replace(corpus, prompts=corpus.prompts if question.prompt is None else listed(question.prompt))
     conflicts.check(MANY_RULES, corpus, replace(question, prompt=None), view)
@@ -151,9 +151,9 @@ def _show_many(
 
 
 def _write_page(question: Question, show: OutputOptions, output: Output) -> None:
-    """The page of a small block, all of whose numbers can be changed there.
+    """Write an HTML page of a small block, in which every number can be changed.
 
-    Raises FFNError for a block that is too large to compute in a page, or that a page cannot compute.
+    Raises FFNError for a block that is too large for a page, or that a page cannot compute.
     """
     page = os.path.expanduser(show.out or "")
     check_writable(page, show.force, option("out"))

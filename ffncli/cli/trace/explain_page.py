@@ -1,4 +1,4 @@
-"""How a number was computed, and what --set and --ablate change: records go in, parts of a page come out."""
+"""How a number was computed, and what --set and --ablate change, as parts of a page built from records."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _USUAL_WIDTH = 80
 
 
 def explanation_parts(session: Session, digits: int) -> list[Part]:
-    """Each explanation as a heading, its terms, the intermediate numbers, and the value itself as the last line.
+    """Show each explanation as a heading, its terms, the intermediate numbers, and the value itself on the last line.
 
-    If the input's tokens have texts, these are shown.
+    If the tokens of the input have texts, they are shown as well.
     """
     texts = tuple(token.text or "" for token in session.tokens)
     return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
 
 
 def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:
-    """`token 3 'llo'`: the token, inside an expert or if tokens have texts."""
+    """Return `token 3 'llo'` for a value inside an expert, or if tokens have texts; otherwise ""."""
     flat = one.token
     if flat is None and tokens:
         flat = 0
@@ -62,9 +62,9 @@ def _parts(one: Explanation, result: Trace, digits: int, tokens: Sequence[str]) 
 
 
 def _dot_product(one: Explanation, digits: int) -> Table:
-    """The largest terms, the others in one row, the bias, and their sum.
+    """Show the largest terms, the other terms in one row, the bias, and the sum.
 
-    If long names would make it wider than a usual terminal, they move into the column's heading.
+    If long names would make the table wider than a usual terminal, the names move into the column headings.
     """
     rows: list[tuple[str, ...]] = [
         (x.place, _text(x.value, digits), w.place, w.symbol, _text(w.value, digits), _text(term.value, digits))
@@ -88,7 +88,7 @@ def _dot_product(one: Explanation, digits: int) -> Table:
 
 
 def _experts(one: Explanation, digits: int) -> Table:
-    """The chosen experts, and the requested one; for the final layer, the likeliest tokens by id."""
+    """Show the chosen experts, and the requested expert; for the final layer, the most likely tokens by id."""
     grouped = one.experts[0].group is not None
     corrected = any(e.score is not None and e.choice != e.score for e in one.experts)
     columns = (
@@ -113,7 +113,7 @@ def _experts(one: Explanation, digits: int) -> Table:
 
 
 def _terms(one: Explanation, digits: int) -> list[str]:
-    """`route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, a line per term, and their sum if there are several."""
+    """Return `route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, one line per term; the sum if there are several."""
     places = _left([" × ".join(f.place for f in term.factors) for term in one.terms])
     values = [" × ".join(_text(f.value, digits) for f in term.factors) for term in one.terms]
     results = [_text(term.value, digits) if len(term.factors) > 1 else "" for term in one.terms]
@@ -128,7 +128,7 @@ def _terms(one: Explanation, digits: int) -> list[str]:
 
 
 def _quantities(one: Explanation, digits: int) -> list[str]:
-    """`mean square  4.25`, a line each, and its place."""
+    """Return `mean square 4.25`, one line per quantity, followed by its place."""
     names = _left([q.name for q in one.quantities])
     values = _right([_text(q.value, digits) for q in one.quantities])
     return [f"{n}  {v}  {q.place}".rstrip() for n, v, q in zip(names, values, one.quantities, strict=True)]
@@ -149,11 +149,11 @@ _COPIES = ("dropout", "allreduce")
 
 
 def _printed(one: Explanation, result: Trace, digits: int) -> str:
-    """The number formatted as on the trace's page, among its neighbours."""
+    """Return the number as it is printed on the trace's page, formatted together with its neighbours."""
     for record in result.steps:
         if record.name == one.name:
             return Excerpt(record.shape, record.values_index, record.values, digits).text(one.value)
-    return number_text(one.value, digits)  # inside an expert that is not shown
+    return number_text(one.value, digits)  # inside an expert whose values are not shown
 
 
 def _text(value: float, digits: int) -> str:
@@ -171,7 +171,7 @@ def _right(texts: Sequence[str]) -> list[str]:
 
 
 def change_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
-    """A table of the steps, and one of the tokens whose probability changes most."""
+    """Show a table of the steps, and a table of the tokens whose probabilities change most."""
     if session.changes is None:
         return []
     question, rows = session.question, labels(session.tokens)

@@ -1,4 +1,4 @@
-"""Pages with a row for each layer: `--layer all`, `--prompts`, and the load of a mixture's experts."""
+"""Pages with one row per layer: `--layer all`, `--prompts`, and the load of a mixture's experts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SURVEY_CONVENTIONS = {
 
 
 def not_finite_texts(survey: Survey) -> list[str]:
-    """The first layer with NaN or Inf, and how many more there are: one affects all later layers."""
+    """Name the first layer with NaN or Inf, and count the others, as NaN or Inf spreads to all later layers."""
     layers = survey.not_finite
     texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
     return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
 
 
 def survey_answer(survey: Survey, units: int = 1) -> Answer:
-    """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
+    """Show all layers: `layers` in JSON, one row each in CSV and in the table, with its `units` most active units."""
     resolved, layers = survey.model, [_keys(row) for row in survey.rows]
     body = {
         "model": {"name": resolved.model.name, "source": resolved.source, "prompt": survey.prompt,
@@ -59,7 +59,7 @@ def survey_answer(survey: Survey, units: int = 1) -> Answer:
 
 
 def _keys(row: LayerRow) -> dict[str, Any]:
-    """A row under the keys of docs/json.md."""
+    """Return a row with the keys of docs/json.md."""
     out = asdict(row)
     agreement = out.pop("agreement")
     names = ("max_error", "relative_error", "ulps")
@@ -67,13 +67,14 @@ def _keys(row: LayerRow) -> dict[str, Any]:
 
 
 def _csv_keys(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as cells: of the experts' load some figures, in a mixture alone."""
+    """Return a row for CSV: without `routing`, but with some figures of the experts' load if there are experts."""
     load = row["routing"] or {}
     return {name: value for name, value in row.items() if name != "routing"} | {n: load[n] for n in IN_CSV if load}
 
 
 def _flat(value: Any) -> Any:
-    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`; what is not finite as `weight up.weight`."""
+    """Return a CSV cell: active units as `3`, `7:3` inside expert 7, or `shared:3`; non-finite tensors by kind and
+    name."""
     if not isinstance(value, tuple) or not all(isinstance(one, dict) for one in value):
         return value
     return tuple(
@@ -102,7 +103,7 @@ def _table(survey: Survey, units: int) -> Table:
 
 
 def _name(survey: Survey, row: LayerRow) -> str:
-    """`3`, or `decoder.3` if there are several stacks."""
+    """Return `3`, or `decoder.3` if there are several stacks."""
     return f"{row.stack}.{row.layer}" if len({row.stack for row in survey.rows}) > 1 else str(row.layer)
 
 
@@ -133,7 +134,7 @@ CORPUS_CONVENTIONS = {
 
 
 def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
-    """All layers: `corpus.layers` in JSON, a row each in CSV and in the table."""
+    """Show all layers: `corpus.layers` in JSON, one row each in CSV and in the table."""
     figures = ("where", "texts", "tokens", "cut", "limit", "seconds", "outlier_dimensions")
     body = {
         "model": {"name": survey.model.model.name, "source": survey.model.source},
@@ -153,7 +154,7 @@ def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
 
 
 def not_finite_layers(survey: CorpusSurvey) -> list[str]:
-    """The layers with units that are NaN or infinite."""
+    """Name the first layer with units that are NaN or infinite, and count the others."""
     rows = [row for row in survey.rows if row.not_finite]
     return [f"{row.stack} layer {row.layer}: {row.not_finite:,} values of units" for row in rows[:1]] + (
         [f"{len(rows) - 1} more of the layers have NaN or Inf"] if len(rows) > 1 else []
@@ -161,7 +162,7 @@ def not_finite_layers(survey: CorpusSurvey) -> list[str]:
 
 
 def _cells(row: CorpusLayer) -> dict[str, Any]:
-    """A row as cells of a CSV file."""
+    """Return a row as cells of a CSV file."""
     out: dict[str, Any] = {}
     for name, value in vars(row).items():
         if name.endswith("_at"):
@@ -176,7 +177,7 @@ def _cells(row: CorpusLayer) -> dict[str, Any]:
 
 
 def _unit(unit: UnitFigures) -> str:
-    """`3`, `7:3` inside expert 7, `shared:3`."""
+    """Return `3`, `7:3` inside expert 7, or `shared:3`."""
     where = unit.part if unit.expert is None else unit.expert
     return f"{where}:{unit.unit}" if where != "" else str(unit.unit)
 
@@ -199,7 +200,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _token_place(at: TokenPlace | None) -> str | None:
-    """`12: 3 " Paris"`: the text, the token's position in it, the token."""
+    """Return `12: 3 " Paris"`: the text's number, the token's position in the text, the token."""
     return None if at is None else f"{at.text}: {at.token}" + ("" if at.token_text is None else f" {_quoted(at)}")
 
 
@@ -208,7 +209,7 @@ def _quoted(at: TokenPlace) -> str:
 
 
 def _layer_name(survey: CorpusSurvey, row: CorpusLayer) -> str:
-    """`3`, or `encoder.3` if the model has several stacks."""
+    """Return `3`, or `encoder.3` if the model has several stacks."""
     stacks = {group.stack for group in survey.model.model.groups}
     return f"{row.stack}.{row.layer}" if len(stacks) > 1 else str(row.layer)
 
@@ -225,7 +226,7 @@ def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
 
 
 def _outliers(survey: CorpusSurvey) -> list[Part]:
-    """The dimensions that are outliers in many layers, and the largest massive activation of each layer."""
+    """Show the dimensions that are outliers in many layers, and the largest massive activation of each layer."""
     parts: list[Part] = []
     if survey.outlier_dimensions:
         listed = ", ".join(map(str, survey.outlier_dimensions))
@@ -241,7 +242,7 @@ def _outliers(survey: CorpusSurvey) -> list[Part]:
 
 
 def _contexts(survey: CorpusSurvey) -> list[Part]:
-    """The top contexts of each layer's first units."""
+    """Show the contexts in which each layer's listed units are most active."""
     return [
         _unit_table(f"layer {_layer_name(survey, row)}, unit {_unit(unit)}", unit)
         for row in survey.rows
@@ -256,12 +257,12 @@ def _unit_table(title: str, unit: UnitFigures) -> Table:
     return Table(("value", "at", "context"), rows, f"{title}: active for {share} % of {unit.tokens:,} tokens")
 
 
-_MOST_EXPERTS = 8  # that the page lists; JSON has all
+_MOST_EXPERTS = 8  # experts listed on the page; JSON lists all
 IN_CSV = ("tokens_per_expert", "idle_experts", "busiest_expert", "busiest_share", "entropy_bits")
 
 
 def routing_parts(routing: Routing | None) -> list[Part]:
-    """How many experts are used, which are idle, the busiest ones, and how even the load is."""
+    """Show how many experts are used, which are idle, which are busiest, and how even the load is."""
     if routing is None:
         return []
     load, tokens = routing.tokens_per_expert, f"{routing.tokens:,} {plural('token', routing.tokens)}"
@@ -284,13 +285,13 @@ def routing_parts(routing: Routing | None) -> list[Part]:
 
 
 def used(routing: Routing) -> str:
-    """`5 of 8`: the experts that receive a token."""
+    """Return `5 of 8`, counting the experts that receive a token."""
     experts = len(routing.tokens_per_expert)
     return f"{experts - len(routing.idle_experts)} of {experts}"
 
 
 def layers_table(loads: Sequence[tuple[str, Routing]]) -> Table:
-    """A row for each (layer, load) of a mixture."""
+    """Show one row per (layer, load) of a mixture."""
     rows = [
         (
             layer, used(load), None if load.busiest_expert is None else str(load.busiest_expert),
@@ -304,6 +305,6 @@ def layers_table(loads: Sequence[tuple[str, Routing]]) -> Table:
 
 
 def _some(experts: Sequence[int]) -> str:
-    """The first of these numbers, and how many more there are."""
+    """List the first of these experts, and how many more there are."""
     few, more = experts[:_MOST_EXPERTS], len(experts) - _MOST_EXPERTS
     return ", ".join(map(str, few)) + (f" and {more:,} more" if more > 0 else "")

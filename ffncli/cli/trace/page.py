@@ -1,4 +1,4 @@
-"""A trace as JSON, as CSV and as a page to read: a session goes in, an Answer comes out."""
+"""A trace as JSON, CSV and a readable page: turns a session into an Answer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 _MOST_COLUMNS = 80
-_CELLS = 24, 76  # of a heat map
+_CELLS = 24, 76  # rows and columns of a heat map
 _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
 def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap: bool = False) -> Answer:
-    """A session as JSON, as CSV (a row per step, without values, or per rank) and as a page, with `digits` of values.
+    """Return a session as JSON, as CSV (one row per step, without values, or per rank) and as a page, whose values have
+    `digits` digits.
 
-    Its rows are named by the prompt's tokens, if there was one. Without steps the page starts with the other
+    If there was a prompt, rows are labelled with its tokens. Without `with_steps` the page starts with the other
     requested parts.
     """
     steps = in_json(session.steps)
@@ -70,7 +71,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
 
 
 def _head(session: Session) -> list[Part]:
-    """The run: the block, the picture of its dimensions, the model's run, then the evidence."""
+    """Show the run: the block, its flow of dimensions, the model's run, then the evidence."""
     block = session.block
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     parts += [Line(line) for line in session.flow]
@@ -87,9 +88,9 @@ def _head(session: Session) -> list[Part]:
 def _step(
     record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...], picture: HeatMap | None = None
 ) -> list[Part]:
-    """One step: its formula and shape, the values or a picture of them, their statistics, its cost."""
+    """Show one step: its formula and shape, its values or a picture of them, their statistics, the step's cost."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
-    if result.ffn_output == "logits":  # a final layer alone is not an FFN
+    if result.ffn_output == "logits":  # a lone final layer is not an FFN
         marks = {}
     head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
     about = [
@@ -101,7 +102,7 @@ def _step(
     parts: list[Part] = [Heading(head, ", ".join(about))]
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens
-    if record.dtype.startswith("int"):  # token ids
+    if record.dtype.startswith("int"):  # these are token ids
         return [*parts, Excerpt(record.shape, record.values_index, record.values, 0, names)]
     parts.append(picture or Excerpt(record.shape, record.values_index, record.values, digits, names))
     lines = (*_statistics(record, digits, names), _counts(record), _weights(record))
@@ -116,9 +117,10 @@ def _step(
 
 
 def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | None) -> list[str]:
-    """Extremes with their places, mean and spread, the histogram: in one line where 80 columns do, else in two or more.
+    """Return extremes with their places, mean and spread, and the histogram: on one line if 80 columns are enough, else
+    on several.
 
-    If the terminal wrapped the line, it would break the bars at an empty one.
+    If the terminal itself wrapped the line, it could break the histogram at an empty bar.
     """
     ends = [
         f"{name} {number_text(value, digits)} at {_place(at, rows)}"
@@ -134,13 +136,13 @@ def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | Non
 
 
 def _fitted(texts: Sequence[str]) -> list[str]:
-    """The texts in one line; none where 80 columns do not do."""
+    """Return the texts joined into one line, or [] if they need more than 80 columns."""
     whole = "  ".join(filter(None, texts))
     return [whole] if width(whole) <= _MOST_COLUMNS - 2 else []
 
 
 def _place(at: Sequence[int], rows: Sequence[int | str] | None) -> str:
-    """`[0 "[CLS]", 99]`: an index, its first axis by the name of the row where rows have names."""
+    """Return `[0 "[CLS]", 99]`: an index, whose first axis is shown by the row's name if rows have names."""
     first = rows[at[0]] if rows and at else None
     return f"[{', '.join(map(str, at if first is None else (first, *at[1:])))}]"
 
@@ -158,7 +160,7 @@ def _counts(record: StepRecord) -> str:
 
 
 def _weights(record: StepRecord) -> str:
-    """`W1 = up.weightᵀ [4, 8], b1 = up.bias [8]`: the shapes multiply as the formula reads."""
+    """Return `W1 = up.weightᵀ [4, 8], b1 = up.bias [8]`, with shapes transposed to match the formula."""
     out = []
     for p in record.parameters:
         matrix = len(p.shape) >= 2 and p.name.endswith(".weight")
@@ -169,18 +171,18 @@ def _weights(record: StepRecord) -> str:
 
 
 def _few(tokens: tuple[int, ...]) -> list[object]:
-    """The first tokens, `…` for the rest."""
+    """Return the first tokens, with `…` for the rest."""
     return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
 
 
 def model_run_lines(session: Session) -> list[Part]:
-    """The model's input, and the difference of our output from its own; nothing without a run of it."""
+    """Show the model's input, and how far our output is from the model's own; nothing if the model was not run."""
     run = session.model_run
     return [Line(listed(run.tokens)), Line(agreement_text(run.agreement))] if run else []
 
 
 def routes_table(session: Session) -> list[Part]:
-    """A table of the experts that were chosen for each token, and their weights."""
+    """Show the chosen experts of each token, and their weights."""
     steps, rows = session.prepared.steps, labels(session.tokens)
     experts = {step.inputs[1]: step.op.experts.size for step in steps if isinstance(step.op, Experts)}
     table = []
@@ -192,14 +194,14 @@ def routes_table(session: Session) -> list[Part]:
 
 
 def _expert(number: int, count: int) -> str:
-    """A routed expert by its number; identity experts have the numbers after the last."""
+    """Return a routed expert's number; identity experts are numbered after the routed experts."""
     return str(number) if number < count else f"identity {number}"
 
 
 def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
-    """How many units are dead, where any is and there are several tokens; the units that were requested.
+    """Show how many units are dead, if any are and there are several tokens; then the units that were requested.
 
-    `tokens` are the labels of the input's rows, where a prompt gives them texts.
+    `tokens` are the labels of the input's rows; empty unless a prompt gives them texts.
     """
     units = record.units
     if units is None:
@@ -221,7 +223,7 @@ def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
 
 
 def _sizes_table(record: StepRecord, tokens: Sequence[str]) -> Table:
-    """A row per unit: its size over the tokens, its largest value and at which token, what it writes."""
+    """Show one row per unit: its size over all tokens, its largest value and that value's token, what it writes."""
     assert record.units is not None
     order = {unit.unit: unit for unit in (*record.units.largest_norm, *record.units.most_active)}.values()
     writes = any(unit.writes is not None for unit in order)
@@ -239,7 +241,7 @@ def _sizes_table(record: StepRecord, tokens: Sequence[str]) -> Table:
 
 
 def _token_table(record: StepRecord, tokens: Sequence[str]) -> Table:
-    """A row per token, as many as the step shows: the units with its largest values."""
+    """Show one row per token, for as many tokens as the step shows: the units with the token's largest values."""
     assert record.units is not None
     every = record.units.per_token
     shown = edges(len(every), max(1, len(record.values_index[-2])))
@@ -259,13 +261,13 @@ def _label(token: int, tokens: Sequence[str]) -> str:
 
 
 def sentence(fact: Fact) -> str:
-    """`gelu(0.21): 0.1225; the text says 0.115`; the text's value is left out if it equals the computed one."""
+    """Return `gelu(0.21): 0.1225; the text says 0.115`; the text's value is omitted if it equals the computed one."""
     stated = f"; the text says {fact.said}" if fact.said not in ("", fact.found) else ""
     return f"{fact.topic}: {fact.found}{stated}"
 
 
 def facts_table(facts: Sequence[Fact]) -> list[Part]:
-    """A verdict and a sentence per fact, its note below; in two columns, because their text may wrap."""
+    """Show a verdict and a sentence per fact, with its note below, in two columns, because long texts may wrap."""
     rows: list[tuple[str | None, str]] = []
     wrong: set[int] = set()
     for fact in facts:

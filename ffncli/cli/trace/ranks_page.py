@@ -1,4 +1,4 @@
-"""`--tp` and `--ep`: a block over ranks, as a page to read and as rows."""
+"""`--tp` and `--ep`: a block over ranks, as a readable page and as rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ffncli.run.ranks.one_process import Collective, RankTrace
     from ffncli.run.trace.session import Session
 
-_FORMULA = 44  # columns, beyond which the shapes follow on the next line
+_FORMULA = 44  # columns; after a longer formula the shapes follow on the next line
 _MOST_COLUMNS = 78
-_MOST_RANKS = 4  # whose tensors the page shows; JSON has all
+_MOST_RANKS = 4  # ranks whose tensors the page shows; JSON has all ranks
 _NAMES = {
     "column": "column-parallel (outputs split; distributed-llama: Row Matmul)",
     "row": "row-parallel (inputs split; distributed-llama: Col Matmul)",
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def ranks_parts(session: Session, digits: int) -> list[Part]:
-    """What a rank computes on which slices, the parts of every collective and their result, what is sent."""
+    """Show what one rank computes from its slices, the parts and the result of every collective, and what is sent."""
     ranks = session.over_ranks
     if ranks is None:
         return []
@@ -45,7 +45,7 @@ def ranks_parts(session: Session, digits: int) -> list[Part]:
 
 
 def _steps(ranks: RankTrace) -> list[Part]:
-    """Rank 0's steps with the shapes of its weights as they multiply, and what each split is called."""
+    """Show rank 0's steps with the shapes of its weights, oriented as they multiply, and the name of each split."""
     left, right = [], []
     for step in ranks.steps:
         shape = "" if step.shape is None else str(list(step.shape)) + (", partial" if step.partial else "")
@@ -64,7 +64,7 @@ def _steps(ranks: RankTrace) -> list[Part]:
 
 
 def _places(ranks: RankTrace) -> list[Part]:
-    """`W1, W3: column-parallel ...`: a line for each way to split, those of shared experts under the same symbols."""
+    """List `W1, W3: column-parallel ...`, one line per way to split; shared experts use the same symbols."""
     places: dict[str, dict[str, None]] = {}
     for one in (weight for step in ranks.steps for weight in step.weights):
         for word in one.place.split(", "):
@@ -73,7 +73,7 @@ def _places(ranks: RankTrace) -> list[Part]:
 
 
 def _shares(ranks: RankTrace) -> list[Part]:
-    """A row for each rank: its experts, the rows that they receive, what it stores and sends."""
+    """Show one row per rank: its experts, the rows that they receive, what it stores and sends."""
     some = [ranks.shares[at] for at in edges(len(ranks.shares), 2 * _MOST_RANKS)]
     columns: dict[str, list[object]] = {"rank": [str(one.rank) for one in some], "parameters": [s.params for s in some]}
     if ranks.ep > 1:
@@ -92,12 +92,12 @@ def _shares(ranks: RankTrace) -> list[Part]:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """`4-7`: experts of a rank, which are always next to each other."""
+    """Return `4-7` for a rank's experts, whose numbers are always consecutive."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 
 
 def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
-    """The ranks' parts, then what becomes of them, with the distance from the whole."""
+    """Show the ranks' parts, then the combined result, with its distance from the result of the whole block."""
     reduces = one.kind == "all-reduce"
     what = "partial sum" if reduces else "results of its experts"
     parts: list[Part] = []
@@ -114,19 +114,19 @@ def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
 
 
 def _apart(agreement: Agreement) -> str:
-    """`error 1.2e-07, relative 3.1e-07, 2 ulps`."""
+    """Return `error 1.2e-07, relative 3.1e-07, 2 ulps`."""
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulps"
     return f"error {agreement.max_error:.3g}, relative {agreement.relative_error:.3g}{ulps}"
 
 
 def _counts(ranks: RankTrace) -> str:
-    """`collectives: 1 all-reduce`, `collectives: 1 all-reduce, 2 all-to-alls`."""
+    """Return `collectives: 1 all-reduce`, `collectives: 1 all-reduce, 2 all-to-alls`."""
     named = (("all-reduce", ranks.all_reduces), ("all-to-all", ranks.all_to_alls))
     return "collectives: " + (", ".join(f"{n} {plural(name, n)}" for name, n in named if n) or "none")
 
 
 def _wire(ranks: RankTrace) -> list[Part]:
-    """What is sent, how it grows with the ranks, and what an all-gather that nothing needs would cost."""
+    """Show what is sent, how it grows with the number of ranks, and what the unneeded all-gather would cost."""
     parts: list[Part] = []
     if ranks.tp > 1:
         parts.append(Line("No all-gather is needed before W2: each rank already has its inputs;"))

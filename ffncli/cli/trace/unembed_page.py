@@ -1,4 +1,4 @@
-"""Pages of tokens: what `--unembed` and `--promotes` show, and the sets that a sampler picks from."""
+"""Pages about tokens: the results of `--unembed` and `--promotes`, and the sets of tokens that a sampler picks from."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _PART = "logit: what the unit adds as a part of the residual stream, activation 
 
 
 def unembed_json(session: Session) -> list[dict[str, Any]] | None:
-    """The records under the keys of docs/json.md; None if nothing was unembedded."""
+    """Return the records with the keys of docs/json.md; None if nothing was unembedded."""
     records = in_json(session.unembed)
     return records and [{name: value for name, value in record.items() if name != "vocab"} for record in records]
 
 
 def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
-    """A table for each position or sign; nothing if nothing was unembedded."""
+    """Show one table per position or sign; nothing if nothing was unembedded."""
     if session.unembed is None:
         return []
     parts: list[Part] = [Heading("unembed", _about(session))]
@@ -51,12 +51,12 @@ def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]
 
 
 def _about(session: Session) -> str:
-    """What is unembedded."""
+    """Describe what is unembedded."""
     return _OUTPUT if session.question.neuron is None else _UNIT_AT if session.tokens else _UNIT
 
 
 def promotes_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
-    """The units that promote a token and those that suppress it; nothing if that was not requested."""
+    """Show the units that promote a token and those that suppress it; nothing if this was not requested."""
     if session.promotes is None:
         return []
     parts: list[Part] = []
@@ -73,7 +73,7 @@ def promotes_parts(session: Session, digits: int, with_steps: bool) -> list[Part
 
 
 def _units_table(title: str, units: Sequence[UnitLogit]) -> Table:
-    """A row for each unit; columns without a value in any row are left out."""
+    """Show one row per unit; columns without any value are omitted."""
     places = [f"{one.part}." if one.expert is None and one.part else "" for one in units]
     names = [f"{one.expert}:{one.unit}" if one.expert is not None else f"{at}{one.unit}"
              for at, one in zip(places, units, strict=True)]  # fmt: skip
@@ -89,7 +89,7 @@ def _units_table(title: str, units: Sequence[UnitLogit]) -> Table:
 
 
 def _title(one: PromotedTokens, tokens: Sequence[Token]) -> str:
-    """`after token 3 "sat"`, `unit 7 of expert 3, negative`."""
+    """Return `after token 3 "sat"`, `unit 7 of expert 3, negative`."""
     at = "" if one.row is None else f"after token {label(tokens[one.row]) if tokens else one.row}"
     if one.neuron is None:
         return at
@@ -100,7 +100,7 @@ def _title(one: PromotedTokens, tokens: Sequence[Token]) -> str:
 
 
 def _parts(one: PromotedTokens, tokens: Sequence[Token], digits: int) -> list[Part]:
-    """The tokens with their sets marked; the first is the argmax."""
+    """Show the tokens and the sets that each one is in; the first token is the argmax."""
     title = _title(one, tokens)
     if not one.promoted:
         return [Heading(f"{title}: {NOTHING}")]
@@ -122,7 +122,7 @@ def _parts(one: PromotedTokens, tokens: Sequence[Token], digits: int) -> list[Pa
 
 
 def _direct(one: PromotedTokens, title: str, digits: int) -> list[Part]:
-    """The vector as a part of the residual stream."""
+    """Show the tokens promoted by the vector as a part of the residual stream."""
     if one.direct is None:
         return []
     size = f"{title}, divided by the residual stream's RMS {number_text(one.direct.residual_rms, digits)}"
@@ -132,12 +132,12 @@ def _direct(one: PromotedTokens, title: str, digits: int) -> list[Part]:
 
 
 def _listed(tokens: Sequence[TokenLogit], digits: int) -> str:
-    """`" Paris" 3.12, " the" 2.9`: the first of them."""
+    """Return `" Paris" 3.12, " the" 2.9`, the first few tokens."""
     return ", ".join(f"{named(t.id, t.text)} {number_text(t.logit, digits)}" for t in tokens[:_MOST_LISTED]) or "none"
 
 
 def sampling_parts(session: Session, digits: int) -> list[Part]:
-    """A table for each position of a final layer's probabilities; nothing without."""
+    """Show one table per position of a final layer's probabilities; nothing if there are none."""
     if session.sampling is None:
         return []
     vocab = session.step("probs").shape[-1]
@@ -145,7 +145,7 @@ def sampling_parts(session: Session, digits: int) -> list[Part]:
 
 
 def sets_text(one: Sets, vocab: int, digits: int) -> str:
-    """`top 5 with mass 0.4391, top-p 0.9 needs 31 of 60 with mass 0.9012`."""
+    """Return `top 5 with mass 0.4391, top-p 0.9 needs 31 of 60 with mass 0.9012`."""
 
     def number(value: float | None) -> str:
         return number_text(nan if value is None else value, digits)
@@ -157,18 +157,19 @@ def sets_text(one: Sets, vocab: int, digits: int) -> str:
 
 
 def columns(one: Sets) -> tuple[str, ...]:
-    """The columns that say which sets an entry is in."""
+    """Return the columns that say which sets an entry is in."""
     return ("cumulative", f"top {one.top_k}", f"top-p {one.top_p:g}")
 
 
 def more(one: Sets, listed: int, option: str) -> list[Part]:
-    """A quiet line for the entries of the top-p set beyond the `listed` ones; `option` N lists N. Nothing without."""
+    """Count the entries of the top-p set beyond the `listed` ones, and name the `option` that shows them; [] if none
+    are left."""
     rest = (one.top_p_count or 0) - listed
     return [Line(f"… {rest:,} more in the top-p set; {option} {one.top_p_count} shows them", True)] if rest > 0 else []
 
 
 def _sampling_parts(one: Sampling, vocab: int, digits: int) -> list[Part]:
-    """The most probable entries with their sets marked; the first is the argmax."""
+    """Show the most probable entries and the sets that each one is in; the first entry is the argmax."""
     where = ",".join(map(str, one.position))
     if not one.candidates:
         return [Heading(f"probs of token {where}: {NOTHING}")]
