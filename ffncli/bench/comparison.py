@@ -41,9 +41,7 @@ class CompareQuestion(Options):
     base: Annotated[
         FilePath | Iterable[FilePath],
         Opt(
-            metavar="BASE",
-            accepts=PATHS,
-            help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.",
+            metavar="BASE", accepts=PATHS, help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace."
         ),
     ] = field(kw_only=False)
     new: Annotated[

@@ -328,10 +328,7 @@ def test_agreement_is_with_the_median_of_the_others():
     assert found["packed: intervals that contain the median of the other runs"] == ("3 of 4", False)
     assert found["packed: shapes reported both as faster and as slower"] == ("0 of 1", True)
     rows[0]["verdict"], rows[3]["verdict"] = "faster", "slower"
-    assert figures(method.agreement(rows))["packed: shapes reported both as faster and as slower"] == (
-        "1 of 1",
-        False,
-    )
+    assert figures(method.agreement(rows))["packed: shapes reported both as faster and as slower"] == ("1 of 1", False)
 
 
 def test_every_kind_of_invocation_is_there_early():

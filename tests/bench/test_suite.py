@@ -493,12 +493,7 @@ def parent(command: tuple[str, ...], *arguments: str) -> subprocess.Popen[str]:
     """`ffn bench` with that worker, in a process of its own."""
     words = [sys.executable, "-c", _PARENT, ",".join(command), "bench", *arguments]
     return subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=hear_signals,
-        text=True,
-        cwd=ROOT,
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_signals, text=True, cwd=ROOT
     )
 
 
@@ -525,7 +520,6 @@ def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, 
     path = tmp_path / "a.csv"
     options = ("--kernel", "eager,packed", "--tokens", "1,2", "--quick", "--threads", "1", "--device", "cpu")
     running = parent(command, "8x16:swiglu", *options, "--save", str(path))
-    assert running.stderr is not None
     assert any("1 of 6 units done" in line for line in iter(running.stderr.readline, ""))  # the log may be ahead of it
     until = time.monotonic() + 50
     while time.monotonic() < until and not (log.exists() and " 2 tokens" in log.read_text()):

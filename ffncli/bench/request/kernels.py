@@ -43,10 +43,7 @@ class ChosenKernels:
 
 
 def choose_kernels(
-    texts: Sequence[str] | None,
-    baseline: str | None,
-    ranks: Ranks = ONE_RANK,
-    specs: Sequence[FFNSpec] = (),
+    texts: Sequence[str] | None, baseline: str | None, ranks: Ranks = ONE_RANK, specs: Sequence[FFNSpec] = ()
 ) -> ChosenKernels:
     """The kernels and the baseline. None: all built-in kernels that compute a block of the kind of `specs`,
     but those to be named; over `ranks`, eager on each rank's part and the block as torch's DTensor splits it, which

@@ -241,8 +241,7 @@ class ResultOptions(Options):
     certificate: Certificates = None
     save: Save = None
     resume: Annotated[
-        FilePath | None,
-        _result("--resume", metavar="FILE.csv", accepts=PATH, help="Continue an interrupted run."),
+        FilePath | None, _result("--resume", metavar="FILE.csv", accepts=PATH, help="Continue an interrupted run.")
     ] = None
 
 

@@ -16,14 +16,7 @@ from typing import Annotated, BinaryIO
 
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.results.csv_file import (
-    HEADER,
-    ROUNDS_HEADER,
-    read_rows,
-    rounds_lines,
-    row_lines,
-    unknown_column,
-)
+from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, rounds_lines, row_lines, unknown_column
 from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, parse_grid, stored_grid
 from ffncli.bench.results.journal import ResultFiles, locked, unfinished, unfinished_run
 from ffncli.bench.results.row import ResultRow, columns
@@ -136,8 +129,7 @@ class MergeQuestion(Options):
     ] = field(default=None, kw_only=False)  # fmt: skip
     force: Force = False
     allow_mismatch: Annotated[
-        bool,
-        Opt("--allow-mismatch", group="Merging", help="Merge results of different versions of ffncli or torch."),
+        bool, Opt("--allow-mismatch", group="Merging", help="Merge results of different versions of ffncli or torch.")
     ] = False
 
 

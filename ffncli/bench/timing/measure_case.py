@@ -31,14 +31,7 @@ from ffncli.bench.timing.modes.auto import kernel_of_auto
 from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.bench.timing.modes.by_step import time_steps
 from ffncli.bench.timing.modes.sustained import sustained_remarks
-from ffncli.bench.timing.outcomes import (
-    BrokenArm,
-    after_breaking,
-    first_cause,
-    noted,
-    require_device,
-    verdict_of,
-)
+from ffncli.bench.timing.outcomes import BrokenArm, after_breaking, first_cause, noted, require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.reporter import REPORTER

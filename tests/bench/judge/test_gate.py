@@ -47,11 +47,7 @@ def test_slower_than_allowed_is_not_slower_at_all() -> None:
 
 
 def test_only_kernels_of_one_precision_are_gated() -> None:
-    rows = [
-        row("eager", [0.0] * 5),
-        row("k", around(1.5, 1)),
-        row("few bits", around(1.5, 2), computes="fp8-rowwise"),
-    ]
+    rows = [row("eager", [0.0] * 5), row("k", around(1.5, 1)), row("few bits", around(1.5, 2), computes="fp8-rowwise")]
     found = gate(rows, 0.03, METHOD)
     assert [j.row.kernel for j in found.slower] == ["k"]
     assert [(r.kernel, why) for r, why in found.not_gated] == [

@@ -52,7 +52,6 @@ def test_a_call_has_its_time_from_when_it_began():
     assert one.excess(CHECKING, 111.0, 90.0, replace(first, count=2), None) is None  # the next call
     assert one.excess(CHECKING, 121.0, 90.0, replace(first, count=2), None) is None
     late = one.excess(CHECKING, 121.5, 90.0, replace(first, count=2), None)
-    assert late is not None
     assert (late.kernel, late.outcome.status, late.cases) == ("mine", "failed", (SMALL,))
     assert late.outcome.note == (
         "the worker timed out: a call took more than 10 s while it was checked (--call-time allows more)"
@@ -64,7 +63,6 @@ def test_a_first_call_may_compile():
     assert one.excess(CHECKING, 0.0, 0.0, first, None) is None
     assert one.excess(CHECKING, 50.0, 0.0, first, None) is None
     late = one.excess(CHECKING, 50.5, 0.0, first, None)
-    assert late is not None
     assert "building it and its first call took more than 50 s" in late.outcome.note
 
 
@@ -73,7 +71,6 @@ def test_while_timing_the_kernel_is_the_one_whose_block_runs():
     assert one.excess(TIMING, 0.0, 0.0, RunningCode("eager", False, 7), None) is None
     assert one.excess(TIMING, 1.0, 0.0, RunningCode("mine", False, 8), None) is None
     late = one.excess(TIMING, 12.0, 0.0, RunningCode("mine", False, 8), None)
-    assert late is not None
     assert (late.kernel, "a call took more than 10 s while it was timed" in late.outcome.note) == ("mine", True)
 
 
@@ -87,7 +84,6 @@ def test_a_file_that_does_not_load_is_left_out_of_all_cases():
     one, stage = watched(), Stage(0, SMALL, "loading", "mine")
     assert one.excess(stage, 30.0, 0.0, RunningCode(), None) is None
     late = one.excess(stage, 30.5, 0.0, RunningCode(), None)
-    assert late is not None
     assert (late.kernel, late.cases) == ("mine", (SMALL, OTHER))
     assert late.outcome.note == "the worker did not load its file within 30 s (--load-time allows more)"
 

@@ -99,8 +99,6 @@ def test_how_calls_were_launched_and_processes_that_differ() -> None:
 
 def test_figures_of_a_row_against_the_model_of_the_clock() -> None:
     _, row = summarise(CASE, units_of(), QUICK, RUN)
-    assert row.ratio_low is not None
-    assert row.ratio_high is not None
     assert row.ratio_low < 0.9 < row.ratio_high
     assert row.ratio == pytest.approx(0.9, rel=5e-3)
     assert row.time_s == pytest.approx(0.9e-3, rel=5e-3)
@@ -133,8 +131,6 @@ def test_drift_of_20_percent_is_said_and_two_of_one_are_the_same() -> None:
     row = packed(units, method)
     assert row.verdict == "same"
     assert Code.DRIFT in codes(row)
-    assert row.aa_low is not None
-    assert row.aa_high is not None
     assert 0.98 < row.aa_low <= row.aa_high < 1.02
 
 
@@ -235,11 +231,7 @@ def test_flags_that_only_warn() -> None:
     units = units_of()
     row = packed(with_flags(units, ("load=5.5", "clock=0.61", "cpu=0.44")))
     assert row.verdict == "faster"
-    assert texts(row) == (
-        "load: 5.5",
-        "waiting: threads were busy 44 % of the time",
-        "clock: 61 % of the rated clock",
-    )
+    assert texts(row) == ("load: 5.5", "waiting: threads were busy 44 % of the time", "clock: 61 % of the rated clock")
 
 
 def test_a_gpu_at_its_power_limit_warns_of_that_with_its_clock() -> None:
@@ -260,9 +252,6 @@ def test_missed_precision_says_how_many_rounds() -> None:
     method = replace(QUICK, precision=0.002, max_time=1.0)
     row = packed(units_of(method=method, clock=lambda p: FakeClock(jitter=0.02, seed=p)), method)
     text = next(t for t in texts(row) if t.startswith("precision"))
-    assert row.ratio_low is not None
-    assert row.ratio_high is not None
-    assert row.rounds is not None
     half = (log(row.ratio_high) - log(row.ratio_low)) / 2
     assert f"about {np.ceil(row.rounds * (half / log(1.002)) ** 2):.0f} rounds needed, {row.rounds} done" in text
     assert "±0.2 % wanted" in text
@@ -287,8 +276,6 @@ def test_alike_neighbours_widen() -> None:
     row = packed(units, method)
     assert Code.CORRELATED in codes(row)
     plain = np.std(np.log(row.process_ratios), ddof=1) / np.sqrt(12) * 2.200985
-    assert row.ratio_high is not None
-    assert row.ratio is not None
     assert log(row.ratio_high / row.ratio) > 1.5 * plain
 
 
@@ -376,7 +363,6 @@ def test_summary_agrees_with_paired() -> None:
     units = units_of()
     blocks = [b for u in units for b in u.blocks]
     direct = paired(blocks, "packed", "eager")
-    assert direct is not None
     assert packed(units).ratio == exp(direct.interval.value)
     assert {b.kernel for b in blocks} == {"eager", "packed", TWIN, ANCHOR, GEMM}
 
@@ -394,8 +380,6 @@ def test_coverage_of_the_whole_way() -> None:
             ),
         )
         row = packed(units, method)
-        assert row.ratio_low is not None
-        assert row.ratio_high is not None
         inside += row.ratio_low <= 0.9 <= row.ratio_high
     assert inside / trials >= 0.90
 
@@ -467,8 +451,6 @@ def test_a_mixture_and_tf32_are_told_to_the_row_and_the_roof() -> None:
         rows[mode] = summarise(case, units, QUICK, RUN)[1]
     row = rows["tf32=on"]
     assert (row.experts, row.top_k, row.shared_experts, row.cache) == (8, 2, 1, "shared")  # what was possible
-    assert row.time_s is not None
-    assert row.flops is not None
     assert row.datasheet_fraction == pytest.approx(row.flops / 494.5e12 / row.time_s)
     assert rows["tf32=off"].datasheet_fraction == pytest.approx(row.flops / 67e12 / row.time_s)
 

@@ -292,7 +292,6 @@ def test_the_clock_of_the_gpu_before_a_block_is_counted():
     for rest in (0.0, 0.2, 0.4, 0.0, 2.0):
         cuda.host += rest
         clock.time(work := (lambda: cuda.launch(2e-5)), 1)
-        assert clock.sm_hz is not None
         readings.append(clock.sm_hz / cuda.top)
         for _ in range(100):
             clock.time(work, 50)

@@ -109,7 +109,6 @@ def test_only_threads_that_launch_are_asked_how_long_they_waited(monkeypatch):
     monkeypatch.setattr(host_counters._Waiting, "look_for_threads", lambda self: folders.append(self._only))
     GpuCounters(CudaClock(cuda := FakeCuda(), cuda.now)).read()
     (asked,) = folders
-    assert asked is not None
     assert asked(Path(f"/proc/self/task/{os.getpid()}"))
     assert not asked(Path("/proc/self/task/0"))
 

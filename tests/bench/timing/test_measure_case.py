@@ -430,12 +430,7 @@ def heard(monkeypatch):
 def test_every_kernel_is_told_before_its_code_runs(heard):
     case = Case("s", "s", FFNSpec(8, 16), tokens=4)
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
-    measure_case(
-        case,
-        Job(0, (case,), choices(["packed,eager"]), "eager", method),
-        Clock(),
-        Counters(),
-    )
+    measure_case(case, Job(0, (case,), choices(["packed,eager"]), "eager", method), Clock(), Counters())
     stages = [("starting", ""), ("checking", "eager"), ("checking", "packed"), ("timing", "")]
     assert list(dict.fromkeys(heard)) == stages
 

@@ -133,7 +133,6 @@ print("started", flush=True)
 time.sleep(60)
 """
     middle = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert middle.stdout is not None
     middle.stdout.readline()
     pid = int((tmp_path / "pid").read_text())
     until = time.monotonic() + 50

@@ -135,8 +135,7 @@ def cold_copies(ranks: Ranks, device: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("device", "here", "sharing"),
-    [("cpu", "4", 4), ("cpu", "", 4), ("cpu", "2", 2), ("cpu", "1", 1), ("cuda", "4", 1)],
+    ("device", "here", "sharing"), [("cpu", "4", 4), ("cpu", "", 4), ("cpu", "2", 2), ("cpu", "1", 1), ("cuda", "4", 1)]
 )
 def test_the_copies_of_all_ranks_at_a_cache_are_three_times_as_large(device, here, sharing, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
