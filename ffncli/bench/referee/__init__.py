@@ -1,1 +1,2 @@
-"""RIGHT ANSWERS: the problem of a case, its reference in float64, and how far off a kernel is. Never a user's file."""
+"""RIGHT ANSWERS: a case's problem, its reference in float64, and a kernel's error. A user's file is never loaded
+here."""

@@ -1,9 +1,9 @@
-"""Routing as --routing prescribes it, through x alone: kernels need not know of it.
+"""Routing as prescribed by --routing, through x only: kernels need not know about it.
 
 A router's logits are x Rᵀ + b, so x' = x + (l - x Rᵀ - b) · pinv(R)ᵀ is the nearest x with the logits l, if d_model is
-at least the number of experts (else its logits are the nearest to l). l are the logits that x had anyway, exchanged
-among the experts, so that their distribution stays: the wanted experts get the largest, and a small lift, so that no
-rounding decides. What the router then chooses is counted, never assumed.
+at least the number of experts (otherwise its logits are the nearest to l). l is x's own logits, permuted among the
+experts, which keeps their distribution: the wanted experts get the largest logits, plus a small lift, so that rounding
+does not decide. The experts that the router then chooses are counted, never assumed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from ffncli.run.engine.execute import function
 from ffncli.run.engine.reference import output_and_experts, routing_steps
 from ffncli.show.text import percent
 
-_LIFT = 0.05  # of the range of a token's logits, and at least that
+_LIFT = 0.05  # times (1 + the range of a token's logits)
 Draw = Callable[[int, torch.Generator], Tensor]  # (tokens, generator) → the experts of each, booleans [tokens, experts]
 
 
 class PrescribedRouting:
-    """Where the tokens of a case go, and the x that makes its router send them there. Weights are canonical."""
+    """The experts that a case's tokens go to, and the x that makes its router send them there. Weights have canonical
+    names."""
 
     def __init__(self, case: Case, steps: Sequence[Step], weights: Mapping[str, Tensor]) -> None:
         self._steps = routing_steps(steps)
@@ -57,22 +58,23 @@ class PrescribedRouting:
         self._sizes = case.spec.moe.experts if case.spec.moe else 0, case.spec.d_model
 
     def draw(self, tokens: int, generator: torch.Generator) -> Tensor:
-        """The experts that so many tokens are to go to, booleans [tokens, experts]; others at every call."""
+        """Draw the experts for this number of tokens, booleans [tokens, experts]; every call draws again."""
         return self._draw(tokens, generator).to(self._router.device)
 
     def new_load(self) -> ExpertLoad:
-        """A count for this case, of the experts that have weights."""
+        """Return an empty count for this case; it counts only experts that have weights."""
         return ExpertLoad(*self._sizes)
 
     def counted(self, x: Tensor) -> ExpertLoad:
-        """Where the tokens of one x go."""
+        """Count the experts that the tokens of one x go to."""
         load = self.new_load()
         load.add(self.chosen(x))
         return load
 
     @torch.no_grad()
     def entered(self, x: Tensor, wanted: Tensor) -> Tensor:
-        """x [tokens, d_model], moved as little as sends its tokens to the wanted experts, in its dtype."""
+        """Return x [tokens, d_model] in its dtype, changed as little as it takes to send its tokens to the wanted
+        experts."""
         wide = x.to(self._router.dtype)
         logits = functional.linear(wide, self._router, self._bias)
         moved = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
@@ -80,14 +82,14 @@ class PrescribedRouting:
 
     @torch.no_grad()
     def chosen(self, x: Tensor) -> Tensor:
-        """The experts that the router itself chooses, booleans [tokens, experts]."""
+        """Return the experts that the router itself chooses, booleans [tokens, experts]."""
         chosen = output_and_experts(self._steps, self._weights, {self._entry: x})[1]
         assert chosen is not None
         return chosen[:, : self._choosable]
 
 
 class ExpertLoad:
-    """How many tokens the experts received, over many calls. Sums stay on the device until they are read."""
+    """The number of tokens that each expert received, over many calls. Sums stay on the device until they are read."""
 
     def __init__(self, experts: int = 0, d_model: int = 0) -> None:
         self._experts, self._d_model = experts, d_model  # experts that have weights: any others return the token
@@ -96,7 +98,7 @@ class ExpertLoad:
         self._tokens = 0
 
     def add(self, chosen: Tensor, wanted: Tensor | None = None) -> None:
-        """One call's experts and those that were wanted, booleans [tokens, experts]."""
+        """Add one call's chosen experts, and the wanted experts, booleans [tokens, experts]."""
         received = chosen[:, : self._experts].sum(0)
         touched = (received > 0).sum()
         elsewhere = torch.zeros_like(touched) if wanted is None else (chosen != wanted).any(1).sum()
@@ -106,22 +108,22 @@ class ExpertLoad:
 
     @property
     def tokens_per_expert(self) -> tuple[float, ...]:
-        """The mean of a call; empty before the first."""
+        """The mean number of tokens per call that each expert received; empty before the first call."""
         return self._means[:-2]
 
     @property
     def touched(self) -> float | None:
-        """How many experts received any token, the mean of a call."""
+        """The mean number of experts per call that received at least one token."""
         return self._means[-2] if self._means else None
 
     @property
     def elsewhere(self) -> float:
-        """The share of the tokens that went to other experts than were wanted."""
+        """The fraction of the tokens that went to other experts than the wanted ones."""
         return self._means[-1] * self._calls / self._tokens if self._tokens else 0.0
 
     @property
     def note(self) -> str:
-        """What a user should know where tokens did not go where they should; else empty."""
+        """A note for the user if tokens went to the wrong experts; otherwise empty."""
         if not self.elsewhere:
             return ""
         small = self._d_model < self._experts
@@ -135,7 +137,7 @@ class ExpertLoad:
 
 
 def _inverse(router: Tensor) -> Tensor:
-    """pinv(R)ᵀ [experts, d_model] in float64, by the small matrix R Rᵀ."""
+    """Return pinv(R)ᵀ [experts, d_model] in float64, computed from the small matrix R Rᵀ."""
     wide = router.double()
     inverse: Tensor = torch.linalg.pinv(wide @ wide.T, hermitian=True) @ wide
     return inverse
@@ -145,10 +147,10 @@ def _inverse(router: Tensor) -> Tensor:
 
 
 def _wanted_logits(op: Route, logits: Tensor, wanted: Tensor) -> Tensor:
-    """A token's logits exchanged among the experts, so that exactly the wanted ones are chosen.
+    """Permute each token's logits among the experts so that exactly the wanted experts are chosen.
 
-    Scores grow with their logit, and a correction of the choice is 0 in random weights. If only the experts of some
-    groups may be chosen, the groups of the wanted ones are lifted above the others first.
+    Scores increase with their logit, and the router's correction bias is 0 in random weights. If experts may only be
+    chosen from some groups, the groups of the wanted experts are first lifted above the others.
     """
     outside = torch.zeros_like(wanted)
     if op.top_groups < op.groups:
@@ -165,7 +167,7 @@ def _wanted_logits(op: Route, logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
-    """Logits [tokens, groups, experts] with the groups in another order: the best ones are at those that are used."""
+    """Reorder the groups of logits [tokens, groups, experts]: the used groups get the logits of the best groups."""
     softmax = op.score == "softmax"
     scores = logits.flatten(-2).softmax(-1).reshape(logits.shape) if softmax else function(op.score)(logits)
     best = scores.topk(min(op.group_best, scores.shape[-1]), -1).values.sum(-1)
@@ -174,13 +176,14 @@ def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
 
 
 def _exchanged(values: Tensor, first: Tensor) -> Tensor:
-    """The values [..., n] in another order: the largest are at those that are `first`, which keep their order."""
+    """Reorder values [..., n] so that the positions in `first` get the largest values; among themselves, they keep
+    their order."""
     largest = values.sort(-1, descending=True).values
     return torch.empty_like(values).scatter(-1, _order(values, first), largest)
 
 
 def _order(values: Tensor, first: Tensor) -> Tensor:
-    """Indices by falling value, those that are `first` before the others."""
+    """Return the indices by descending value, those in `first` before the others."""
     spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True) + 1
     return (values + first * spread).argsort(-1, descending=True)
 
@@ -197,7 +200,7 @@ def _draw_of(case: Case, op: Route) -> Draw:
         rows = _best(op, word_keys(experts)) if is_text else traced_routes(case.routing, experts, op.top_k)
 
         def draw(tokens: int, generator: torch.Generator) -> Tensor:
-            """Return the routes themselves for as many tokens, else some of them."""
+            """Return the routes themselves if there are as many as tokens, otherwise a random selection."""
             return rows if tokens == len(rows) else rows[torch.randint(len(rows), (tokens,), generator=generator)]
 
         return draw
@@ -208,9 +211,10 @@ def _draw_of(case: Case, op: Route) -> Draw:
 
 
 def balanced(op: Route, tokens: int, generator: torch.Generator) -> Tensor:
-    """tokens · top_k / experts to each expert, or one more: every token takes the next top_k of a shuffled cycle.
+    """Send tokens · top_k / experts tokens to each expert, or one more: every token takes the next top_k of a shuffled
+    cycle.
 
-    In the cycle, the experts of a group follow each other, if only those of some groups may be chosen.
+    If experts may only be chosen from some groups, the experts of a group are adjacent in the cycle.
     """
     experts, groups = op.experts.size, op.groups if op.top_groups < op.groups else 1
     group = torch.randperm(groups, generator=generator).repeat_interleave(experts // groups)
@@ -221,16 +225,18 @@ def balanced(op: Route, tokens: int, generator: torch.Generator) -> Tensor:
 
 
 def popular(op: Route, popularity: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
-    """top_k distinct experts for each token, drawn one after the other with chances in proportion to exp(popularity).
+    """Draw top_k distinct experts for each token, one after the other, with probabilities proportional to
+    exp(popularity).
 
-    The largest of popularity + Gumbel noise are such a draw (Yellott 1977).
+    The top_k largest values of popularity + Gumbel noise are such a draw (Yellott 1977).
     """
     noise = torch.empty(tokens, op.experts.size, dtype=torch.float64).exponential_(generator=generator)
     return _best(op, popularity - noise.log())
 
 
 def _best(op: Route, keys: Tensor) -> Tensor:
-    """The top_k experts with the largest keys [tokens, experts]; with groups, of the best groups."""
+    """Return the top_k experts with the largest keys [tokens, experts]; with groups, only experts of the best
+    groups."""
     tokens = len(keys)
     if op.top_groups < op.groups:
         grouped = keys.reshape(tokens, op.groups, -1)
@@ -240,31 +246,31 @@ def _best(op: Route, keys: Tensor) -> Tensor:
 
 
 def _marked(indices: Tensor, size: int) -> Tensor:
-    """Booleans [tokens, size], true at the indices [tokens, k]."""
+    """Return booleans [tokens, size], true at the indices [tokens, k]."""
     return torch.zeros(len(indices), size, dtype=torch.bool).scatter(-1, indices, True)
 
 
 # --- --routing text ---------------------------------------------------------------------------------------------------
-# Tokens go to experts by the words of a text, so that some experts are popular as some words are.
-#
-# The text is Lincoln's Gettysburg Address (1863), in capitals or not the same word. It is a text, and not the routes of
-# a trained model: every different word has top_k experts by a hash, each occurrence goes to them, and what is real is
-# how often words come, and in which order. The same words, experts and top_k give the same routes on every machine.
+# The words of a text choose the experts, so that some experts are popular, as some words are. The text is Lincoln's
+# Gettysburg Address (1863); upper and lower case do not differ. Each word is a token. A hash gives every different word
+# its top_k experts, and each occurrence of the word goes to them. So the routes are not those of a trained model, but
+# the frequency and the order of the words are real. The same words, experts and top_k give the same routes on every
+# machine.
 
 
-_BYTES = 6  # of a hash: as many as a float64 holds without rounding
+_BYTES = 6  # bytes of a hash that a float64 holds without rounding
 
 
 @cache
 def words() -> tuple[str, ...]:
-    """The words of the text in their order, in small letters."""
+    """Return the words of the text in order, in lower case."""
     text = files("ffncli.bench.referee").joinpath("gettysburg.txt").read_text("utf-8")
     return tuple(re.findall(r"[a-z]+", text.lower()))
 
 
 def word_keys(experts: int) -> Tensor:
-    """A number for each word of the text and each expert, float64 [words, experts]: the experts with the largest are
-    the word's."""
+    """Return a number for each word of the text and each expert, float64 [words, experts]: a word's experts are those
+    with the largest numbers."""
 
     def key(word: str, expert: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{word} {expert}".encode()).digest()[:_BYTES])

@@ -1,6 +1,7 @@
-"""One case as tensors, with its reference output in float64, and how far a kernel's tensors are from that.
+"""One case as tensors, with its reference output in float64, and the errors of a kernel's tensors.
 
-The process that runs kernels has a Problem whose `referee` is another process: it gets inputs without a reference.
+In the process that runs kernels, the `referee` of a Problem is another process, which provides inputs without a
+reference.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.gap import gap
 
 _REDRAWS = 8
-_MOST_JUDGED = 4e9  # FLOPs of the references of samples in one placement: some 0.2 s of a core
-# FLOPs of a reference. One core does some 2·10¹⁰ in float64 a second; in a larger case only some tokens are checked.
+_MOST_JUDGED = 4e9  # FLOPs of the samples' references in one placement: about 0.2 s of a core
+# FLOPs of a reference. One core computes about 2·10¹⁰ FLOPs per second in float64; in a larger case, only some tokens
+# are checked.
 _MOST_FLOPS = 4e10
 _FEW = 16
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input x [tokens, d_model] of that number, and its reference output in float64.
+    """The input x [tokens, d_model] with number `number`, and its reference output in float64.
 
-    `rows` are the tokens that are compared (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
-    [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name. `out`
-    and `grads` are None where only the referee has them. `rounding` is the rms error of an output that is rounded to
-    the dtype after every step, for 16-bit dtypes; else 0.
+    `rows` are the tokens that are compared (None: all), and `out` [rows, d_model] is their reference. In a backward
+    pass, `g` [tokens, d_model] is the gradient of the output, and `grads` holds the gradients of `x` and of the
+    canonical weights, by name. `out` and `grads` are None if only the referee has them. `rounding` is the rms error of
+    an output whose every step is rounded to the dtype, for 16-bit dtypes; otherwise 0.
     """
 
     x: Tensor
@@ -65,9 +67,9 @@ class Inputs:
 
 
 class Referee:
-    """Who has the right answers of a case and rules on others.
+    """Has the right answers of a case, and rules on a kernel's answers.
 
-    Rulings answers each question itself; any other referee passes them on by `_ask`.
+    Rulings answers each question itself; any other referee passes the questions on by `_ask`.
     """
 
     def inputs(self, number: int) -> Inputs:
@@ -76,49 +78,51 @@ class Referee:
         return inputs
 
     def declare(self, kernel: str, computes: str) -> None:
-        """What a kernel computes in; empty: the case's dtype. Raises FFNError for an unknown format."""
+        """Declare the format that a kernel computes in; if empty, the case's dtype. Raises FFNError for an unknown
+        format."""
         self._ask("declare", kernel, computes)
 
     def limit(self, kernel: str) -> float:
-        """The largest `Error.largest` that kernel may have."""
+        """Return the maximum `Error.largest` that the kernel may have."""
         limit: float = self._ask("limit", kernel)
         return limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """On a kernel's whole answer to the inputs of that number: its output, for the rows that are compared, and in a
-        backward pass its gradients, as `errors_of` names them."""
+        """Rule on a kernel's whole answer to the inputs with this number: its output, for the rows that are compared,
+        and in a backward pass its gradients, named as in `errors_of`."""
         ruling: Ruling = self._ask("ruling", kernel, number, given)
         return ruling
 
     def show(self, sample: CallSample) -> None:
-        """Take a sample of a timed call, in place of an earlier one of the same block."""
+        """Take a sample of a timed call, replacing an earlier sample of the same block."""
         self._ask("show", sample)
 
     def timed(self) -> dict[str, Ruling]:
-        """On each kernel's samples since the last time, together."""
+        """Rule on each kernel's samples since the last call, together."""
         rulings: dict[str, Ruling] = self._ask("timed")
         return rulings
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
-        """How far each sample is off, in their order, without a ruling; None for one that was not judged."""
+        """Return each sample's error, in order, without a ruling; None for a sample that was not judged."""
         errors: list[Error | None] = self._ask("sampled", samples)
         return errors
 
     def accuse(self, kernel: str, note: str) -> None:
-        """Keep what the worker found about a kernel; the first note about one stays."""
+        """Keep what the worker found about a kernel; the first note about each kernel stays."""
         self._ask("accuse", kernel, note)
 
     def clock_started(self) -> None:
-        """Compare its clock with the worker's from now on."""
+        """Start to compare the referee's clock with the worker's."""
         self._ask("clock_started")
 
     def clock_stopped(self, seconds: float) -> str:
-        """What is wrong with the worker's clock, by which `seconds` have passed since; empty where nothing is."""
+        """Return what is wrong with the worker's clock, on which `seconds` have passed since `clock_started`; empty if
+        nothing is."""
         remark: str = self._ask("clock_stopped", seconds)
         return remark
 
     def _ask(self, question: str, *arguments: Any) -> Any:
-        """The answer of another referee to that question."""
+        """Pass a question to another referee, and return its answer."""
         raise NotImplementedError
 
 
@@ -129,7 +133,8 @@ QUESTIONS = frozenset(name for name in vars(Referee) if not name.startswith("_")
 class Problem:
     """The steps of a case as passed to kernels, their weights, and random inputs on demand.
 
-    `weights` are initialised as in torch's modules, so that outputs are of order 1 and tokens go to all experts.
+    `weights` are initialised as in torch's modules, so that outputs have a magnitude of about 1 and tokens go to all
+    experts.
     """
 
     case: Case
@@ -137,29 +142,29 @@ class Problem:
     weights: Mapping[str, Tensor]
     dtype: torch.dtype
     seed: int
-    referee: Referee | None = None  # None: this is the referee's own, which computes the references
+    referee: Referee | None = None  # None: the referee's own problem, which computes the references
 
     @classmethod
     def of(cls, case: Case, seed: int, referee: Referee | None = None) -> Problem:
-        """Raises FFNError (exit 3) if memory is too small for the weights."""
+        """Build the problem of a case. Raises FFNError (exit 3) if memory is too small for the weights."""
         steps, dtype = kernel_steps(steps_of(case.spec)), dtype_of(case.dtype)
         weights = random_weights(steps, seeded(seed, case.device), dtype, case.device)
         return cls(case, steps, weights, dtype, seed, referee)
 
     @property
     def backward(self) -> bool:
-        """Whether gradients are computed too."""
+        """Whether gradients are computed."""
         return self.case.passes == "forward+backward"
 
     @property
     def width(self) -> int:
-        """The longest sum of products: over d_model, d_ff, and in a backward pass over tokens."""
+        """The length of the longest sum of products: over d_model, d_ff, and in a backward pass over tokens."""
         spec = self.case.spec
         return max(spec.d_model, spec.d_ff, spec.shared_width, self.case.tokens if self.backward else 1)
 
     @property
     def scores(self) -> torch.dtype | None:
-        """The dtype of a router with its own dtype."""
+        """The router's dtype, if it has its own."""
         fixed = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in self.steps)
         return torch.float32 if fixed else None
 
@@ -170,12 +175,12 @@ class Problem:
 
     @cached_property
     def first(self) -> Inputs:
-        """The timed inputs."""
+        """The inputs of timed calls, with number 1."""
         return self.inputs(1)
 
     @cached_property
     def routing(self) -> PrescribedRouting | None:
-        """Where the tokens are to go; None where the router decides."""
+        """The prescribed routing; None if the router decides."""
         return PrescribedRouting(self.case, self.steps, self.weights) if self.case.routing else None
 
     @cached_property
@@ -185,7 +190,7 @@ class Problem:
 
     @cached_property
     def experts(self) -> Tensor | None:
-        """Which experts the tokens of `first` go to, booleans [tokens, experts]; None in a dense block."""
+        """The experts that the tokens of `first` go to, booleans [tokens, experts]; None in a dense block."""
         with torch.no_grad():
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
@@ -195,12 +200,12 @@ class Problem:
 
     @property
     def rules(self) -> Referee:
-        """Who rules on answers. Only a problem that has a referee is given to kernels."""
+        """The referee that rules on answers. Kernels are only given problems that have a referee."""
         assert self.referee is not None, "a problem without a referee"
         return self.referee
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
-        """How far each sample is off, in their order; None for one that was not judged."""
+        """Return each sample's error, in order; None for a sample that was not judged."""
         return self.referee.sampled(samples) if self.referee else judged(self, samples)
 
     def _inputs(self, number: int) -> Inputs:
@@ -209,24 +214,25 @@ class Problem:
         if not self.backward:
             return self._forward(x, left_out, generator)
         g = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
-        g[left_out] = 0  # they then add nothing to any gradient
+        g[left_out] = 0  # so that they add nothing to any gradient
         return self._backward(x, g, left_out)
 
     def other(self, number: int) -> Tensor:
-        """Tokens like those of `inputs`, without a reference."""
+        """Draw tokens like those of `inputs`, without a reference."""
         generator = self._generator(self.seed - number)
         return self._drawn(self.case.tokens, generator, self._wanted(generator))
 
     def _generator(self, seed: int) -> torch.Generator:
-        """On the device, unless a file's rows or experts are drawn: these are chosen on the CPU."""
+        """Return a generator on the device, or on the CPU if rows of a file or experts are drawn, because these are
+        chosen there."""
         return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
 
     def _wanted(self, generator: torch.Generator) -> Tensor | None:
-        """The experts that the tokens are to go to, if that is prescribed."""
+        """Draw the experts that the tokens should go to, if a routing is prescribed."""
         return None if self.routing is None else self.routing.draw(self.case.tokens, generator)
 
     def _drawn(self, tokens: int, generator: torch.Generator, wanted: Tensor | None = None) -> Tensor:
-        """x for so many tokens, sent to the wanted experts if a routing is prescribed."""
+        """Draw x for this number of tokens; it sends them to the wanted experts if a routing is prescribed."""
         if self.file is None:
             x = torch.randn(tokens, self.case.spec.d_model, generator=generator, device=generator.device)
         else:
@@ -235,10 +241,11 @@ class Problem:
         return x if self.routing is None or wanted is None else self.routing.entered(x, wanted)
 
     def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(tokens whose output should not depend on a kernel's rounding, booleans for those where it still does).
+        """Return (tokens whose output should not depend on a kernel's rounding, booleans for those whose output still
+        does).
 
         If two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
-        computes and which slope counts. Such tokens are drawn again, a few times.
+        computes and which slope counts. Such tokens are drawn again, up to `_REDRAWS` times.
         """
         wanted = self._wanted(generator)
         x = self._drawn(self.case.tokens, generator, wanted)
@@ -253,7 +260,7 @@ class Problem:
 
     @torch.no_grad()
     def unsteady(self, x: Tensor) -> Tensor:
-        """The tokens, booleans, for which rounding decides an expert or, in a backward pass, a slope."""
+        """Return booleans for the tokens for which rounding decides the experts or, in a backward pass, a slope."""
         same, _ = steady_tokens(self.steps, self.weights, {self.entry: x}, self.dtype)
         bad = ~same.to(x.device)
         if self.backward:
@@ -283,7 +290,7 @@ class Problem:
         return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark, rounding=rounding)
 
     def rounding_of(self, samples: Sequence[CallSample]) -> float:
-        """The rms error of an execution that rounds every step to the dtype, of these samples' own x."""
+        """Return the rms error of rounding every step to the dtype, computed on these samples' own x."""
         outs = torch.split(_references(self, samples)[0], [len(sample.x) for sample in samples])
         every = [self._rounding(sample.x, out) for sample, out in zip(samples, outs, strict=True)]
         return math.sqrt(sum(one**2 for one in every) / len(every))
@@ -296,12 +303,13 @@ class Problem:
 
 
 def weight_bytes(case: Case) -> int:
-    """Bytes of a case's weights."""
+    """Return the bytes of a case's weights."""
     return cost(kernel_steps(steps_of(case.spec))).params * dtype_of(case.dtype).itemsize
 
 
 def seeded(seed: int, device: str) -> torch.Generator:
-    """A generator on the device itself: a GPU would wait seconds for the numbers of a large case from a CPU."""
+    """Return a generator on the device itself: a GPU would wait seconds for a CPU to draw the values of a large
+    case."""
     return torch.Generator(torch.device(device)).manual_seed(seed)
 
 
@@ -310,15 +318,15 @@ def _remark(checked: int, tokens: int, why: str) -> str:
 
 
 def seed_of(case: Case, job: Job) -> int:
-    """Every process and case draws its own numbers, the same in every run of the same seed."""
+    """Return the seed of a process and a case, which is the same in every run with the same seed."""
     return Random(f"{job.method.seed} {job.process} {case.key}").getrandbits(48)
 
 
 def judged(problem: Problem, samples: Sequence[CallSample]) -> list[Error | None]:
-    """How far each sample is off, in their order; None for those that were not drawn, or that rounding decides.
+    """Return each sample's error, in order; None for samples that were not drawn, or whose answer depends on rounding.
 
-    Errors are relative to the largest value of the case's first inputs at least: of a single token all values can be
-    small by chance.
+    Errors are relative to at least the largest value of the case's first inputs, since all values of a single token may
+    be small by chance.
     """
     errors: list[Error | None] = [None] * len(samples)
     drawn = _drawn_samples(problem, samples)
@@ -345,7 +353,8 @@ def judged(problem: Problem, samples: Sequence[CallSample]) -> list[Error | None
 
 
 def _drawn_samples(problem: Problem, samples: Sequence[CallSample]) -> list[int]:
-    """The numbers of the samples to judge: one of each kernel at least, then any until `_MOST_JUDGED`."""
+    """Draw the indices of the samples to judge: at least one per kernel, then others until `_MOST_JUDGED` is
+    reached."""
     numbers = list(range(len(samples)))
     SystemRandom().shuffle(numbers)
     first = dict.fromkeys(samples[n].kernel for n in numbers)
@@ -360,7 +369,7 @@ def _drawn_samples(problem: Problem, samples: Sequence[CallSample]) -> list[int]
 
 
 def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor, Tensor | None]:
-    """(the outputs of all these tokens, the gradients of x where they have any), in float64."""
+    """Return (the outputs of all these tokens, the gradients of x in a backward pass), in float64."""
     x = torch.cat([sample.x for sample in samples])
     g = [sample.g for sample in samples if sample.g is not None]
     if not problem.backward:
@@ -372,10 +381,10 @@ def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor
 
 
 def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """For every activation with kinks, the tokens (indices) that rounding may carry across one.
+    """Yield, for every activation with kinks, the indices of the tokens that rounding may carry across a kink.
 
-    A sum of n products is accurate to eps · √n of the largest sum, eps that of float32 for all dtypes but float64:
-    rounding it afterwards keeps its sign.
+    A sum of n products is accurate to eps · √n of the largest sum. eps is that of float32, even for 16-bit dtypes,
+    since rounding the finished sum keeps its sign; only float64 has its own.
     """
     if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
         return
@@ -384,7 +393,7 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
     tensors: dict[str, Tensor] = {}
     expert: int | None = None
     for event in events_in_float64(steps, weights, inputs):
-        if event.expert != expert:  # an activation's input is in the same expert
+        if event.expert != expert:  # an activation's input belongs to the same expert
             tensors, expert = {}, event.expert
         tensors[event.name] = event.tensor
         if isinstance(event.step.op, Activation):
@@ -397,7 +406,7 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
 
 
 def _kinks(op: Activation) -> tuple[float, ...]:
-    """The places where the slope jumps."""
+    """Return the inputs at which the slope jumps."""
     return tuple(x for x, order in factor(op).row.kinks if order == 1)
 
 
@@ -412,14 +421,15 @@ class InputFile:
 
     @classmethod
     def of(cls, case: Case) -> InputFile:
-        """The file of a case. Raises FFNError if it has changed since the run began."""
+        """Read the file of a case. Raises FFNError if it has changed since the run began."""
         rows = input_rows(case.input, case.spec.d_model)
         if digest("--input", case.input) != case.input_sha256:
             raise FFNError(f"{shown_path(Path(case.input))} has changed since the run began", "start again")
         return cls(rows)
 
     def drawn(self, tokens: int, generator: torch.Generator) -> Tensor:
-        """[tokens, d_model] in float32 or wider: rows drawn with replacement, each times 1 ± 0.02 at most."""
+        """Draw rows with replacement, each scaled by a random factor between 0.98 and 1.02: [tokens, d_model] in
+        float32 or wider."""
         places = torch.randint(len(self._rows), (tokens,), generator=generator)
         rows = self._rows[places]
         scale = 1 + SCALED * (2 * torch.rand(tokens, 1, generator=generator, dtype=torch.float64) - 1)
@@ -427,16 +437,16 @@ class InputFile:
         return rows.to(wide) * scale.to(wide)
 
 
-OUTPUT, GRADIENT = "its output", "its gradient of "  # what is compared, in a note's words
-_SMALL = 0.01  # of the largest gradient; a smaller one is judged as if it were that large
+OUTPUT, GRADIENT = "its output", "its gradient of "  # what is compared, as notes call it
+_SMALL = 0.01  # fraction of the largest gradient; a smaller gradient is judged as if it were that large
 
 
 @dataclass(frozen=True)
 class CallSample:
-    """Some tokens of one call: x [rows, d_model] as it was entered, `out` [rows, d_model] as the kernel gave it.
+    """Some tokens of one call: x [rows, d_model] as the kernel received it, and its answer `out` [rows, d_model].
 
-    In a backward pass `g` is the gradient of the output that was entered, `gradient` that of x that came back. Of the
-    calls of a `block`, counted for each kernel, the sample that was shown last is judged.
+    In a backward pass, `g` is the gradient of the output that the kernel received, and `gradient` the gradient of x
+    that it returned. Each kernel counts its own blocks; of the samples of a `block`, the last one shown is judged.
     """
 
     kernel: str
@@ -450,9 +460,9 @@ class CallSample:
 def errors_of(
     given: Mapping[str, Tensor], out: Tensor, gradients: Mapping[str, Tensor] | None = None
 ) -> dict[str, Error]:
-    """The error of every finite tensor that a kernel gave, by what it is: OUTPUT, or GRADIENT and a name.
+    """Return the error of every finite tensor that a kernel returned, by its name: OUTPUT, or GRADIENT and a name.
 
-    `out` and `gradients` are the reference, of the same shapes.
+    `out` and `gradients` are the references, of the same shapes.
     """
     floor = least_gradient(gradients) if gradients else 0.0
     errors = {}
@@ -465,12 +475,12 @@ def errors_of(
 
 
 def least_gradient(gradients: Mapping[str, Tensor]) -> float:
-    """What the largest value of a gradient counts as at least."""
+    """Return the minimum for the largest value of a gradient: a smaller gradient is judged as if it were that large."""
     return _SMALL * max(size(t) for t in gradients.values())
 
 
 def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
-    """The error of one finite tensor; `floor` is the least value used for max|b|."""
+    """Return the error of one finite tensor; `floor` is the minimum of max|b|."""
     apart, largest = gap(tensor, reference), size(reference)
     scale = max(largest, floor)
     share = apart.largest / scale if scale else (math.inf if apart.largest else 0.0)

@@ -1,10 +1,11 @@
-"""The referee as a process of its own: it has weights, references and limits, and never loads a user's file.
+"""The referee as a separate process: it has weights, references and limits, and never loads a user's file.
 
-The worker forks it when torch is loaded and nothing has been computed yet, so it costs no second import; then it waits
-for questions, without using a processor. Nothing that the worker sends is unpickled, and no answer holds a reference.
-What it finds about each kernel it tells the worker's parent itself, over a line that the worker closes before it loads
-a user's file: what the worker says about its kernels is believed only where both agree (judge/summary.py).
-It ends with the worker. Where forking is not safe (anything but Linux) there is none, and the worker judges by itself.
+The worker forks it after torch is loaded and before anything is computed, which saves a second import. It then waits
+for questions without using a processor. Nothing that the worker sends is unpickled, and no answer contains a reference.
+It reports its findings about each kernel to the worker's parent itself, over a connection that the worker closes before
+it loads a user's file; what the worker says about its kernels counts only if both agree (judge/summary.py). It ends
+with the worker. If forking is not safe (on any system but Linux), there is no such process, and the worker judges by
+itself.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ffncli.system.child import ending, require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
-_LINE_BYTES = 1 << 20  # of samples that wait; the system may allow fewer
+_LINE_BYTES = 1 << 20  # bytes of waiting samples; the system may allow fewer
 
 
 class RefereeGone(FFNError):
@@ -51,7 +52,8 @@ class RefereeGone(FFNError):
 
 
 class RefereeProcess(Referee):
-    """Asks the referee. Raises RefereeGone if that has ended, and what the referee raised."""
+    """Passes questions to the referee's process. Raises RefereeGone if that has ended, and any error that the referee
+    raised."""
 
     def __init__(self, connection: Connection, samples: socket.socket, pid: int) -> None:
         self._connection, self._samples, self._pid = connection, samples, pid
@@ -59,11 +61,12 @@ class RefereeProcess(Referee):
         self.gone = False
 
     def begin(self, case: Case) -> None:
-        """Take up a case: its weights are drawn there while the worker draws its own."""
+        """Begin a case: the referee draws its weights while the worker draws its own."""
         self._tell("begin", case.key)
 
     def show(self, sample: CallSample) -> None:
-        """A sample of a timed call. It waits in the line: the referee sleeps on until it is asked, or the line full."""
+        """Send a sample of a timed call. It waits in the connection, so that the referee sleeps until it is asked a
+        question or the connection is full."""
         try:
             self._samples.send(packed(sample))
         except BlockingIOError:
@@ -75,11 +78,11 @@ class RefereeProcess(Referee):
             super().show(sample)
 
     def report(self) -> None:
-        """Have it tell the worker's parent what it found in this case."""
+        """Make the referee report to the worker's parent what it found in this case."""
         self._ask("report")
 
     def close(self) -> None:
-        """End it, also where a process that a kernel has forked keeps the line open."""
+        """End the process, even if a process forked by a kernel keeps the connection open."""
         self._connection.close()
         self._samples.close()
         if not self.gone:
@@ -119,10 +122,10 @@ class RefereeProcess(Referee):
 
 @contextmanager
 def referee_process(job: Job, others: Connection, reports: Connection | None = None) -> Iterator[RefereeProcess | None]:
-    """The referee of a job; None where it has no business (on a GPU, step by step) or cannot be forked.
+    """Yield the referee of a job, or None if it is not used (on a GPU, step by step) or cannot be forked.
 
-    To be called before any computation, and before a user's file is loaded. The child closes `others`, the line to the
-    worker's parent, and the worker `reports`, the referee's line to that parent.
+    Call it before any computation, and before a user's file is loaded. The child closes `others`, the connection to the
+    worker's parent; the worker closes `reports`, the referee's own connection to that parent.
     """
     if not any(job.method.refereed_apart(case) for case in job.cases):
         if reports:
@@ -156,13 +159,13 @@ def referee_process(job: Job, others: Connection, reports: Connection | None = N
 
 
 def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
-    """All of the forked process: it answers until the worker closes the line, or dies."""
+    """Run the forked process: answer questions until the worker closes the connection, or dies."""
     code = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its memory is not the worker's to read
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that the worker cannot read its memory
         if os.getppid() == worker:
             _serve(answers, connection)
         code = 0
@@ -185,7 +188,7 @@ def _serve(answers: _Answers, connection: Connection) -> None:
             kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
             raised = [kind, str(error) or kind]
         if question == "begin":
-            continue  # nobody waits; what went wrong comes up again with the first question
+            continue  # no answer is awaited; an error comes up again at the first question
         try:
             send(connection, [answer, raised])
         except OSError:
@@ -194,16 +197,16 @@ def _serve(answers: _Answers, connection: Connection) -> None:
 
 @dataclass
 class _Answers:
-    """The state of the referee: the case that is at hand."""
+    """The state of the referee: the current case."""
 
     job: Job
-    reports: Connection | None = None  # to the parent of the worker
-    samples: socket.socket | None = None  # from the worker, in the order of time
+    reports: Connection | None = None  # to the worker's parent
+    samples: socket.socket | None = None  # from the worker, in chronological order
     case: Case | None = None
     rulings: _ClockedRulings | None = None
 
     def to(self, question: str, arguments: list[Any]) -> Any:
-        """The answer to a question: one of a Referee's, by name, or of the three about this process."""
+        """Answer a question: one of Referee's methods, by name, or one of three about this process."""
         match question, arguments:
             case "begin", [str(key)]:
                 return self._begin(key)
@@ -217,10 +220,10 @@ class _Answers:
         require_fitting(arguments, hints)
         self._read_samples()
         answer = getattr(self._rulings(), question)(*arguments)
-        return replace(answer, out=None, grads=None) if isinstance(answer, Inputs) else answer  # no references
+        return replace(answer, out=None, grads=None) if isinstance(answer, Inputs) else answer  # without references
 
     def _begin(self, key: str) -> None:
-        self._read_samples()  # of the case before; nobody asks for them any more
+        self._read_samples()  # samples of the previous case, which are no longer needed
         self.case = next(case for case in self.job.cases if case.of_rank.key == key)
         self.rulings = None
         torch.set_num_threads(self.case.threads)
@@ -230,7 +233,7 @@ class _Answers:
     def _report(self) -> None:
         if self.reports is None:
             return
-        with suppress(OSError):  # the parent is gone, or hangs up
+        with suppress(OSError):  # the parent is gone or closes the connection
             report = asdict(self._rulings().report()) | {"case": self.case.key if self.case else ""}
             self.reports.send_bytes(json.dumps(report).encode())
 
@@ -245,7 +248,7 @@ class _Answers:
         return self.rulings
 
     def _read_samples(self) -> None:
-        """Everything that waits in their line."""
+        """Read all samples that are waiting in the connection."""
         with suppress(BlockingIOError, EOFError):
             while self.samples and (message := self.samples.recv(_LINE_BYTES)):
                 sample = unpacked(message)
@@ -254,16 +257,16 @@ class _Answers:
 
 
 class _ClockedRulings(Rulings):
-    """Rulings in a process whose clock nobody else can change."""
+    """Rulings in a process whose clock no other process can change."""
 
     _started = 0.0
 
     def clock_started(self) -> None:
-        """Compare the clocks from now on."""
+        """Start to compare the clocks."""
         self._started = time.monotonic()
 
     def clock_stopped(self, seconds: float) -> str:
-        """Where the clocks differ, no time of a user's kernel can be believed."""
+        """Compare the clocks: if they differ, the times of users' kernels cannot be trusted."""
         remark = clocks_apart(seconds, time.monotonic() - self._started)
         for kernel in self.users if remark else ():
             self.accuse(kernel, Ruling(remark, WrongCode.PATCHED_CLOCK).note)
@@ -271,7 +274,8 @@ class _ClockedRulings(Rulings):
 
 
 def clocks_apart(worker: float, referee: float) -> str:
-    """What is wrong where the worker's clock says that so many seconds have passed, and the referee's other ones."""
+    """Return the difference between the seconds on the worker's clock and on the referee's, in words; empty if they
+    agree."""
     apart = abs(worker - referee)
     if apart <= _CLOCKS_LEAST or worker <= 0 or abs(log(worker / referee)) <= _CLOCKS_APART:
         return "" if worker > 0 or apart <= _CLOCKS_LEAST else f"no time passed in {referee:.2g} s"

@@ -1,15 +1,16 @@
-"""The referee's rulings: whether an answer is right, and what each kernel of a case has been found to do so far.
+"""The referee's rulings: whether an answer is right, and what is known so far about each kernel of a case.
 
-The same code runs in the referee's process, or in the worker if it has none. In a process of its own, nothing
-that a kernel does to the worker's Python changes a limit, a comparison or what has been found.
+The same code runs in the referee's process, or in the worker if it has none. In the referee's own process, nothing that
+a kernel does to the worker's Python can change a limit, a comparison or a finding.
 
-The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a passing baseline. A
-16-bit output must also have no larger rms error than `rms_tolerance`: it tells weights of 8 bits from 16.
+The baseline's error must be within `allowed`; any other kernel's error within `allowed` or 4 times the error of a
+passing baseline, whichever is larger. A 16-bit output must also have an rms error within `rms_tolerance`, which
+distinguishes 8-bit weights from 16-bit weights.
 
-`allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
-reference. With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding).
-With 16 bits only the rounding of every step has their eps, the sums have that of float32: c · eps · √d_ff would be 0.7
-for bf16 and d_ff = 2048, and any kernel would pass.
+`allowed` is `measure.gap.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the reference.
+With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding). With 16-bit
+dtypes, only the rounding of every step has their eps, while sums have the eps of float32. With the 16-bit eps, c · eps
+· √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.measure.gap import declared_tolerance, rms_tolerance, tolerance_for
 from ffncli.run.measure.statistics import in_words, not_finite
 
-GRADIENTS = 2  # times `allowed` if gradients are checked too: twice as many products are chained
+GRADIENTS = 2  # factor on `allowed` if gradients are checked, as twice as many products are chained
 TIMES = 4  # the error of a passing baseline
 
-# The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
-# bf16 has 7.
+# The relative precision to which float32 products may first be rounded (torch.set_float32_matmul_precision): TF32 has
+# 10 bits, bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NOT_FINITE = Error(math.inf, math.inf)
-_WIDE = 16  # numbers of a token that does not come twice by chance
+_WIDE = 16  # minimum values per token that make a repeated token no accident
 
 
 def allowed(problem: Problem, math_mode: str = "highest") -> float:
-    """The largest `Error.largest` of a correct baseline."""
+    """Return the maximum `Error.largest` of a correct baseline."""
     bound = tolerance_for(problem.dtype, problem.width, problem.scores)
     if problem.dtype == torch.float32:
         bound += 4 * _MATH_EPS[math_mode]
@@ -50,9 +51,9 @@ def allowed(problem: Problem, math_mode: str = "highest") -> float:
 
 
 def error_limit(case: Case, computes: str, baseline_error: float | None) -> float:
-    """The largest `error_max` of a stored row that is right, in the default math mode.
+    """Return the maximum `error_max` of a correct stored row, in the default math mode.
 
-    `baseline_error` is that of its baseline, None for the baseline itself.
+    `baseline_error` is the error of the row's baseline; None for the baseline itself.
     """
     problem = Problem(case, kernel_steps(steps(case.spec)), {}, dtype_of(case.dtype), 0)
     limit = max(allowed(problem), TIMES * (baseline_error or 0.0))
@@ -60,13 +61,13 @@ def error_limit(case: Case, computes: str, baseline_error: float | None) -> floa
 
 
 def refereed(problem: Problem, baseline: str = "", math_mode: str = "highest") -> Problem:
-    """The problem with rulings in this process."""
+    """Return the problem with a referee in this process."""
     return replace(problem, referee=Rulings(problem, baseline, math_mode))
 
 
 class Rulings(Referee):
-    """The referee of a case: limits, rulings and findings. `problem` has its references, `users` are the kernels whose
-    code could change what is entered."""
+    """The referee of a case: limits, rulings and findings. `problem` computes its own references; `users` are the
+    kernels whose code could change the inputs."""
 
     def __init__(
         self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
@@ -79,7 +80,7 @@ class Rulings(Referee):
         self._shown: dict[tuple[str, int], CallSample] = {}
 
     def inputs(self, number: int) -> Inputs:
-        """The inputs of that number, with references."""
+        """Return the inputs with this number, including references."""
         if number == 1:
             return self._problem.first
         if number not in self._known:
@@ -87,33 +88,34 @@ class Rulings(Referee):
         return self._known[number]
 
     def declare(self, kernel: str, computes: str) -> None:
-        """What a kernel computes in; its first word holds. Raises FFNError for an unknown format."""
+        """Declare the format that a kernel computes in; its first declaration counts. Raises FFNError for an unknown
+        format."""
         if computes:
             declared_tolerance(computes)
         self._findings.setdefault(kernel, Finding(Outcome(kernel, computes=computes)))
 
     def limit(self, kernel: str) -> float:
-        """The largest `Error.largest` of that kernel."""
+        """Return the maximum `Error.largest` of the kernel."""
         limit = self._allowed if kernel in (self._baseline, TWIN) else self._others
         computes = self._of(kernel).outcome.computes
         return max(limit, declared_tolerance(computes)[0]) if computes else limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Of the whole answer to the inputs of that number: its output, for the rows that are compared, and in a
-        backward pass its gradients, as `errors_of` names them."""
+        """Rule on the whole answer to the inputs with this number: the output, for the rows that are compared, and in a
+        backward pass the gradients, named as in `errors_of`."""
         inputs = self.inputs(number)
         ruling = self._of_whole(kernel, inputs, given)
-        before = self._keep(kernel, ruling, answers=1)
-        if kernel == self._baseline and number == 1 and not ruling.wrong and not before.outcome.computes:
+        finding = self._keep(kernel, ruling, answers=1)
+        if kernel == self._baseline and number == 1 and not ruling.wrong and not finding.outcome.computes:
             self._others = max(self._others, TIMES * ruling.error.largest)
         return ruling
 
     def show(self, sample: CallSample) -> None:
-        """A sample of a timed call, in place of an earlier one of the same block."""
+        """Keep a sample of a timed call, replacing an earlier sample of the same block."""
         self._shown[sample.kernel, sample.block] = sample
 
     def timed(self) -> dict[str, Ruling]:
-        """Of each kernel's samples since the last time, together."""
+        """Rule on each kernel's samples since the last call, together."""
         samples, self._shown = list(self._shown.values()), {}
         rulings = {kernel: Ruling() for kernel in dict.fromkeys(sample.kernel for sample in samples)}
         sound: list[CallSample] = []
@@ -131,22 +133,22 @@ class Rulings(Referee):
         return rulings
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
-        """How far each sample is off, in their order, without a ruling; None for one that was not judged."""
+        """Return each sample's error, in order, without a ruling; None for a sample that was not judged."""
         return self._problem.sampled(samples)
 
     def accuse(self, kernel: str, note: str) -> None:
-        """Keep what the worker found; the first note about a kernel stays."""
+        """Keep what the worker found; the first note about each kernel stays."""
         self._keep(kernel, Ruling(note))
 
     def clock_started(self) -> None:
-        """In the worker there is one clock alone."""
+        """Do nothing: the worker has only one clock."""
 
     def clock_stopped(self, seconds: float) -> str:
-        """Nothing to compare with."""
+        """Return no fault: there is only one clock."""
         return ""
 
     def report(self) -> CaseReport:
-        """What was found so far."""
+        """Return the findings so far."""
         return CaseReport(self._problem.case.key, tuple(self._findings.values()))
 
     # --- the rules ----------------------------------------------------------------------------------------------------
@@ -174,7 +176,8 @@ class Rulings(Referee):
             together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in errors) / len(errors)))
             values, rounding = sum(s.out.numel() for s in samples), self._problem.first.rounding
             if self._beyond_rms(kernel, together, values, rounding):
-                # Another x may round more, above all in the router of a single token: theirs decides, and is dear.
+                # Another x may cause more rounding, especially in the router of a single token. The samples' own
+                # rounding decides, but it is expensive, so it is computed only here.
                 wrong = self._beyond_rms(kernel, together, values, max(rounding, self._problem.rounding_of(samples)))
         if wrong is None:
             return Ruling(error=worst)
@@ -187,7 +190,8 @@ class Rulings(Referee):
         return Ruling(f"{what} is off by {error.largest:.2g}, {limit:.2g} is allowed", error=error)
 
     def _beyond_rms(self, kernel: str, error: Error, values: int, rounding: float) -> Ruling | None:
-        """Of an output of a 16-bit dtype, or of a declared format, that rounding does not explain."""
+        """Rule on the rms error of an output in a 16-bit dtype or a declared format; return None if rounding explains
+        it."""
         computes = self._of(kernel).outcome.computes
         if not values or not (computes or rounding):
             return None
@@ -199,7 +203,7 @@ class Rulings(Referee):
         return Ruling(f"{text}; {advice}", WrongCode.LOWER_PRECISION, error)
 
     def _fault_of(self, sample: CallSample) -> Ruling | None:
-        """A sample that cannot be judged by its numbers."""
+        """Return the ruling on a sample that cannot be judged by its values; None if it can."""
         tokens = len(sample.x)
         parts = {OUTPUT: sample.out} | ({} if sample.gradient is None else {GRADIENT + "x": sample.gradient})
         if self._problem.backward and sample.gradient is None:
@@ -210,8 +214,9 @@ class Rulings(Referee):
         return None
 
     def _comes_back(self, sample: CallSample) -> Ruling | None:
-        """A timed input is new: where a token comes twice, and its bits leave room for others, somebody entered it."""
-        if sample.x.shape[-1] < _WIDE or self._problem.case.input:  # rows of a file may come again
+        """Check that a timed input is new: if a token repeats, though it has enough values to be unique, some code has
+        changed the input."""
+        if sample.x.shape[-1] < _WIDE or self._problem.case.input:  # rows of a file may repeat
             return None
         tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}
         again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)
@@ -226,7 +231,7 @@ class Rulings(Referee):
         return self._findings.setdefault(kernel, Finding(Outcome(kernel)))
 
     def _keep(self, kernel: str, ruling: Ruling, answers: int = 0, samples: int = 0) -> Finding:
-        """The finding as it is now: its first fault stays."""
+        """Add a ruling to the kernel's finding, whose first fault stays; return the new finding."""
         before = self._of(kernel)
         after = Finding(ruled(before.outcome, ruling), before.answers + answers, before.samples + samples)
         self._findings[kernel] = after
@@ -234,7 +239,7 @@ class Rulings(Referee):
 
 
 def form_fault(problem: Problem, shape: Sequence[int], dtype: torch.dtype, tokens: int) -> str:
-    """What is wrong with the form of an output for so many tokens; empty where nothing is."""
+    """Return what is wrong with the form of an output for this number of tokens; empty if nothing is."""
     expected = [tokens, problem.case.spec.d_model]
     if list(shape) != expected:
         return f"returns shape {list(shape)}, expected {expected}"
@@ -244,12 +249,12 @@ def form_fault(problem: Problem, shape: Sequence[int], dtype: torch.dtype, token
 
 
 def infinite(what: str, tensor: Tensor) -> str:
-    """`its output has 3 NaN`; empty if all values are finite."""
+    """Return `its output has 3 NaN`, or an empty text if all values are finite."""
     return "" if bool(tensor.isfinite().all()) else f"{what} has {in_words(*not_finite(tensor))}"
 
 
 def _gradient_fault(problem: Problem, given: Mapping[str, Tensor]) -> str:
-    """A gradient that is missing, or has another shape than what it is of."""
+    """Return the fault of a gradient that is missing or has the wrong shape; empty if there is none."""
     if not problem.backward:
         return ""
     width = problem.case.spec.d_model

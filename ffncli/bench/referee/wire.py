@@ -1,7 +1,7 @@
-"""What goes over the lines of the referee: JSON, and the bytes of tensors. Nothing is unpickled.
+"""The data format of the referee's connections: JSON, and the bytes of tensors. Nothing is unpickled.
 
-Plain values, tensors, lists, mappings and four records cross the line. What arrives is checked against annotations
-before anything is done with it, as a worker runs users' code.
+Plain values, tensors, lists, mappings and four records can be sent. Since a worker runs users' code, received data is
+checked against annotations before it is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ffncli.bench.verdict import Error, Ruling, WrongCode
 _RECORDS = {kind.__name__: kind for kind in (Inputs, CallSample, Ruling, Error)}
 _HINTS = {name: get_type_hints(kind) for name, kind in _RECORDS.items()}
 _DTYPES = {str(d): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)}
-_LONGEST_HEAD = 1 << 24  # bytes; more is nothing that we have sent
-Fill = Callable[[memoryview], object]  # writes a tensor's bytes into its memory
+_LONGEST_HEAD = 1 << 24  # bytes; nothing that is sent here is longer
+Fill = Callable[[memoryview], object]  # writes a tensor's bytes into the given memory
 
 
 def send(connection: Connection, value: Any) -> None:
-    """A value: its structure as JSON, then the bytes of every tensor in it."""
+    """Send a value: its structure as JSON, then the bytes of every tensor in it."""
     tensors: list[Tensor] = []
     connection.send_bytes(json.dumps(_plain(value, tensors)).encode())
     for tensor in tensors:
@@ -36,7 +36,7 @@ def send(connection: Connection, value: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """The next value."""
+    """Receive the next value."""
 
     def fill(memory: memoryview) -> None:
         memory[:] = connection.recv_bytes()
@@ -45,14 +45,14 @@ def receive(connection: Connection) -> Any:
 
 
 def packed(value: Any) -> bytes:
-    """A value as one message: the length of its JSON, that, the bytes of its tensors."""
+    """Return a value as one message: the length of its JSON, the JSON, and the bytes of its tensors."""
     tensors: list[Tensor] = []
     head = json.dumps(_plain(value, tensors)).encode()
     return b"".join((len(head).to_bytes(4, "little"), head, *map(_memory, tensors)))
 
 
 def unpacked(message: bytes) -> Any:
-    """The value of such a message."""
+    """Return the value of a message made by `packed`."""
     at = 4 + int.from_bytes(message[:4], "little")
     head = json.loads(message[4:at])
 
@@ -65,14 +65,14 @@ def unpacked(message: bytes) -> Any:
 
 
 def require_fitting(values: Iterable[Any], hints: Iterable[Any]) -> None:
-    """Raises TypeError unless these values have these annotations."""
+    """Raise TypeError unless the values match these annotations."""
     for value, hint in zip(values, hints, strict=True):
         if not _fits(value, hint):
             raise TypeError(f"a {type(value).__name__} where the referee expects {hint}")
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
-    """The value as JSON has it; its tensors are put into that list."""
+    """Return the value in JSON's types; its tensors are appended to `tensors`."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -88,7 +88,7 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _value(plain: Any, fill: Fill) -> Any:
-    """The value of that JSON; `fill` gets the memory of its tensors one after the other."""
+    """Return the value described by `plain`; `fill` gets the memory of its tensors, one after the other."""
     if isinstance(plain, list):
         return [_value(one, fill) for one in plain]
     if not isinstance(plain, dict):
@@ -122,5 +122,5 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, as bytes."""
+    """Return the memory of a contiguous tensor on the CPU, as bytes."""
     return memoryview(tensor.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -162,9 +162,9 @@ def _copies(
 EAGER = "eager"
 _SECONDS = 5.0  # maximum s of timing
 _BLOCK = 2e-3  # minimum s of a block's calls
-_SHORT, _LONG = 0.05, 1.0  # s of a call: from the second on, it is not repeated before the rounds
+_SHORT, _LONG = 0.05, 1.0  # s; first calls are repeated below _LONG, and three times below _SHORT
 _SLOWER = 1.3  # ratio to the fastest above which a candidate drops out
-_BRIEF, _HOPELESS = 5e-3, 10.0  # s of a call that may be this many times slower after the first calls
+_BRIEF, _HOPELESS = 5e-3, 10.0  # s; a call below _BRIEF drops out at once only above this ratio
 _ROUNDS = 6  # per call of `measure`, if there is time
 _CALLS = 4  # of a lead-in
 _AT_LEAST = 0.5  # minimum s of timing, even if the winner is known earlier: a disturbance lasts 0.1 s
@@ -238,7 +238,7 @@ class Race:
         self._in: dict[str, Call] = {}
         self._wall = 0.0  # maximum s of one call with its untimed work, such as emptying caches
         self._began = clock.now()
-        self.seconds = 0.0  # of timing
+        self.seconds = 0.0  # spent on timing
 
     @property
     def _best(self) -> str:

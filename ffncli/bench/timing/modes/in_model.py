@@ -111,7 +111,7 @@ class _TimedModel:
             REPORTER.first_call(choice.label)
             try:
                 self.outcomes[name] = self._checked(name, choice, alone)
-            except Exception as error:  # of a user's kernel, which may raise anything
+            except Exception as error:  # a user's kernel may raise anything
                 self.outcomes[name] = Outcome(name, *verdict_of(_ruled(error)))
             finally:
                 REPORTER.rests()
@@ -177,7 +177,7 @@ class _TimedModel:
     def _call(self, name: str) -> Any:
         try:
             return self.forward()
-        except Exception as error:  # of a user's kernel, which may raise anything
+        except Exception as error:  # a user's kernel may raise anything
             raise BrokenArm(name) from error
 
     def _measured(self) -> Measured:

@@ -20,7 +20,7 @@ from ffncli.bench.records import Job
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.run.ranks.store import RankGroup
 
-_OF_LIMIT = 0.9  # of that on a call: a rank that waits in one for another says so before its parent ends it
+_OF_LIMIT = 0.9  # of a call's limit: a rank that waits for another reports it before its parent kills it
 
 
 def waiting_limit(job: Job) -> float:
