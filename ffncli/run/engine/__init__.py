@@ -1,1 +1,1 @@
-"""Steps executed on tensors: weights, inputs, the reference reader, threads."""
+"""Executing steps on tensors: weights, inputs, the reference implementation, threads."""

@@ -1,4 +1,4 @@
-"""A change of a block, from its text: a weight of another value, or no unit, expert or gate.
+"""Changes of a block, parsed from text: a weight with another value, or an ablated unit, expert or gate.
 
 W1[0,3]=5            a weight as formulas print it: W1 is [d_model, d_ff], W1 of expert 2 is experts.2.W1
 up.weight[3,0]=5     the same as torch has it, [out, in]
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """Elements of the parameter `name` (canonical) at `index` that become `value`; `text` as it was typed."""
+    """A change that sets the elements at `index` of the parameter `name` (canonical) to `value`; `text` is the text
+    typed."""
 
     text: str
     name: str
@@ -41,7 +42,7 @@ class WeightChange:
 
 @dataclass(frozen=True)
 class NoGate:
-    """act := 1 in every gated part of the block."""
+    """A change that sets act := 1 in every gated part of the block."""
 
     text: str = "gate"
 
@@ -50,7 +51,7 @@ Change = WeightChange | NoGate
 
 
 def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str]) -> tuple[Change, ...]:
-    """Read the changes that these texts describe, for a block."""
+    """Parse the texts `sets` and `ablations` into changes of a block."""
     out: list[Change] = [_set(steps, text.strip()) for several in sets for text in _split(several)]
     for several in ablations:
         for text in several.split(","):
@@ -61,7 +62,7 @@ def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[s
 def changed(
     steps: Sequence[Step], weights: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[tuple[Step, ...], dict[str, Tensor]]:
-    """Return the block with these changes; tensors that change are copies."""
+    """Return the steps and weights with the changes applied; tensors that change are copied."""
     names = {change.name for change in changes if isinstance(change, WeightChange)}
     copies = {name: tensor.clone() if name in names else tensor for name, tensor in weights.items()}
     for change in changes:
@@ -74,7 +75,7 @@ def changed(
 
 
 def _split(text: str) -> list[str]:
-    """Split `W1[0,3]=5,W2[1,1]=0`; commas inside brackets do not separate."""
+    """Split `W1[0,3]=5,W2[1,1]=0` at the commas outside brackets."""
     return re.split(r",(?![^\[]*\])", text)
 
 
@@ -119,8 +120,8 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
 
 
 def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], bool, bool]]:
-    """Map each way to type a weight (`W1`, `b1`, `shared.W1`, `up.weight`) to (canonical name, torch's shape, whether
-    it prints transposed, whether every expert has one)."""
+    """Map each name that a weight can be typed as (`W1`, `b1`, `shared.W1`, `up.weight`) to (canonical name, torch's
+    shape, whether formulas print it transposed, whether every expert has its own)."""
     out: dict[str, tuple[str, tuple[int, ...], bool, bool]] = {}
     for step in steps:
         inner = step.op.program if isinstance(step.op, Experts) else (step,)
@@ -144,7 +145,7 @@ def _experts(steps: Sequence[Step]) -> int | None:
 
 
 def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
-    """Yield the changes of `unit:358`, `unit:7:3`, `expert:5` or `gate`."""
+    """Yield the changes for `unit:358`, `unit:7:3`, `expert:5` or `gate`."""
     experts = _experts(steps)
     match = re.fullmatch(r"(unit|expert):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if text == "gate":
@@ -173,7 +174,7 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
 
 
 def _silent(steps: Sequence[Step], text: str, at: tuple[int, ...]) -> Iterator[WeightChange]:
-    """Set an expert's down projection and its bias to 0."""
+    """Yield the changes that set an expert's down projection and its bias to 0."""
     for step in steps:
         if isinstance(step.op, Experts):
             last = step.op.program[-1]
@@ -191,7 +192,7 @@ def _below(text: str, number: int, count: int, what: str) -> int:
 
 
 def ungated(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the block with 1 in place of every gate's activation: a clip to 1 from both sides."""
+    """Return the block with every gate's activation replaced by the constant 1, expressed as a clamp to [1, 1]."""
     read = {name for step in steps if isinstance(step.op, Multiply) for name in step.inputs}
     gates = read & set(unit_steps(steps))
     out = []

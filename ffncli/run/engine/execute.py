@@ -1,8 +1,9 @@
-"""The reference reader: runs the steps in torch, one after the other, and yields every intermediate.
+"""The reference implementation: runs the steps in torch, one after the other, and yields every intermediate.
 
-It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use, or
-overwritten by an elementwise step if the caller allows it, so only two of three wide intermediates are alive.
-Activation rows become torch functions here: the native call if the table names one, else the row's own formula.
+It is written for readability, not speed; kernels are compared with it. Each tensor is freed after its last use, or
+overwritten by an elementwise step if the caller allows that, so at most two of the three wide intermediates are in
+memory. `function` turns a row of the activation table into a torch function: the native call if the table names one,
+otherwise the row's own formula.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from ffncli.errors import ExitCode, FFNError, option
 
 @dataclass(frozen=True)
 class Mode:
-    """Eval by default. In training, dropout keeps the values where `masks[name]` is True, or draws from `generator`.
+    """The mode of a run, eval by default. In training, dropout keeps the values where `masks[name]` is True; if there
+    is no mask, it draws one from `generator`.
 
     `reduce` sums a tensor over ranks, for sharded steps.
     """
@@ -60,9 +62,10 @@ _CHUNK = 1 << 20  # values per chunk when a step overwrites its argument
 
 @dataclass(frozen=True)
 class Event:
-    """One intermediate: its printed name (`experts.3.gate` inside an expert), the step, the tensor.
+    """One intermediate: its printed name (`experts.3.gate` inside an expert), its step, its tensor.
 
-    For inner steps `expert` is its number and `tokens` the flat indices of the tokens it received, one per row.
+    For steps inside an expert, `expert` is the expert's number and `tokens` are the flat indices of the tokens routed
+    to it, one per row.
     """
 
     name: str
@@ -79,11 +82,11 @@ def execute(
     mode: Mode = EVAL,
     keep: frozenset[str] | None = None,
 ) -> Iterator[Event]:
-    """Yield every step's output in order, the steps inside experts before the Experts step.
+    """Yield every step's output in order; steps inside experts come before their Experts step.
 
     `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
-    Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
-    be overwritten once the next event is requested. A weight that is missing or has another shape is refused.
+    Inputs and the tensors of the steps named in `keep` (None: all steps) are never overwritten; other tensors may be
+    overwritten once the next event is requested. Raises FFNError if a weight is missing or has another shape.
     """
     for name, axes in {**parameters(steps), **tables(steps)}.items():
         shape = tuple(weights[name].shape) if name in weights else None
@@ -91,7 +94,7 @@ def execute(
             raise FFNError(f"weight {name} has shape {shape}, the block needs {[axis.size for axis in axes]}")
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
     tensors = dict(inputs)
-    free: set[str] = set()  # names of tensors without another reference
+    free: set[str] = set()  # names of tensors that nothing else refers to, so they may be overwritten
     for at, step in enumerate(steps):
         arguments = [tensors[name] for name in step.inputs]
         if isinstance(step.op, Experts):
@@ -128,7 +131,7 @@ def run(
 
 @contextmanager
 def possible(step: Step, x: Tensor) -> Iterator[None]:
-    """Refuse a step that torch cannot compute in this dtype on this device."""
+    """A context that raises FFNError if torch cannot compute the step in x's dtype on its device."""
     try:
         yield
     except NotImplementedError:  # torch: "…" not implemented for 'Half'
@@ -140,7 +143,8 @@ def possible(step: Step, x: Tensor) -> Iterator[None]:
 def _result(
     step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
 ) -> tuple[Tensor, bool]:
-    """Return the step's output, and whether no other name has the same tensor. Tensors of `last` may be overwritten."""
+    """Return (the step's output, whether it is a new tensor rather than an argument). The tensors in `last` are used
+    for the last time and may be overwritten."""
     if isinstance(step.op, _ELEMENTWISE) and all(tensor.is_contiguous() for tensor in x):
         shape = step.op.shape(*(tuple(tensor.shape) for tensor in x))
         for over in last:
@@ -151,12 +155,14 @@ def _result(
 
 
 def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
-    """Compute the step in the memory of an argument, a chunk at a time, so that no other such tensor is made.
+    """Compute the step into the memory of its argument `over`, a chunk at a time, so that no tensor of that size is
+    allocated.
 
-    Chunks begin at multiples of a vector's width: elsewhere torch computes some functions differently, off by an ulp.
+    Chunks begin at multiples of the SIMD width; with other offsets, torch computes some functions with an error of an
+    ulp.
     """
     alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, Add) and step.op.bias)
-    width = 1 if alike else over.shape[-1]  # 1 wide: broadcast by rows
+    width = 1 if alike else over.shape[-1]  # 1 if all arguments have the same shape, else rows that broadcast
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
     out = over.view(-1, width)
     size = max(1, _CHUNK // max(1, width))
@@ -167,7 +173,8 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
 
 def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
-    """Return the output of a step other than Experts; `params` are its parameters by the last part of their names."""
+    """Return the output of a step other than Experts; the keys of `params` are the last part of the parameters'
+    names."""
     op: Op = step.op
     match op:
         case Linear():
@@ -195,7 +202,7 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
 
 
 def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return min(f(clip(x)), most) + plus, with f's learned parameters in `params`."""
+    """Return min(f(clip(x)), most) + plus; `params` contains the learned parameters of f."""
     if op.low is not None or op.high is not None:
         x = x.clamp(op.low, op.high)
     y: Tensor = function(op.function, params)(x) if op.soft_cap is None else unlimited(op, x, NAMESPACE)
@@ -205,7 +212,7 @@ def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tenso
 
 
 def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Compute LayerNorm as torch does; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
+    """Compute LayerNorm with torch, or RMSNorm x / √(mean(x²) + eps) (Zhang & Sennrich 2019) in at least float32."""
     weight = params.get("weight")
     if op.weigh == "input" and weight is not None:
         at_least = torch.promote_types(x.dtype, torch.float32)
@@ -218,7 +225,7 @@ def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return functional.layer_norm(x, (x.shape[-1],), weight, params.get("bias"), op.eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + op.eps)
-    if op.weight == "one_plus" and weight is not None:  # Gemma multiplies before it rounds, Llama after
+    if op.weight == "one_plus" and weight is not None:  # Gemma multiplies before rounding to x's dtype, Llama after
         normed = (wide * (1 + weight.to(wide.dtype))).to(x.dtype)
     else:
         normed = wide.to(x.dtype) if weight is None else wide.to(x.dtype) * weight
@@ -236,13 +243,13 @@ def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
 
 
 def route(op: Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Return weights [..., experts] for router logits [..., experts]; zero for experts that are not chosen.
+    """Return the weights [..., experts] for router logits [..., experts]; unchosen experts have weight 0.
 
-    `params` are the correction, the factor and the table, if the op has them; `ids` [..., 1] are the tokens'.
+    `params` contains the correction, the factor and the table, if the op has them; `ids` [..., 1] are the token ids.
     """
     correction = params.get("correction")
     work = logits if op.score_dtype == "input" else logits.float()
-    if not (op.chooses or op.renormalise):  # a softmax over the whole axis, such as a vocabulary: nothing to sort
+    if not (op.chooses or op.renormalise):  # a softmax over the whole axis, such as a vocabulary; nothing is chosen
         return (_scores(op, work) * op.scale).to(logits.dtype)
     if op.order == "one_by_one":
         chosen, values = one_by_one(op, work)
@@ -266,7 +273,8 @@ def route(op: Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor |
             values = values / (values.sum(-1, keepdim=True) + op.eps)
     values = values if op.scale == 1 else values * op.scale
     values = values * params["factor"].to(values.dtype) if op.learned_scale else values
-    return torch.zeros_like(work).scatter_add(-1, chosen, values).to(logits.dtype)  # a table may repeat an expert
+    # scatter_add, because a table may repeat an expert.
+    return torch.zeros_like(work).scatter_add(-1, chosen, values).to(logits.dtype)
 
 
 def _scores(op: Route, logits: Tensor) -> Tensor:
@@ -274,7 +282,8 @@ def _scores(op: Route, logits: Tensor) -> Tensor:
 
 
 def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (the experts chosen one after the other, each one's score among those left and close to it)."""
+    """Choose experts one after the other; return (experts, scores). A score is computed over the remaining experts with
+    logits close to the chosen expert's."""
     chosen, values, left = [], [], logits
     for _ in range(op.top_k):
         best, expert = left.max(-1, keepdim=True)
@@ -286,7 +295,7 @@ def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within_groups(op: Route, choice: Tensor) -> Tensor:
-    """Return scores with the experts outside the best `top_groups` groups excluded, or 0."""
+    """Return the scores; experts outside the best `top_groups` groups get -inf, or 0 with `zero_outside`."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
     grouped = choice.reshape(*choice.shape[:-1], op.groups, choice.shape[-1] // op.groups)
@@ -303,7 +312,7 @@ def _experts(
     mode: Mode,
     keep: frozenset[str] | None,
 ) -> Generator[Event, None, Tensor]:
-    """Run the program of every chosen expert on the tokens routed to it; returns the mixed output."""
+    """Yield the events of every chosen expert's program, run on the tokens routed to it; return the mixed output."""
     x, chosen = arguments
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = unmixed(op, flat, share)
@@ -320,9 +329,9 @@ def _experts(
 
 @dataclass(frozen=True)
 class Received:
-    """One expert's work: the flat indices of its tokens, their rows, its weights.
+    """The work of one expert: the flat indices of its tokens, their rows `x`, and the expert's weights.
 
-    `share` [rows, 1] multiplies its output; None if the rows have already been multiplied by it.
+    `share` [rows, 1] is the router's weight, which multiplies the output; None if it has already multiplied the rows.
     """
 
     expert: int
@@ -333,7 +342,8 @@ class Received:
 
 
 def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
-    """Yield, in order, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
+    """Yield, in order, the work of every expert that receives at least one of the tokens x [tokens, d]; route is
+    [tokens, experts]."""
     route = route[:, op.entries]
     for e in route.any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
@@ -346,7 +356,7 @@ def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping
 
 
 def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
-    """Return the output [tokens, d] before any expert: zeros, plus the share of the identity experts."""
+    """Return the output [tokens, d] before any expert has run: zeros, plus the output of the identity experts."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:
         out += x * route[:, -op.identity :].sum(-1, keepdim=True)
@@ -358,12 +368,13 @@ def mix(out: Tensor, one: Received, result: Tensor) -> None:
     out.index_add_(0, one.tokens, result if one.share is None else result * one.share)
 
 
-# torch has every name that SCALAR has.
+# The functions of SCALAR for tensors: torch has all of its names.
 NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALAR)})
 
 
 def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
-    """Return f for tensors of any shape; `learned` has the row's learned parameters (one element each), if any."""
+    """Return the activation f for tensors of any shape; `learned` contains its learned parameters (one element each),
+    if any."""
     row = TABLE[name]
     if row.native is not None:
         call, options = row.native
@@ -372,7 +383,7 @@ def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable
 
 
 def slope(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
-    """Return df/dx for tensors, from the row's own formula."""
+    """Return df/dx for tensors, from the formula in the activation table."""
     return partial(_call, TABLE[name].slope, with_learned(NAMESPACE, _numbers(learned)))
 
 
@@ -382,18 +393,19 @@ def _call(f: Callable[[Any, Any], Any], m: Any, x: Tensor) -> Tensor:
 
 
 def _numbers(learned: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return parameters of one element as plain numbers, so that they broadcast without adding an axis."""
+    """Return one-element parameters as 0-dimensional tensors, which broadcast without adding an axis."""
     return {name: value.reshape(()) for name, value in (learned or {}).items()}
 
 
 def halves_by_turns(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """Concatenate two tensors along `axis` and read the result as alternating: [0, 1], [2, 3] → [0, 2], [1, 3]."""
+    """Concatenate two tensors along `axis` and split the result into even and odd rows: [0, 1], [2, 3] → [0, 2], [1,
+    3]."""
     rows = torch.cat([first, second], axis).movedim(axis, 0)
     return rows[::2].movedim(0, axis).contiguous(), rows[1::2].movedim(0, axis).contiguous()
 
 
 def turns_as_halves(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """Interleave two tensors along `axis` and cut the result in the middle: [0, 2], [1, 3] → [0, 1], [2, 3]."""
+    """Interleave two tensors along `axis` and split the result in the middle: [0, 2], [1, 3] → [0, 1], [2, 3]."""
     rows = torch.stack([first.movedim(axis, 0), second.movedim(axis, 0)], 1).flatten(0, 1)
     half = len(first.movedim(axis, 0))
     return rows[:half].movedim(0, axis).contiguous(), rows[half:].movedim(0, axis).contiguous()

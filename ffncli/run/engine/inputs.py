@@ -1,4 +1,4 @@
-"""The tensor that enters a block: by name, from a list of numbers, from a file or stdin, or an array of a caller's."""
+"""The input tensor of a block: from a name, a list of numbers, a file, stdin, or a caller's array."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from ffncli.system.files import open_to_read
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-InputSource: TypeAlias = (
-    "str | os.PathLike[str] | Sequence[Any] | NDArray[Any] | Tensor"  # text as it is typed, or the values
-)
+InputSource: TypeAlias = "str | os.PathLike[str] | Sequence[Any] | NDArray[Any] | Tensor"  # text as typed, or values
 NAMED = ("arange", "randn", "zeros", "ones")
 MOST_TEXT_BYTES = 1_000_000_000
 _LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
@@ -35,16 +33,18 @@ def block_tensors(
     block: Sequence[Step], d_model: int, source: InputSource | None, leading: tuple[int, ...] | None,
     example: Example | None, generator: torch.Generator, dtype: torch.dtype, device: str,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:  # fmt: skip
-    """Return (every input of a block by name, its own first; notes on those that other parts of a model compute).
+    """Return (all inputs of a block by name, the main input first; notes on inputs that other parts of a model
+    compute).
 
-    `source` None is the example's input, else a random one.
+    If `source` is None, the main input is the example's input, or random if there is no example.
     """
     example = example if source is None else None
     leading = leading or (example.shape[:-1] if example else None)
     default = example.input if example else "randn"
     _require_working_memory(math.prod(leading or (4,)), block, dtype)
     first = make_input(default if source is None else source, leading, d_model, dtype, generator).to(device)
-    _require_working_memory(math.prod(first.shape[:-1]), block, dtype)  # a file may have more tokens than expected
+    # Again, because a file may have more tokens than assumed above.
+    _require_working_memory(math.prod(first.shape[:-1]), block, dtype)
     if example and (example.scale != 1 or example.given):
         first = first * example.scale
         for (token, unit), value in example.given.items():
@@ -54,7 +54,8 @@ def block_tensors(
         ids = torch.arange(math.prod(first.shape[:-1]), device=device)
         inputs[name] = ids.reshape(*first.shape[:-1], 1) % vocab
         notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its own")
-    for name, shape in input_shapes(block, tuple(first.shape[:-1])).items():  # what other parts of a model compute
+    # The remaining inputs are computed by other parts of a model.
+    for name, shape in input_shapes(block, tuple(first.shape[:-1])).items():
         if name in inputs:
             continue
         inputs[name] = torch.randn(shape, generator=generator).to(device, dtype)
@@ -64,7 +65,8 @@ def block_tensors(
 
 
 def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dtype) -> None:
-    """Refuse (exit 3) a block if memory is too small for two widest intermediates and three tensors of d_model."""
+    """Raise FFNError (exit 3) if free memory is too small for two of the widest intermediates and three tensors
+    [tokens, d_model]."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
@@ -74,10 +76,10 @@ def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dty
 def make_input(
     source: InputSource, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """Return the input [*leading, d_model] that `source` names or is.
+    """Return the input [*leading, d_model] from `source`, which is a name, a file, text, or values.
 
-    `leading` None takes a file's or an array's own shape. An unknown name, numbers that do not fill tokens of d_model,
-    and a file without numbers are refused.
+    If `leading` is None, a file or an array keeps its own shape. Raises FFNError for an unknown name, for numbers that
+    do not fill whole tokens of d_model, and for a file without numbers.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -110,7 +112,7 @@ def _stdin() -> str:
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
         if not text.isascii():
-            text.encode()  # in the C locale, bytes that are not text arrive as lone surrogates
+            text.encode()  # fails on lone surrogates, which replace bytes that are not text in the C locale
     except UnicodeError:
         raise no_text from None
     except OSError as error:
@@ -134,10 +136,11 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 
 
 def _parse(text: str, where: str) -> Tensor:
-    """Read numbers from JSON (nested lists, or an object with x or one list) or from text (commas, semicolons, spaces).
+    """Parse numbers from JSON (nested lists, or an object with an entry x or a single entry) or from text (separated by
+    commas, semicolons, spaces).
 
-    A line is a row; one number per line is a flat list. A byte order mark, and a first line without any number (a
-    table's header), are skipped.
+    In text, each line is a row; one number per line is a flat list. A byte order mark and a first line without numbers
+    (a table's header) are skipped.
     """
     text = text.removeprefix("\ufeff")
     if text.lstrip()[:1] in ("[", "{"):
@@ -157,7 +160,7 @@ def _parse(text: str, where: str) -> Tensor:
 
 
 def _input_entry(value: object, where: str) -> object:
-    """Return the list itself, or an object's entry x, or its only entry."""
+    """Return the value itself if it is a list; for an object, its entry x or its only entry."""
     if not isinstance(value, dict):
         return value
     if "x" not in value and len(value) != 1:
@@ -173,7 +176,8 @@ def _json(text: str, where: str) -> object:
 
 
 def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
-    """Copy a caller's values, so that later changes do not reach the copy; refuse anything but numbers."""
+    """Copy a caller's values, so that later changes do not affect the input; raise FFNError for anything but
+    numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
             raise FFNError("input holds complex numbers, not real ones")
@@ -187,7 +191,8 @@ def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
 
 
 def _from_numpy(array: NDArray[Any], where: str) -> Tensor:
-    """Return the array as a tensor, float16 and float32 unchanged: float64 would take twice the memory."""
+    """Return the array as a tensor in float64, or in its own dtype if that is float16 or float32, which saves
+    memory."""
     import numpy
 
     if array.dtype.kind not in "fiub":

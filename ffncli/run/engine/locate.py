@@ -1,7 +1,7 @@
-"""Where a layer's FFN and its weights are in a transformers model in memory.
+"""Finding a layer's FFN and its weights in a transformers model in memory.
 
-Names in memory differ from those on disk (since transformers 5, experts share one parameter, and modules are renamed),
-so the FFN is recognised again, among the tensors in memory.
+Names in memory differ from names on disk (since transformers 5, experts share one parameter, and modules are renamed),
+so the FFN is recognised again from the tensors in memory.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from ffncli.models.tensors.slices import arrangement, norm_modules
 
 @dataclass(frozen=True)
 class LiveFFN:
-    """Where a layer's FFN is in a transformers model in memory; module names relative to the model."""
+    """The place of a layer's FFN in a transformers model in memory; module names are relative to the model."""
 
     enters: str  # the module whose first tensor argument is ffn_input
-    leaves: tuple[str, ...]  # modules whose outputs (first of a tuple) added together are ffn_output
+    leaves: tuple[str, ...]  # modules whose outputs (first element of a tuple) add up to ffn_output
     layer: str  # the layer's own module
-    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, if there is one
-    located: tuple[Located, ...] = ()  # where its parameters are in the state_dict
+    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → module, if the layer has that norm
+    located: tuple[Located, ...] = ()  # the places of its parameters in the state_dict
 
     @property
     def owners(self) -> dict[str, str]:
-        """Each parameter's module."""
+        """Each parameter's module: canonical name → module name."""
         return _owners(self.located)
 
 
 def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
-    """Find the modules at which a layer's ffn_input enters and its ffn_output leaves.
+    """Find the modules that receive a layer's ffn_input and produce its ffn_output.
 
-    A dense FFN starts at its first projection and ends at its down projection, with or without a module around it, even
-    if that module adds more (BLOOM's residual). Experts start and end at the module that also contains their router;
-    shared experts outside that module (Granite) end separately. Their input may be flattened to [tokens, d_model].
+    A dense FFN starts at its first projection and ends at its down projection, with or without a surrounding module,
+    because such a module may do more (BLOOM's adds the residual). Experts start and end at the module that also
+    contains their router; shared experts outside that module (Granite) end separately. The input of experts may be
+    flattened to [tokens, d_model].
     """
     at, located = live_parameters(module, resolved, layer)
     owners = _owners(located)
@@ -64,7 +65,8 @@ def _owners(located: Iterable[Located]) -> dict[str, str]:
 def _boundary(
     owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
 ) -> tuple[str, tuple[str, ...]]:
-    """Return (the module where the FFN starts, the modules where it ends), by the owners of its parameters."""
+    """Return (the module where the FFN starts, the modules where it ends), derived from the modules that own its
+    parameters."""
     if layer.spec.moe is None and not layer.spec.learned_scale:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
@@ -74,13 +76,14 @@ def _boundary(
     whole, root = common_module([*routed, *shared]), common_module(routed)
     if not whole.startswith(at) or whole == at:
         return root, (root, common_module(shared))
-    if any(name.startswith(f"{whole}.") for name in norms.values()):  # its output comes after that norm (A.X-K1)
+    # If the module contains the norm after the FFN (A.X-K1), the module's output is the norm's, not the FFN's.
+    if any(name.startswith(f"{whole}.") for name in norms.values()):
         return whole, (owners["down.weight"], *([common_module(shared)] if shared else []))
     return whole, (whole,)
 
 
 def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at: str) -> dict[str, str]:
-    """Return the norms without parameters (OLMo's), by the usual names of their modules."""
+    """Return the modules of norms without parameters (OLMo's), which are found by their usual names."""
     there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model.model_type)
     out: dict[str, str] = {}
     for step in steps(layer.spec):
@@ -92,7 +95,7 @@ def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at:
 
 
 def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
-    """Return (the layer's module, where its parameters are in the state_dict)."""
+    """Return (the name of the layer's module, the places of the FFN's parameters in the state_dict)."""
     tensors = live_tensors(module)
     where = f"the model in memory ({type(module).__name__})"
     kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]
@@ -109,14 +112,15 @@ def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tupl
 
 
 def live_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and stored buffers in the order of their names, as in files; a shared one (Zamba's) once."""
+    """Return the parameters and stored buffers sorted by name, as in files; a shared tensor (Zamba's) appears once."""
     kept = module.state_dict()
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     return {name: tensors[name].detach() for name in sorted(tensors) if name in kept}
 
 
 def live_weights(module: nn.Module, located: Iterable[Located]) -> dict[str, Tensor]:
-    """Return the canonical weights [out, in] of these parameters, as views of the model's own tensors if possible."""
+    """Return the canonical weights [out, in] of the located parameters, as views of the model's own tensors if
+    possible."""
     with torch.no_grad():
         return {item.parameter: _canonical(module, item) for item in located}
 
@@ -134,6 +138,6 @@ def tensor_at(module: nn.Module, name: str) -> Tensor:
 
 
 def common_module(modules: Iterable[str]) -> str:
-    """Return the innermost module that contains all of these."""
+    """Return the name of the innermost module that contains all `modules`."""
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(name.split(".") for name in modules), strict=False))
     return ".".join(parts[0] for parts in shared)

@@ -1,4 +1,4 @@
-"""A layer ready to run (its steps, weights, inputs and mode), and a description of the block that ran."""
+"""Preparing a layer to run (its steps, weights, inputs and mode), and describing the block that ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ffncli.system.gpu import use_device
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a model's input. `text` is None without a tokenizer."""
+    """One token of a model's input. `text` is None if there is no tokenizer."""
 
     position: int
     id: int
@@ -31,11 +31,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `trace` needs. `layer` is the chosen one; `origin` says where the weights come from.
+    """A layer that is ready to run. `layer` is the chosen layer; `origin` says where the weights come from.
 
-    If a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input,
-    `reference` is the output of the model's own FFN for them, shaped as ffn_output, and `stream` [tokens, d_model] is
-    the residual stream after the layer.
+    If a model was run to compute the input, `tokens` are the selected tokens, one per row of the flattened input;
+    `reference` is the output of the model's own FFN for these tokens, with the shape of ffn_output; `stream` [tokens,
+    d_model] is the residual stream after the layer.
     """
 
     layer: Layer
@@ -62,10 +62,11 @@ def prepare(
     train: bool | None = None,
     vocab: int | None = None,
 ) -> Prepared:
-    """Prepare a layer of a model to run. None is the default: an example's input and mask, else 4 tokens, fp32, eval.
+    """Prepare a layer of a model to run. None means the default: an example's own input and mask, otherwise 4 tokens;
+    fp32, eval.
 
-    Weights are drawn first, then inputs, from one generator seeded with `seed` (0), so that torch users can reproduce
-    them. `vocab` adds a final layer of that width with random weights.
+    Weights are drawn first, then inputs, from one generator seeded with `seed` (default 0), so torch users can
+    reproduce them. `vocab` adds a final layer of that width with random weights.
     """
     layer = layer if isinstance(layer, Layer) else resolved.model.layer(layer)
     example, computed, device = resolved.example, dtype_of(dtype), device_of(device)
@@ -89,7 +90,8 @@ def prepare(
 
 
 def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
-    """Return the example's own dropout masks, if weights, probability and input are the example's too."""
+    """Return the example's own dropout masks if the weights, the dropout probability and the input's shape also match
+    the example."""
     example = resolved.example
     if example is None or tuple(first.shape) != example.shape or not fits(example, block):
         return {}
@@ -104,19 +106,20 @@ def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Ten
 
 
 def dtype_of(text: str | None) -> torch.dtype:
-    """Return torch's dtype of a name (None: fp32)."""
+    """Return the torch dtype for a name (None: fp32)."""
     torch_dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
     return torch_dtype
 
 
 def device_of(text: str) -> str:
-    """Make `cpu`, `cuda` or `cuda:1` the current device; refuse (exit 3) one on which torch cannot compute."""
+    """Make `cpu`, `cuda` or `cuda:1` the current device; raise FFNError (exit 3) if torch cannot compute on it."""
     return use_device(text, torch)
 
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """The key `block` of docs/json.md. For a final layer alone `d_ff`, `activation`, `gated` and `norm` are None."""
+    """A description of a block: the key `block` of docs/json.md. For a final layer alone, `d_ff`, `activation`, `gated`
+    and `norm` are None."""
 
     name: str
     source: str
@@ -141,9 +144,9 @@ class BlockSummary:
 
 
 def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSummary:
-    """Summarise a layer that is ready to run on a device."""
+    """Summarise a layer that was prepared to run on a device."""
     spec = ready.layer.spec
-    alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: a final layer without any block
+    alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: only a final layer, without a block
     return BlockSummary(
         name=resolved.model.name
         if resolved.model.bare
@@ -171,7 +174,7 @@ def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSumm
 
 
 def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
-    """Return the evidence, with the tensor that it cites replaced by this layer's."""
+    """Return the evidence for the model, with cited tensor names replaced by the corresponding names of this layer."""
     spot = model.spots.get((layer.stack, layer.index))
     if spot is None or model.checkpoint is None:
         return tuple(model.evidence)
@@ -186,7 +189,7 @@ def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
 
 
 def _mask(ready: Prepared) -> str | None:
-    """Return the origin of the masks of active dropouts; None if none is active."""
+    """Return the origin of the masks of active dropouts; None if no dropout is active."""
     dropouts = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
     if not dropouts:
         return None

@@ -1,5 +1,5 @@
-"""The reference: a block and its gradients in float64 from the same rounded numbers, one expert widened at a time; and
-tokens that rounding sends to other experts.
+"""The reference in float64: a block and its gradients, computed from the same rounded numbers, with one expert widened
+at a time; and detection of tokens that rounding sends to other experts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Weights = Mapping[str, Tensor]
 def output_and_experts(
     steps: Sequence[Step], weights: Weights, inputs: Weights, mode: Mode = EVAL
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (the output, the experts of each token as booleans, or None in a dense block)."""
+    """Return (the output, booleans [..., experts] that mark each token's experts, or None in a dense block)."""
     experts, tensor = None, None
     for event in execute(steps, weights, inputs, mode):
         tensor = event.tensor
@@ -30,9 +30,9 @@ def output_and_experts(
 
 
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
-    """Compute the reference: the same block in float64.
+    """Run the block in float64; return the same as `output_and_experts`.
 
-    One step's weights are widened at a time, of experts one expert's, so that memory stays bounded.
+    Only one step's weights, or one expert's, are widened at a time, to limit memory.
     """
     experts, tensor = None, None
     for event in events_in_float64(steps, weights, inputs):
@@ -61,12 +61,13 @@ def events_in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) 
 
 
 def _in_float64(tensors: Weights) -> dict[str, Tensor]:
-    """Widen a tensor; token ids and tables of integers stay as they are."""
+    """Widen tensors to float64; token ids and integer tables stay unchanged."""
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Iterator[Event]:
-    """Yield the intermediates and the mixed output in float64, in the order and so with the bits of `execute`."""
+    """Yield the intermediates and the mixed output in float64, in the order of `execute`, so the results are
+    bit-identical to running `execute` in float64."""
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = unmixed(op, flat, share)
     (entry,) = block_inputs(op.program)
@@ -80,9 +81,10 @@ def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weight
 
 
 def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]:
-    """Return (the tokens that went to the same experts in two runs, a remark if some did not).
+    """Return (a mask of the tokens that went to the same experts in two runs, a remark on tokens that did not).
 
-    If two experts score nearly the same, rounding decides which is chosen, and then the whole output differs.
+    If two experts have nearly the same score, rounding decides which expert is chosen, and then the whole output
+    differs.
     """
     if a is None or b is None:
         return torch.ones(tokens, dtype=torch.bool), ""
@@ -92,15 +94,15 @@ def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tenso
 
 
 def routing_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the steps up to the choice of experts; none in a dense block."""
+    """Return the steps up to the choice of experts; empty in a dense block."""
     at = next((n for n, step in enumerate(steps) if isinstance(step.op, Route)), -1)
     return tuple(steps[: at + 1])
 
 
 def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
-    """Return (the tokens that go to the same experts regardless of rounding, a remark if some do not).
+    """Return (a mask of the tokens that go to the same experts regardless of rounding, a remark on tokens that do not).
 
-    The router runs in the dtype, in float64, and in float64 with every number perturbed by a few roundings.
+    The router runs in `dtype`, in float64, and in float64 with every number perturbed by a few rounding errors.
     """
     before, (first, *_) = routing_steps(steps), inputs.values()
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
@@ -118,7 +120,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """Widen a tensor and perturb each number by a random share of itself, about `scale`; leave integers as they are."""
+    """Widen a tensor and perturb each number by a random relative error of about `scale`; integers stay unchanged."""
     if not tensor.is_floating_point():
         return tensor
     noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
@@ -128,11 +130,10 @@ def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
 def gradients_in_float64(
     steps: Sequence[Step], weights: Weights, inputs: Weights, upstream: Tensor, of_weights: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (the output, the gradients of the inputs and of the weights by name), in float64 from the same numbers.
+    """Return (the output, the gradients of inputs and weights by name), computed in float64 from the same numbers.
 
-    `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in
-    float64 take four times the memory of bf16, and their gradients as much again; `of_weights` False leaves the latter
-    out.
+    `upstream` is the gradient of the output; integer tables and token ids have no gradients. The weight gradients of a
+    mixture in float64 take four times the memory of its bf16 weights; `of_weights` False skips them.
     """
     entering = _leaves(inputs)
     mixtures = {name for step in steps if isinstance(step.op, Experts) for name in step.parameters()}
@@ -172,7 +173,8 @@ def _leaves(tensors: Weights, differentiable: bool = True) -> dict[str, Tensor]:
 
 
 class _MixtureGradient(torch.autograd.Function):
-    """An Experts step whose backward pass recomputes every expert, and adds its weights' gradients to `gradients`."""
+    """An Experts step whose backward pass runs every expert again and adds the gradients of its weights to
+    `gradients`."""
 
     @staticmethod
     def forward(
@@ -191,7 +193,7 @@ class _MixtureGradient(torch.autograd.Function):
         totals = [torch.zeros_like(x), torch.zeros_like(chosen)]
 
         def add(out: Tensor, leaves: Sequence[Tensor] = ()) -> Sequence[Tensor | None]:
-            """Add the gradients of x and of the choice; returns those of the leaves."""
+            """Add the gradients of x and `chosen` to the totals; return the gradients of the leaves."""
             up = upstream.reshape(out.shape)
             of_x, of_chosen, *more = torch.autograd.grad(out, (x, chosen, *leaves), up, allow_unused=True)
             for total, part in zip(totals, (of_x, of_chosen), strict=True):
@@ -211,5 +213,5 @@ class _MixtureGradient(torch.autograd.Function):
             if places is not None:
                 for place, gradient in zip(next(places).weights.values(), of_leaves, strict=True):
                     if gradient is not None:
-                        place += gradient  # a view of the whole
+                        place += gradient  # a view into `gradients`
         return totals[0], totals[1], None, None, None

@@ -1,7 +1,8 @@
-"""A block over ranks, run here: every step on one rank after the other, with each rank's own part of the weights.
+"""A block split over ranks, simulated in this process: every step runs on one rank after the other, with each rank's
+own part of the weights.
 
-All ranks take a step before any takes the next, so that a collective finds the parts of all. Nothing is copied for a
-rank: its weights are views of the whole.
+All ranks complete a step before any rank starts the next, so a collective finds the parts of all ranks. A rank's
+weights are views of the whole weights, not copies.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ffncli.run.engine.execute import apply, mix, possible, received, unmixed
 class RankEvent:
     """A step on all ranks: its printed name, rank 0's step, and every rank's tensor, in the order of the ranks.
 
-    `parts` are what a collective combined: every rank's summand for an all-reduce; for experts split over ranks the
-    results [tokens, d] of each rank's experts for the tokens of all ranks.
+    `parts` are the tensors that a collective combined: for an all-reduce, every rank's summand; for experts split over
+    ranks, the results [tokens, d] of each rank's experts for the tokens of all ranks.
     """
 
     name: str
@@ -34,9 +35,9 @@ class RankEvent:
 def execute_ranks(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks
 ) -> Iterator[RankEvent]:
-    """Yield every step's output on all ranks, as `execute` does on one; in eval mode.
+    """Yield every step's output on all ranks, as `execute` does for a whole block. The mode is eval.
 
-    Expert-parallel ranks share the tokens (`tokens_of_rank`); their tensors are [tokens, d].
+    The tokens are split over expert-parallel ranks (`tokens_of_rank`), whose tensors are then [tokens, d].
     """
     programs = [rank_steps(steps, rank, ranks) for rank in range(ranks.world_size)]
     shares, entering = [], []
@@ -48,26 +49,27 @@ def execute_ranks(
 
 
 def summed(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks) -> Tensor:
-    """Return the block's output, of all tokens, as the ranks compute it together."""
+    """Return the block's output for all tokens, computed by the ranks together."""
     with torch.no_grad():
         *_, last = execute_ranks(steps, weights, inputs, ranks)
     return joined(last.tensors, ranks).reshape(*next(iter(inputs.values())).shape[:-1], -1)
 
 
 def tokens_of_rank(x: Tensor, place: int, ranks: int) -> Tensor:
-    """Return an expert-parallel rank's part of x [..., d], flattened; the first ranks get one token more if need be."""
+    """Return an expert-parallel rank's part of x [..., d], flattened to [tokens, d]; an uneven split gives the first
+    ranks one token more."""
     return x if ranks == 1 else x.flatten(0, -2).tensor_split(ranks)[place]
 
 
 def joined(tensors: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """Join the tokens of all expert-parallel ranks in order, taking the first tensor-parallel rank of each."""
+    """Concatenate the tokens of all expert-parallel ranks in order, from the first tensor-parallel rank of each."""
     return tensors[0] if ranks.ep == 1 else torch.cat(list(tensors[:: ranks.tp]))
 
 
 def share_of(
     weights: Mapping[str, Tensor], steps: Sequence[Step], program: Sequence[Step], rank: int, expert_rank: int = 0
 ) -> dict[str, Tensor]:
-    """Return one rank's weights: its part along every axis that became smaller (experts, d_ff)."""
+    """Return one rank's weights: its part along every axis that the split made smaller (experts, d_ff)."""
     whole, out = parameters(steps), {name: weights[name] for name in tables(program)}
     for name, axes in parameters(program).items():
         tensor = weights[name]
@@ -85,7 +87,7 @@ def _execute(
     inputs: Sequence[Mapping[str, Tensor]],
     ranks: Ranks,
 ) -> Iterator[RankEvent]:
-    """Run programs with equal names, on each rank's own weights and inputs."""
+    """Run the ranks' programs, which have the same step names, each with its rank's own weights and inputs."""
     last_use = {name: at for at, step in enumerate(programs[0]) for name in step.inputs}
     tensors = [dict(one) for one in inputs]
     for at, steps in enumerate(zip(*programs, strict=True)):
@@ -111,7 +113,7 @@ def _execute(
 
 
 def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """Return on every rank the sum of its tensor-parallel group, in the order of the ranks."""
+    """Return, for every rank, the sum over its tensor-parallel group, added in the order of the ranks."""
     out: list[Tensor] = []
     for start in range(0, len(parts), ranks.tp):
         out += [torch.stack(list(parts[start : start + ranks.tp])).sum(0)] * ranks.tp
@@ -121,7 +123,7 @@ def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
 def _experts(
     steps: Sequence[Step], arguments: Sequence[Sequence[Tensor]], weights: Sequence[Mapping[str, Tensor]], ranks: Ranks
 ) -> Generator[RankEvent, None, tuple[list[Tensor], tuple[Tensor, ...]]]:
-    """Return (every rank's mixed output for its own tokens, the results of its experts before they are combined)."""
+    """Return (every rank's mixed output for its own tokens, every rank's expert results before the combine)."""
     flat = [(x.flatten(0, -2), route.flatten(0, -2)) for x, route in arguments]
     sizes = [len(x) for x, _ in flat[:: ranks.tp]]
     exchanged = isinstance(steps[0].op, Experts) and steps[0].op.ranks > 1
@@ -129,7 +131,7 @@ def _experts(
     for start in range(0, len(steps), ranks.tp):
         group = slice(start, start + ranks.tp)
         entering = flat[group]
-        if exchanged:  # the dispatch: rows of all tokens, of which `received` takes those of the group's experts
+        if exchanged:  # the dispatch: pass all rows; `received` selects the rows for the group's experts
             entering = [
                 tuple(torch.cat(parts) for parts in zip(*flat[place :: ranks.tp], strict=True))  # type: ignore[misc]
                 for place in range(ranks.tp)
@@ -152,7 +154,7 @@ def _experts(
 def _group_results(
     steps: Sequence[Step], entering: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Mapping[str, Tensor]]
 ) -> Generator[RankEvent, None, list[Tensor]]:
-    """Return the results of one group's experts for all rows, on each of its tensor-parallel ranks."""
+    """Return the results of one tensor-parallel group's experts for all rows, one tensor per rank of the group."""
     ops = [step.op for step in steps if isinstance(step.op, Experts)]
     out = [unmixed(replace(op, identity=0), x, route) for op, (x, route) in zip(ops, entering, strict=True)]
     works = [received(*one) for one in zip(steps, ops, *zip(*entering, strict=True), weights, strict=True)]

@@ -1,6 +1,6 @@
-"""How torch's threads wait, and how many compute: set here for every command and call that computes.
+"""The waiting policy and number of torch's threads, set here for every command and call that computes.
 
-torch is imported inside the functions: OpenMP reads how to wait once, when torch loads it.
+torch is imported inside the functions, because OpenMP reads the policy only once, when torch loads it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _POLICY = "OMP_WAIT_POLICY"
 
 @contextmanager
 def sleep_while_waiting() -> Iterator[None]:
-    """Make torch's threads, if torch is first imported inside, sleep while they wait.
+    """A context in which a first import of torch makes torch's threads sleep while they wait.
 
-    On a busy machine spinning takes four times as long. A user's OMP_WAIT_POLICY is kept. The variable is restored
-    afterwards, so that processes started later do not inherit it.
+    On a busy machine, spinning threads take four times as long. A user's OMP_WAIT_POLICY is kept. The variable is
+    restored afterwards, so that processes started later do not inherit it.
     """
     ours = "torch" not in sys.modules and _POLICY not in os.environ
     if ours:
@@ -31,18 +31,18 @@ def sleep_while_waiting() -> Iterator[None]:
 
 
 def set_threads(count: int | None = None) -> None:
-    """Import torch, let its threads sleep while they wait, and compute with `count` of them (None: torch's number)."""
+    """Import torch, make its threads sleep while they wait, and set their number to `count` (None: torch's default)."""
     with sleep_while_waiting():
         import torch
 
-        torch.get_num_threads()  # LLVM's OpenMP (macOS) reads how to wait at its first call
+        torch.get_num_threads()  # LLVM's OpenMP (macOS) reads the policy at its first call
     if count:
         torch.set_num_threads(count)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread inside; restore the number afterwards, even after an error."""
+    """A context in which torch computes in one thread; the number is restored afterwards, even after an error."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""trace: run a block and record every intermediate as numbers a person or a script can use; which are hidden units."""
+"""Running a block and recording every intermediate as figures, including figures on hidden units."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOTHING = Cost()
 
 @dataclass(frozen=True)
 class Parameter:
-    """A step's parameter: its canonical name (`up.weight`), how the formula prints it (`W1`), torch's shape."""
+    """A step's parameter: its canonical name (`up.weight`), its symbol in the formula (`W1`), torch's shape."""
 
     name: str
     symbol: str
@@ -42,14 +42,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One line of a trace. Statistics are over finite values (None if there are none), std with divisor n.
+    """The record of one step. Statistics are computed over finite values (None if there are no finite values); std has
+    divisor n.
 
-    `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` count values, `near_zero_share` of all. `histogram` counts
-    finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` counts the
-    step's parameters, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of its
-    tokens, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
-    `dropped` those of them that are now. `units` describes hidden units, where the step has them (`unit_steps`).
-    `min_at` and `max_at` are the indices of the first minimum and maximum in the step's tensor.
+    `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` are numbers of values; `near_zero_share` is the fraction of
+    near zeros. `histogram` counts every `histogram_stride`-th finite value (1: all) in equal bins from min to max.
+    `params` is the number of the step's parameters, `flops` its forward FLOPs for this input. Inside an expert,
+    `tokens` are the flat indices of the expert's tokens, one per row; otherwise None. If the step is an active dropout,
+    `live` counts the nonzero values of its input, and `dropped` the values that dropout set to zero. `units` describes
+    hidden units, if the step's values are hidden units (`unit_steps`). `min_at` and `max_at` are the indices of the
+    first minimum and the first maximum in the step's tensor.
     """
 
     name: str
@@ -85,9 +87,9 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Trace:
-    """A block's trace: where its FFN begins and ends, and every step, the block's inputs first.
+    """A block's trace: the names of the FFN's input and output, and the records of all steps, the block's inputs first.
 
-    `tensors` are the intermediates to keep, by their printed names.
+    `tensors` are the kept intermediates, by their printed names.
     """
 
     ffn_input: str
@@ -96,7 +98,7 @@ class Trace:
     tensors: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def step(self, name: str) -> StepRecord:
-        """Return the record of that name."""
+        """Return the record of the step `name`."""
         for record in self.steps:
             if record.name == name:
                 return record
@@ -115,10 +117,10 @@ def trace(
 ) -> Trace:
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
-    `show` values per axis are kept (None: all). `inside` names the experts whose inner steps are recorded too (None:
-    all). `keep` names the steps and inputs whose whole tensors stay, those inside experts by their printed names (None:
-    all that are recorded); others are freed or overwritten after their last use. `top_units` hidden units are recorded
-    one by one.
+    `show` is the number of values recorded per axis (None: all). `inside` lists the experts whose inner steps are also
+    recorded (None: all experts). `keep` lists, by printed name, the steps and inputs whose complete tensors are kept
+    (None: all that are recorded); other tensors are freed or overwritten after their last use. `top_units` is the
+    number of hidden units to record individually.
     """
     costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
     look = _Look(show, top_units)
@@ -130,7 +132,7 @@ def trace(
                 kept[event.name] = event.tensor
             if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
                 record = _handed_on(event, records, steps, costs[event.name])
-                if top_units:  # another step reads it
+                if top_units:  # its units have a reader, unlike the units of its input
                     record = replace(record, units=_units(event, steps, weights, top_units))
             elif event.expert is None:
                 units = _units(event, steps, weights, top_units)
@@ -146,20 +148,20 @@ def trace(
 
 
 def input_record(name: str, tensor: Tensor) -> StepRecord:
-    """Record a tensor [..., features] that no step computes here."""
+    """Record a tensor [..., features] that is not computed by a step of the block."""
     return _record(name, tensor, _Look(8, 0))
 
 
 @dataclass(frozen=True)
 class _Look:
-    """How much of every tensor is recorded: values per axis (None: all), units one by one."""
+    """The amount of detail to record: values per axis (None: all), and the number of individual units."""
 
     show: int | None
     top_units: int
 
 
 def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step], cost: Cost) -> StepRecord:
-    """Record a step that returns its input, without reading the values again."""
+    """Record a step that returns its input unchanged, by copying the input's record."""
     before = next(record for record in records if record.name == event.step.inputs[0])
     formula = right_hand_side(event.step, steps)
     return replace(
@@ -169,13 +171,14 @@ def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step
 
 
 def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
-    """Add the counts of dropped values to a dropout's record, by comparison with its input."""
+    """Add the counts of live and dropped values to a dropout's record, by comparison with its input."""
     before = next(record for record in records if record.name == after.inputs[0])
     return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 
 def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
-    """Describe a step inside an expert: its rows are the tokens routed there, its inputs have names in the block."""
+    """Record a step inside an expert. Its rows are the tokens routed to the expert, and its inputs are named as in the
+    block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)
@@ -193,7 +196,7 @@ def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], l
 
 
 def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor], top: int) -> Units | None:
-    """Return statistics of the step's hidden units over its tokens; None if it has none."""
+    """Return statistics of the step's hidden units over its tokens; None if its values are not hidden units."""
     readers = unit_steps(program)
     if event.step.output not in readers or not event.tensor.numel():
         return None
@@ -220,7 +223,7 @@ def _record(
     cost: Cost = _NOTHING,
     units: Units | None = None,
 ) -> StepRecord:
-    """Record one tensor; without a step it is an input of the block."""
+    """Record one tensor; it is an input of the block if `step` is None."""
     index, values = excerpt(tensor, look.show)
     summary = statistics(tensor)
     return StepRecord(
@@ -252,16 +255,17 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
 
 
 def excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
-    """Return (indices per axis, nested lists of the values there): the first and last of every axis, `show` in all."""
+    """Return (indices per axis, nested lists of the values at these indices): the first and last indices of every axis,
+    `show` per axis."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
-        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # only these values: no axis is copied in full
+        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # copies only the selected values, no axis in full
     return index, tensor.double().cpu().tolist()
 
 
 def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
-    """Return every input and weight with NaN or Inf, and the first step with any."""
+    """Return all inputs and weights that contain NaN or Inf, and the first step that does."""
     not_finite = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
     not_finite += where_not_finite("weight", weights)
     first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
@@ -272,7 +276,8 @@ def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFi
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """A group of units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN."""
+    """A group of units: the units of routed expert number `expert` out of `experts`, of the part `shared`, or of a
+    dense FFN (`part` is empty)."""
 
     part: str
     expert: int = 0
@@ -284,7 +289,7 @@ DENSE = UnitGroup("")
 
 @dataclass(frozen=True)
 class UnitEvent:
-    """The values of a group's units [tokens, d_ff], and the output of the activation that made them."""
+    """The values of a group's units [tokens, d_ff], and the output of the activation that produced them."""
 
     group: UnitGroup
     values: Tensor
@@ -292,7 +297,7 @@ class UnitEvent:
 
 
 class UnitEvents:
-    """Finds the units among a block's events, which it must see in their order."""
+    """A detector of hidden units in a block's events, which must be passed to it in order."""
 
     def __init__(self, block: Sequence[Step]) -> None:
         self._block = block
@@ -301,13 +306,13 @@ class UnitEvents:
 
     @property
     def groups(self) -> list[UnitGroup]:
-        """Return all groups, each expert's too."""
+        """All groups of units, including a group per expert."""
         outer = dict.fromkeys(name.rpartition(".")[0] for name in unit_steps(self._block))
         routed = {name: _experts(step).experts.size for name, step in self._mixtures.items()}
         return [*map(UnitGroup, outer), *(UnitGroup(name, e, n) for name, n in routed.items() for e in range(n))]
 
     def of(self, event: Event) -> UnitEvent | None:
-        """Return the units that an event is; None for any other intermediate."""
+        """Return the units in an event; None if the event is another intermediate."""
         owner, _, name = event.name.rpartition(".")
         op, program = event.step.op, self._program(owner)
         if isinstance(op, Activation) and op.function != "identity":
@@ -317,14 +322,15 @@ class UnitEvents:
         return UnitEvent(self._group(owner, event.expert), event.tensor, self._active[owner])
 
     def columns(self, group: UnitGroup, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return a group's down projection [written, d_ff]: a column is what its unit writes for an activation of 1."""
+        """Return a group's down projection [written, d_ff]; each column is the vector that a unit writes if its
+        activation is 1."""
         reader = next(name for name in self._program(group.part).values() if name)
         step = self._mixtures.get(group.part)
         inside = weights if step is None else _experts(step).of_one(weights, group.expert, step.prefix)
         return inside[f"{reader}.weight"]
 
     def _program(self, owner: str) -> Mapping[str, str | None]:
-        """Return the unit steps of the whole block, or of one expert's program, with the Linear that reads each."""
+        """Return the unit steps of the whole block, or of one expert's program, each with the Linear that reads it."""
         if (step := self._mixtures.get(owner.partition(".")[0])) is not None:
             return unit_steps(_experts(step).program)
         readers = unit_steps(self._block)

@@ -1,4 +1,4 @@
-"""Weights for a block: drawn as torch draws them, or read from the model's files. Canonical names and shapes."""
+"""Weights for a block, in canonical names and shapes: drawn as torch draws them, or read from the model's files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ RANDOM = "random weights"
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """A layer's `tensors`, the `steps` that have all of theirs, where they come from, and notes on what was assumed."""
+    """A layer's weights (`tensors`), the `steps` for which all weights exist, the origin of the weights, and notes on
+    assumptions."""
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
@@ -55,7 +56,7 @@ class LayerWeights:
 def layer_weights(
     resolved: Resolved, layer: Layer, generator: torch.Generator, dtype: torch.dtype, device: str
 ) -> LayerWeights:
-    """Return a layer's weights: an example's, a module's, those of the model's files, or random ones."""
+    """Return a layer's weights: from an example, from a module, from the model's files, or random."""
     block, example, notes = resolved.block(layer), resolved.example, tuple[str, ...]()
     if example and fits(example, block):
         exact = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
@@ -79,7 +80,7 @@ def layer_weights(
 
 
 def fits(example: Example, block: Sequence[Step]) -> bool:
-    """Return whether the example's weights are exactly the block's parameters, shapes included."""
+    """Return whether the example's weights match the block's parameters in names and shapes."""
     shapes = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
     return shapes == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
 
@@ -87,7 +88,8 @@ def fits(example: Example, block: Sequence[Step]) -> bool:
 def stored_layer(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
-    """Return (one layer's weights from the model's files, their origin, notes on assumptions); None without files."""
+    """Return (one layer's weights from the model's files, their origin, notes on assumptions); None if there are no
+    files."""
     located = located_weights(resolved, layer)
     if located is None or resolved.checkpoint is None:
         return None
@@ -109,7 +111,7 @@ def steps_with_weights(
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """Return (the block without norms whose weights are missing, notes).
 
-    Without the norm before the FFN only the FFN remains, because its input would be that norm's output.
+    If the norm before the FFN is missing, only the FFN remains, because its input would be the norm's output.
     """
     lost = [s.output for s in block if of_norm(s) and s.parameters().keys() - weights.keys()]
     if not lost:
@@ -126,11 +128,11 @@ def steps_with_weights(
 def random_weights(
     steps: Sequence[Step], generator: torch.Generator, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Draw weights as nn.Linear, nn.LayerNorm and torch's other modules initialise theirs, in step order.
+    """Draw weights in step order, with the initialisation of nn.Linear, nn.LayerNorm and torch's other modules.
 
-    With `torch.manual_seed(S)` and a generator of seed S, a module that declares the same Linears in the same order has
-    the same tensors (experts one after the other, each with its own program's order). Drawn in float32 on the
-    generator's device, where each tensor is then cast.
+    A module built after `torch.manual_seed(S)` has the same tensors as a generator with seed S gives here, if it
+    declares the same Linears in the same order (experts one after the other, each in the order of its program). Tensors
+    are drawn in float32 on the generator's device and cast there.
     """
     if generator.device.type == "cpu":
         advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else f" or {option('dtype', 'bf16')}")
@@ -140,7 +142,7 @@ def random_weights(
 
 
 def _tables(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw a route's table: for each token id, experts that follow each other, from a random one on."""
+    """Draw a route's table: consecutive experts for each token id, starting at a random expert."""
     if not isinstance(step.op, Route) or not step.op.lookup:
         return {}
     shape = (step.op.lookup.size, 1)
@@ -171,7 +173,7 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
     if isinstance(op, Activation):
         first = TABLE[op.function].learned
         return {name: _filled(shape, first[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
-    first = {"factor": 1.0}  # a correction is 0
+    first = {"factor": 1.0}  # all other parameters, such as a correction, are 0
     return {n: _filled(shape, first.get(n.rpartition(".")[2], 0.0), dtype, there) for n, shape in shapes.items()}
 
 
@@ -180,7 +182,7 @@ def _filled(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: to
 
 
 def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Initialise as nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
+    """Initialise like nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
     tensor = torch.empty(shape, device=generator.device)
     if len(shape) == 2:
         torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
@@ -190,7 +192,8 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
 
 
 def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
-    """Locate one layer's parameters in the model's files, without norms that these lack; None without files."""
+    """Locate one layer's parameters in the model's files, except norms that the files lack; None if there are no
+    files."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return None
@@ -201,16 +204,16 @@ def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, .
 
 
 def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
-    """Return the packed formats of these tensors (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    """Return the packed formats of the tensors (`fp8-block128`, `Q4_0`), in order; empty for plain floats."""
     return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
 
 
 def stored_weights(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor] | None:
-    """Read one layer's weights from the model's files, and no other tensor; None if the model has no files.
+    """Read only one layer's weights from the model's files; None if the model has no files.
 
-    A norm whose tensors are unknown is left out.
+    Norms whose tensors are unknown are left out.
     """
     located = located_weights(resolved, layer)
     if located is None or resolved.checkpoint is None:
@@ -225,7 +228,7 @@ def read_located(
     device: str = "cpu",
     quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Do as `stored_weights` for located tensors; `quantization` is the config's quantization_config."""
+    """Read tensors that were already located; `quantization` is the config's quantization_config."""
     require_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
     return read_weights(checkpoint, tuple(located), dtype, device, quantization)
 
@@ -236,9 +239,10 @@ def require_memory(
     advice: str = f"take a smaller block or {option('dtype', 'bf16')}",
     root: Path = ROOT,
 ) -> None:
-    """Refuse (exit 3) `size` bytes that exceed this machine's free memory: better than the OOM killer.
+    """Raise FFNError (exit 3) if `size` bytes exceed this machine's free memory, instead of leaving it to the OOM
+    killer.
 
-    `root` is the root of the file system with the memory figures.
+    `root` is the root of the file system from which memory figures are read.
     """
     available = available_memory(root)
     if available is not None and size > available:

@@ -1,1 +1,1 @@
-"""How one number of a trace was computed."""
+"""Explaining how one number of a trace was computed."""

@@ -1,7 +1,7 @@
-"""The arithmetic behind one number of a step, repeated in float64: one arm per op.
+"""The arithmetic behind one number of a step, repeated in float64, with a function per op.
 
-An arm gets the numbers that the step read (inputs and weights, already rounded), so the difference between its result
-and the step's is only the rounding of that step.
+The functions start from the numbers that the step read (inputs and weights, already rounded), so their results differ
+from the step's results only by the rounding errors of that step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True)
 class Factor:
-    """An operand: its place (`x[0,3]`, `up.weight[5,3]`, torch's order) and its value.
+    """An operand: its place (`x[0,3]`, `up.weight[5,3]`, with indices in torch's order) and its value.
 
-    `symbol` is the same place as printed in formulas, `W1[3,5]`, whose indices are [in,out]; empty for activations.
+    `symbol` is the same place as printed in formulas, `W1[3,5]`, with indices [in,out]; empty if the operand is not a
+    weight.
     """
 
     place: str
@@ -56,7 +57,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Choice:
-    """The router's numbers for one expert: its logit, its score, the value that decided the choice, and its weight."""
+    """The router's numbers for one expert: its logit, its score, the value that decided the choice (`choice`), and its
+    weight."""
 
     expert: int
     logit: float
@@ -69,7 +71,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Derivation:
-    """How a number is computed: the largest terms, the others' sum, intermediate numbers, and the result in float64.
+    """The computation of a number: the largest terms, the sum of the other terms, intermediate numbers, and the result
+    in float64.
 
     `origin` is the operand that contributes most, as (printed name, index).
     """
@@ -112,7 +115,7 @@ def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) 
 
 
 def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain the op with its slope (0 at a limit), and f(x)/x, the share that passes."""
+    """Explain the activation, with its slope (0 beyond a limit) and the ratio f(x)/x."""
     op = op_of(place, Activation)
     read = scene.read(place, 0, index[:-1])
     x = read.row[index[-1]]
@@ -132,7 +135,7 @@ def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
     quantities.append(Quantity("slope there", slope(op, x, m).item()))
     if inside != 0:
         name = "value" if op.soft_cap or op.most else f"{op.function}(x)"
-        quantities.append(Quantity(f"{name} / x", (y / inside).item() + 0.0))  # no -0
+        quantities.append(Quantity(f"{name} / x", (y / inside).item() + 0.0))  # turns -0 into 0
     if op.plus:
         quantities.append(Quantity("plus", op.plus))
     notes = []
@@ -146,7 +149,7 @@ def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 
 
 def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain the product of all inputs; an input of one feature multiplies all features of its token."""
+    """Explain the product of all inputs; an input with one feature multiplies all features of its token."""
     reads, factors = _elements(scene, place, index)
     origin = _largest_of(reads, factors, index)
     if factor := scene.weight(place, "factor"):
@@ -170,9 +173,9 @@ def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> 
 
 
 def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain LayerNorm (x - mean) / √(variance + eps) or RMSNorm x / √(mean(x²) + eps), then weight and bias.
+    """Explain LayerNorm (x - mean) / √(variance + eps) or RMSNorm x / √(mean(x²) + eps), followed by weight and bias.
 
-    If the weight multiplies the input, x is that product.
+    If the weight multiplies the input, x is the product.
     """
     op, feature = op_of(place, Norm), index[-1]
     read = scene.read(place, 0, index[:-1])
@@ -211,7 +214,8 @@ def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) ->
 
 
 def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain x in eval mode; in training x / (1 - p) if it is kept, else 0. Without a mask, the result shows which."""
+    """Explain x in eval mode; in training, x / (1 - p) if x is kept, else 0. If there is no mask, the result shows
+    whether x was kept."""
     op = op_of(place, Dropout)
     read = scene.read(place, 0, index[:-1])
     x, origin = read.row[index[-1]].item(), origin_of(read, index[-1])
@@ -234,7 +238,8 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain Σ route[e] · expert_e, a term per chosen expert; if the route weights the input, outputs are summed."""
+    """Explain Σ route[e] · expert_e with a term per chosen expert; if the route multiplies the input, explain Σ
+    expert_e."""
     op = op_of(place, Experts)
     assert place.step is not None
     leading, feature = index[:-1], index[-1]
@@ -265,18 +270,20 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain the sum over ranks: this rank's part, and the sum of the others."""
+    """Explain the sum over ranks: this rank's part, and the sum of the other ranks' parts."""
     read = scene.read(place, 0, index[:-1])
     part, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
     quantities = (Quantity("of this rank", part, read.at(index[-1])), Quantity("of the other ranks", total - part))
     return Derivation(total, quantities=quantities, origin=origin_of(read, index[-1]))
 
 
-# --- shared pieces ----------------------------------------------------------------------------------------------------
+# --- shared functions
+# ----------------------------------------------------------------------------------------------------
 
 
 def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
-    """Return the element of every input that meets this one; an input of one feature has only its first."""
+    """Return the element of every input that corresponds to `index`; for an input with one feature, its only
+    element."""
     assert place.step is not None
     reads = [scene.read(place, which, index[:-1]) for which in range(len(place.step.inputs))]
     features = [index[-1] if read.row.shape[0] > 1 else 0 for read in reads]
@@ -296,7 +303,7 @@ def _product(*factors: Factor) -> Term:
 
 
 def _largest(values: Tensor) -> list[int]:
-    """Return positions by absolute value, largest first; ties in order, NaN first."""
+    """Return positions sorted by descending absolute value; NaN first, ties in order."""
     return [int(at) for at in values.abs().argsort(descending=True, stable=True)]
 
 
@@ -306,7 +313,7 @@ def origin_of(read: Read, feature: int) -> tuple[str, tuple[int, ...]]:
 
 
 def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
-    """Return the number of an element, counted in order."""
+    """Return the flat index of an element in row-major order."""
     flat = 0
     for at, size in zip(index, shape, strict=True):
         flat = flat * size + at

@@ -1,4 +1,4 @@
-"""explain: how one number of a trace, or of a router's choice, was computed; it ends with the traced value."""
+"""Explaining how one number of a trace, or of a router's choice, was computed, up to the traced value."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from ffncli.show.tensors import written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain an expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times scale.
+    """Explain an expert's weight: its score, divided by the sum of the chosen experts' scores if renormalised, times
+    the scale.
 
-    The choice is read from the result. `experts` lists the chosen ones by weight, and the requested expert; for a
-    softmax over its whole axis, which chooses none, the `most` with the largest weights.
+    The choice is read from the traced weights. `experts` lists the chosen experts by weight, and the requested expert.
+    For a softmax over the whole axis, which chooses no experts, it lists the `most` experts with the largest weights.
     """
     op, expert = op_of(place, Route), index[-1]
     read = scene.read(place, 0, index[:-1])
@@ -93,12 +94,14 @@ _ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Deriv
 
 @dataclass(frozen=True)
 class Explanation:
-    """One number of a trace: `value` is exactly the step's at `index`, `computed` the same in float64.
+    """The explanation of one number of a trace: `value` is the traced number at `index`, `computed` the same number in
+    float64.
 
-    `terms` are the largest summands, `others` the number not listed and `others_sum` their sum, `quantities` the
-    intermediate numbers (bias, mean square, slope ...), `experts` a router's choice. `rounding` is value - computed,
-    `ulps` its size in units in the last place of the step's `dtype`. Inside an expert, `token` is the flat index of the
-    row's token. `origin` is the number it mostly comes from (`x[0,3]`), None for an input of the block.
+    `terms` are the largest summands; `others` is the number of unlisted summands and `others_sum` their sum;
+    `quantities` are the intermediate numbers (bias, mean square, slope ...); `experts` is a router's choice. `rounding`
+    is value - computed, and `ulps` its size in units in the last place of the step's `dtype`. Inside an expert, `token`
+    is the flat index of the row's token. `origin` is the operand that contributes most (`x[0,3]`); None for an input of
+    the block.
     """
 
     place: str
@@ -124,10 +127,11 @@ class Explanation:
 def explain(
     scene: Scene, name: str, index: tuple[int, ...], most: int = 8, depth: int = 1, option: str = "explain"
 ) -> list[Explanation]:
-    """Explain `name[index]` with its `most` largest terms; then its largest term's origin, `depth` steps deep.
+    """Explain `name[index]` with its `most` largest terms, then the origin of its largest term, and so on for `depth`
+    steps.
 
-    `scene` must have the tensors that `scene.needed` names. Negative indices count from the end. Messages begin with
-    `option`.
+    `scene` must contain the tensors listed by `needed` in `scene.py`. Negative indices count from the end. Messages
+    begin with `option`.
     """
     place = find(scene.steps, name)
     at = checked(scene, place, index, option)
@@ -179,7 +183,7 @@ def _explanation(scene: Scene, place: TensorPlace, index: tuple[int, ...], made:
 
 
 def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-    """Return (each expert's score, NaN if it has none; the values by which experts are chosen)."""
+    """Return (each expert's score, NaN if it has no score; the values by which experts are chosen)."""
     correction = scene.weight(place, "correction")
     shift = torch.zeros_like(logits)
     if correction:
@@ -197,13 +201,13 @@ def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen:
 
 
 def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
-    """Return whether a table that decides lists the expert."""
+    """Return a note that says whether the table of token ids lists the expert."""
     return [f"{'' if expert in chosen else 'not '}chosen: the table's experts of token id {int(ids.row[0])} are "
             + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
 
 
 def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
-    """Say why the expert is chosen or not."""
+    """Return notes on why the expert was chosen or not."""
     out = []
     if op.groups > 1 and op.top_groups < op.groups:
         best = choice.reshape(op.groups, -1).topk(min(op.group_best, choice.numel() // op.groups), -1).values.sum(-1)

@@ -1,4 +1,5 @@
-"""Places in a trace: `up[0,3]`, `experts.3.gate[0,5]`; the step that computed them and the numbers that it read."""
+"""Places in a trace, such as `up[0,3]` or `experts.3.gate[0,5]`: the step that computed the number, and the numbers
+that it read."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ffncli.show.tensors import written
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A step by its printed name, and the program that contains it; `step` is None for an input of the block.
+    """A step under its printed name, and the program that contains it; `step` is None for an input of the block.
 
     For a step inside an expert, `outer` is the Experts step and `expert` the expert's number.
     """
@@ -29,7 +30,8 @@ class TensorPlace:
     expert: int | None = None
 
     def printed(self, name: str) -> str:
-        """Return the printed name of one of the step's inputs: within an expert, its step or the experts' input."""
+        """Return the printed name of one of the step's inputs; inside an expert, this is a step of the expert or the
+        experts' input."""
         if self.outer is None:
             return name
         inside = any(step.output == name for step in self.program)
@@ -38,20 +40,21 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Read:
-    """One input of a step for one token: the input's printed name, the leading indices, float64 values."""
+    """One input of a step for one token: the input's printed name, the token's indices (`leading`), and the values in
+    float64."""
 
     name: str
     leading: tuple[int, ...]
     row: Tensor
 
     def at(self, feature: int) -> str:
-        """`x[0,3]`."""
+        """Return the place of a value, such as `x[0,3]`."""
         return written(self.name, (*self.leading, feature))
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A traced block: its steps and weights, the kept tensors by their printed names, and the mode."""
+    """A traced block: its steps and weights, the kept tensors by printed name, and the mode."""
 
     steps: Sequence[Step]
     weights: Mapping[str, Tensor]
@@ -59,7 +62,7 @@ class Scene:
     mode: Mode = EVAL
 
     def tokens(self, place: TensorPlace) -> list[int]:
-        """Return the flat indices of the tokens that a place's expert received, in the order of its rows."""
+        """Return the flat indices of the tokens routed to a place's expert, in the order of its rows."""
         assert place.outer is not None
         assert place.expert is not None
         assert isinstance(place.outer.op, Experts)
@@ -82,7 +85,8 @@ class Scene:
         return Read(label, token, (x[token] * route[(*token, place.expert)]).double())
 
     def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
-        """Return (canonical name, values, index of the expert's share, symbol) of a step's parameter, or None."""
+        """Return (canonical name, values, index of the expert in the tensor, symbol) of a step's parameter; None if the
+        step does not have it."""
         assert place.step is not None
         prefix = place.outer.prefix if place.outer else ""
         name = f"{prefix}{place.step.output}.{parameter}"
@@ -95,7 +99,7 @@ class Scene:
 
 
 def find(steps: Sequence[Step], name: str) -> TensorPlace:
-    """Return the place of a printed name; refuse one that the block does not have, with the nearest names."""
+    """Return the place of a printed name; raise FFNError, with the nearest names, if the block has no such step."""
     names = [*block_inputs(steps), *(step.output for step in steps)]
     if name in names:
         return TensorPlace(name, next((step for step in steps if step.output == name), None), steps)
@@ -122,11 +126,11 @@ def _inner(output: str, name: str) -> re.Match[str] | None:
 
 
 def sources(place: TensorPlace) -> tuple[str, ...]:
-    """Return the printed names of all operands of a place's number."""
+    """Return the printed names of the tensors from which a place's number is computed."""
     if place.step is None:
         return ()
     names = tuple(place.printed(name) for name in place.step.inputs)
-    if place.outer is not None:  # which tokens the expert received, and their weights
+    if place.outer is not None:  # the route says which tokens the expert received, and with which weights
         names += place.outer.inputs
     if isinstance(place.step.op, Experts):
         last = place.step.op.program[-1].output
@@ -135,7 +139,8 @@ def sources(place: TensorPlace) -> tuple[str, ...]:
 
 
 def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> frozenset[str]:
-    """Return the tensors that must be kept to explain these steps, and their origins `depth` - 1 steps back."""
+    """Return the names of the tensors that must be kept to explain the steps `names` and their origins, `depth` - 1
+    steps back."""
     wanted, edge = {*names}, {*names}
     for _ in range(depth):
         edge = {source for name in edge for source in sources(find(steps, name))} - wanted
@@ -144,7 +149,7 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
 
 
 def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
-    """Return the index with negatives counted from the end; refuse one that does not fit, with the shape."""
+    """Return the index with negative numbers resolved; raise FFNError, with the shape, if it does not fit."""
     request = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
     if tensor is None:
@@ -161,7 +166,7 @@ def _rows(scene: Scene, place: TensorPlace) -> str:
 
 
 def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: str, rows: str = "") -> tuple[int, ...]:
-    """Return the index into `shape` with negatives counted from the end."""
+    """Return the index into `shape` with negative numbers resolved; raise FFNError if it does not fit."""
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))
