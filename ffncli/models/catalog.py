@@ -175,4 +175,6 @@ def find(name: str) -> Resolved | None:
 
 def _stored(dtype: str | None, source: str | None) -> str:
     """Return the evidence line for the weights' dtype and its source."""
-    return f"dtype: {dtype}, " + (f"as released [{source}]" if source else "assumed: the row's source has none")
+    return f"dtype: {dtype}, " + (
+        f"as released [{source}]" if source else "assumed: its source does not specify the dtype"
+    )

@@ -28,7 +28,7 @@ class Dimensions(Options):
         int | str | None,
         Opt(
             "--d-model", metavar="N", group=SOURCE, accepts=_SIZE,
-            help="Width of the model. This option and those below override SOURCE.",
+            help="Width of the model. This and the following options override SOURCE.",
         ),
     ] = None  # fmt: skip
     d_ff: Annotated[
@@ -221,7 +221,8 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
             what = f"{option('experts', moe.experts)} is fewer than the {moe.top_k} that each token uses"
             raise FFNError(what, f"add {option('top_k')}, at most {moe.experts}")
         raise FFNError(
-            f"{option('top_k', moe.top_k)} exceeds the {moe.experts} experts", "choose at most as many as there are"
+            f"{option('top_k', moe.top_k)} exceeds the {moe.experts} experts",
+            "choose top_k up to the number of experts",
         )
     return moe
 

@@ -16,7 +16,7 @@ from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged
 from ffncli.models.model import Example, Resolved, block_model
 
-_DIMENSIONS_ALONE = "the text gives dimensions alone"
+_DIMENSIONS_ALONE = "the text gives only dimensions"
 
 
 def notebook() -> Resolved:
@@ -32,7 +32,7 @@ def _explained() -> Resolved:
     """Build 512 → 2048 → 512 with exact GELU; its input is the vector of the word "Hello" after attention."""
     given = {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
     note = "the text gives 4 of the 512 numbers of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
-    ours = "ours: the other 508, drawn as large as those four, and all weights"
+    ours = "ours: the other 508 numbers, drawn at the scale of those four, and all weights"
     example = Example({}, "randn", (1, 512), scale=0.143, given=given)
     return _block(FFNSpec(512, 2048, "gelu"), "the explained block", example, note, ours)
 

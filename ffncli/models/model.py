@@ -268,7 +268,9 @@ _UNKNOWN = {
 
 def unknown_note(unknown: Collection[str]) -> str:
     """Describe what is unknown about a model's blocks (`Model.unknown`)."""
-    return "not known here, so not counted: " + ", ".join(_UNKNOWN[name] for name in _UNKNOWN if name in unknown)
+    return "unknown from this source, so not counted: " + ", ".join(
+        _UNKNOWN[name] for name in _UNKNOWN if name in unknown
+    )
 
 
 def _layers(stack: str, layers: Sequence[int]) -> str:
@@ -374,7 +376,7 @@ def require_runnable(resolved: Resolved) -> None:
     if lacking := [name for name in options if name in resolved.model.unknown]:
         flags = " ".join(options[name] for name in lacking)
         raise FFNError(
-            f"{shown(resolved.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"{shown(resolved.source)} does not specify its {' and '.join(lacking)}, so it cannot be run",
             f"pass {flags}, for example",
         )
 
@@ -399,7 +401,7 @@ def folder_of(resolved: Resolved, reader: str) -> Path:
     if checkpoint is None:
         if resolved.weights is not None:
             what = f"{reader}: {resolved.model.name} is a module in memory, without a tokenizer"
-            raise FFNError(what, "give the directory it was loaded from; input=x [tokens, d_model] needs none")
+            raise FFNError(what, "give the directory it was loaded from; input=x [tokens, d_model] needs no tokenizer")
         if resolved.location and any(any(resolved.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
             where = shown_path(resolved.location)
             raise FFNError(f"{reader}: {where} has only pickled weights, which are never loaded", "use safetensors")
@@ -414,10 +416,12 @@ def folder_of(resolved: Resolved, reader: str) -> Path:
         files = sorted({*checkpoint.files.values()})
         if len(files) > 1:
             hint = f"join them: llama-gguf-split --merge {shown_path(checkpoint.folder / files[0])} joined.gguf"
-            raise FFNError(f"{reader}: {name} is {len(files)} GGUF files, and transformers loads a single one", hint)
+            raise FFNError(
+                f"{reader}: {name} consists of {len(files)} GGUF files, but transformers loads a single file", hint
+            )
         return checkpoint.folder / files[0]
     if any(file.endswith(PICKLED) for file in {*checkpoint.files.values()}):
-        raise FFNError(f"{reader}: {name} is pickled, and transformers is given safetensors alone", _HINT)
+        raise FFNError(f"{reader}: {name} is pickled, but transformers is given only safetensors", _HINT)
     if not (checkpoint.folder / "config.json").is_file():
         raise FFNError(f"{reader}: {shown_path(checkpoint.folder / 'config.json')} is missing", _HINT)
     return checkpoint.folder

@@ -62,7 +62,7 @@ def resolve(text: str) -> Resolved:
     if re.match(r"https?:", text, re.IGNORECASE):
         return _from_hub(_hub_address(text))
     if "\0" in text:
-        raise FFNError(f"source {shown(text)} holds a NUL character")
+        raise FFNError(f"source {shown(text)} contains a NUL character")
     path = Path(os.path.expanduser(text))
     looks_like_path = "/" in text or os.sep in text or text[:1] in (".", "~") or path.suffix in _SUFFIXES
     if not looks_like_path and (model := catalog.find(text)):
@@ -87,7 +87,7 @@ def _name_hint(text: str) -> str:
     """Suggest the known names that `text` most likely means."""
     near = catalog.nearest(text)
     if not near:
-        return "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
+        return "`ffn models` lists the known models; a path or 512x2048:gelu also works"
     listed = len(catalog.search(text))
     more = f" `ffn models {clean(text)}` lists {listed}" if listed > 3 else ""
     return "did you mean " + " or ".join(f"'{name}'" for name in near[:3]) + f"?{more}"
@@ -127,7 +127,9 @@ def _from_hub(text: str) -> Resolved:
         for shard in hub.shards
     }
     if not columns:
-        return read_config(hub.config, text).noted(f"no safetensors in {where}: taken from the config alone")
+        return read_config(hub.config, text).noted(
+            f"no safetensors in {where}: the model is read from the config alone"
+        )
     return _described(hub.config, remote_checkpoint(where, columns), text)
 
 
@@ -173,7 +175,9 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
     its model type is unknown."""
     if not config.exists():
         if checkpoint is None:
-            raise FFNError(f"{shown_path(config)} is missing", "it holds the widths; or give a file with tensors")
+            raise FFNError(
+                f"{shown_path(config)} is missing", "it contains the widths; alternatively, give a file with tensors"
+            )
         return _from_tensors(checkpoint, None, text)
     values = read_object(config, MOST_CONFIG_BYTES, constants=True)
     tower, _ = text_tower(Fields(values, shown_path(config)))

@@ -127,7 +127,7 @@ LLAMA_4 = "did you mean 'llama-4-scout' or 'llama-4-maverick' or 'llama-3.2-1b'?
         ("deepseek-v4.1", "did you mean 'deepseek-v4-flash' or 'deepseek-v4-pro'?"),  # an unknown generation
         ("qwen3.8-flash-next", "did you mean 'qwen3.8' or 'qwen3-8b'?"),
         ("llama-5", LLAMA_4),
-        ("123", "`ffn models` lists the known ones; a path or 512x2048:gelu works too"),
+        ("123", "`ffn models` lists the known models; a path or 512x2048:gelu also works"),
     ],
 )  # fmt: skip
 def test_the_family_that_is_meant_is_offered_the_newest_first(call, typed, hint):

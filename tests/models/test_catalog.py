@@ -193,7 +193,7 @@ def test_the_default_dtype_is_the_released_one(name):
         assert line == f"dtype: {counted.dtype}, as released [{key}]"
         assert f"[{key}] " in model.citation
     else:
-        assert line == f"dtype: {counted.dtype}, assumed: the row's source has none"
+        assert line == f"dtype: {counted.dtype}, assumed: its source does not specify the dtype"
 
 
 @pytest.mark.parametrize("name", STORED_BYTES)

@@ -55,7 +55,7 @@ def test_what_belongs_to_a_file(tmp_path: Path):
 def test_a_config_alone_is_enough_and_a_directory_without_weights_says_so(tmp_path: Path):
     source = folder(tmp_path, LLAMA)
     assert load(f"{source}/config.json").notes == ()
-    assert load(source).notes == (f"no safetensors in {source}: taken from the config alone",)
+    assert load(source).notes == (f"no safetensors in {source}: the model is read from the config alone",)
     (tmp_path / "model.pth").touch()
     assert "pickled weights are not read" in load(source).notes[0]
     with pytest.raises(FFNError, match=r"model\.pth is not a file of torch\.save"):

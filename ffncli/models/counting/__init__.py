@@ -1,1 +1,1 @@
-"""Parameters, FLOPs and bytes of a model, and what follows from them: sweeps, shards, equal budgets."""
+"""A model's parameters, FLOPs and bytes, and analyses based on them: sweeps, splits over ranks, equal-size blocks."""

@@ -1,6 +1,6 @@
-"""Check conditions on the keys of a row, for CI: `ffn params --assert 'ffn_params_total == 4328521728'`.
+"""Check conditions on a row's keys, for CI: `ffn params --assert 'ffn_params_total == 4328521728'`.
 
-A key may also be given as its label on the pages of `ffn params`.
+A key may also be given by its label in the output of `ffn params`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
 _FORM = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|<|>|=)\s*(.*?)\s*")
-_AND = re.compile(r"\s+and\s+(?=[^=!<>]+[=!<>])", re.IGNORECASE)  # before another condition: texts may contain it
+# only before another condition, since text values may contain "and"
+_AND = re.compile(r"\s+and\s+(?=[^=!<>]+[=!<>])", re.IGNORECASE)
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, "none": None}
 _NUMBER = re.compile(
     r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:e[-+]?\d{1,3})?) ?([kmbt]|[kmgt]b|%)?", re.IGNORECASE
@@ -31,7 +32,7 @@ _UNITS["%"] = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class Assertion:
-    """One condition: `text` as typed, `operand` the value to compare the row's with."""
+    """One condition: `text` is what the user typed, `operand` the value that the row's value is compared with."""
 
     text: str
     key: str
@@ -39,7 +40,7 @@ class Assertion:
     operand: Any
 
     def check(self, row: Mapping[str, Any], name: str) -> CheckedAssertion:
-        """Check it for a row; two values of different kinds cannot be compared."""
+        """Check the condition for a row. Raises FFNError if the two values have different kinds."""
         actual = self._actual(row)
         return CheckedAssertion(name, self.text, self.key, self.operator, self.operand, actual, self._holds(actual))
 
@@ -58,19 +59,21 @@ class Assertion:
         return _OPERATORS[self.operator](actual, self.operand)
 
     def _actual(self, row: Mapping[str, Any]) -> Any:
-        """The row's value; for a list, its length. Some keys need another option."""
+        """Return the row's value, or its length if it is a list. Raises FFNError if the key exists only with another
+        option."""
         if self.key not in row:
             of_device = self.key in _OF_DEVICE
             ridge = option("ridge") if self.key.startswith("ridge") else option("tp")
             other = option("ridge", "DEVICE") if of_device else ridge
-            raise FFNError(f"{option('asserted')} {shown(self.text)}: {self.key} is there with {other} only")
+            raise FFNError(f"{option('asserted')} {shown(self.text)}: {self.key} exists only with {other}")
         value = row[self.key]
         return len(value) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
 class CheckedAssertion:
-    """A condition on one row: the row's name, the condition, the row's value (`actual`), whether it holds."""
+    """A condition on one row: the row's name, the condition, the row's value (`actual`), and whether the condition
+    holds."""
 
     name: str
     text: str
@@ -81,7 +84,7 @@ class CheckedAssertion:
     holds: bool
 
     def line(self, several: bool = False) -> str:
-        """Write `ok  d_ff == 3,072` or `FAILED  d_ff == 1 (actual 3072)`, with the row's name among `several`."""
+        """Format `ok d_ff == 3,072` or `FAILED d_ff == 1 (actual 3072)`; `several` rows add the row's name."""
         of = f"{self.name}: " if several else ""
         if not self.holds:
             return f"FAILED  {of}{self.failure()}"
@@ -90,12 +93,12 @@ class CheckedAssertion:
         return f"ok  {of}{self.text} (actual {_digits(self.actual)})"
 
     def failure(self, several: bool = False) -> str:
-        """Write `d_ff == 1 (actual 3072)`."""
+        """Format `d_ff == 1 (actual 3072)`."""
         return f"{self.text} (actual {_words(self.actual)}{f' in {shown(self.name)}' if several else ''})"
 
 
 def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
-    """Parse the conditions of all texts; one text may join several by `and`."""
+    """Parse all conditions; one text may join several conditions with `and`."""
     return [_parse(text, keys) for joined in texts for text in _conditions(joined)]
 
 
@@ -106,14 +109,14 @@ def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def require(checked: Sequence[CheckedAssertion], several: bool = False) -> None:
-    """Fail (exit 1), naming every condition that does not hold, and the actual value."""
+    """Raise FFNError (exit 1) if any condition fails, naming each failed condition and the actual value."""
     failed = [one.failure(several) for one in checked if not one.holds]
     if failed:
         raise FFNError(f"assertion failed: {'; '.join(failed)}", code=ExitCode.FAILED)
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each row's name: its model, with `tokens=32` or `d_ff=4x` if models alone do not distinguish the rows."""
+    """Return each row's name: its model, plus `tokens=32` or `d_ff=4x` if several rows have the same model."""
     if len({row["name"] for row in rows}) == len(rows):
         return [row["name"] for row in rows]
     keys = [key for key in rows[0] if key in ("dtype", "tokens", "device") or key.startswith("sweep_")]
@@ -122,7 +125,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _conditions(joined: str) -> list[str]:
-    """The conditions between the `and`s; a part without an operator is a name that contains the word."""
+    """Split conditions at `and`; a part without an operator belongs to a name that contains the word."""
     out: list[str] = []
     for part in _AND.split(joined):
         if out and not re.search("[=!<>]", out[-1]):
@@ -145,12 +148,15 @@ def _parse(text: str, keys: Sequence[str]) -> Assertion:
         raise FFNError(f"{option('asserted')} {shown(text)}: no key {shown(match[1])}", hint)
     operand = _value(match[3])
     if match[2] not in ("==", "!=") and _kind(operand) != "a number":
-        raise FFNError(f"{option('asserted')} {shown(text)}: {shown(operand)} is not a number to compare by {match[2]}")
+        raise FFNError(
+            f"{option('asserted')} {shown(text)}: {shown(operand)} is not a number, so {match[2]} cannot compare it"
+        )
     return Assertion(text.strip(), str(key), match[2], operand)
 
 
 def _value(text: str) -> Any:
-    """A number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true or false, null, else text, in quotation marks or not."""
+    """Parse a number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true, false, null, or text with or without quotation
+    marks."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     number = _NUMBER.fullmatch(re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text))
@@ -167,16 +173,16 @@ def _kind(value: object) -> str:
 
 
 def _words(value: object) -> str:
-    """A value as JSON writes it."""
+    """Format a value as in JSON."""
     return "not known (null)" if value is None else str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def _digits(value: object) -> str:
-    """The same with thousands separators."""
+    """Format a value as in JSON, with thousands separators."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _words(value)
 
 
-# key → (on the page of one source, side by side)
+# key → (label for one source, label for several sources side by side)
 LABELS: Mapping[str, tuple[str, str]] = {
     name: (label, short or label)
     for name, label, short in (
@@ -220,12 +226,13 @@ LABELS: Mapping[str, tuple[str, str]] = {
 
 
 def label(key: str) -> str:
-    """Return the label of a key on the page of one source."""
+    """Return a key's label in the output for one source."""
     return LABELS[key][0]
 
 
 def key_of(name: str) -> str | None:
-    """Find the key for a name: the key itself, or its label on a page, with or without the addition there.
+    """Find the key for a name, which is the key itself or its label in the output, with or without additions to the
+    label.
 
     `weight bytes (bf16)`, `parameters per MoE layer` and `matmul FLOPs, all layers, 1 token` mean
     `weight bytes`, `parameters per layer` and `matmul FLOPs`.
@@ -236,4 +243,5 @@ def key_of(name: str) -> str | None:
 
 
 _KEYS = {text.lower(): key for key, labels in LABELS.items() for text in (key, *labels)}
-_KEYS |= {"ffn bits per weight": "ffn_bits_per_weight", "bits per weight": "bits_per_weight"}  # as one may type them
+# short forms that a user may type
+_KEYS |= {"ffn bits per weight": "ffn_bits_per_weight", "bits per weight": "bits_per_weight"}

@@ -1,4 +1,4 @@
-"""Accelerators of one kind as a plan sees them: how fast they compute and read, what they hold, what connects them."""
+"""Accelerators of one type in a plan: their compute and memory rates, memory size, and links."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ffncli.options.accept import RANKS, SHARE
 from ffncli.options.opt import Opt, Options
 from ffncli.system.hardware import Device, Link, link_named, links, planning_defaults, protocols
 
-CPU = "cpu"  # a device without a data sheet: what is known of it was measured
+CPU = "cpu"  # a device without a data sheet: its rates are measured
 _assume = partial(Opt, group="Assumptions")
-USABLE_MEMORY = 0.90  # vLLM's gpu_memory_utilization was 0.90 by default for years; the rest is the runtime's
+USABLE_MEMORY = 0.90  # vLLM's default for gpu_memory_utilization was 0.90 for years; the runtime uses the rest
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates that some work may expect: FLOP/s in `format`, and B/s of memory."""
+    """The rates expected for some work: FLOP/s in `format`, and B/s of memory."""
 
     format: str
     flops_per_s: float
@@ -33,24 +33,24 @@ class Rates:
 
     @property
     def ridge(self) -> float:
-        """Return the FLOPs per byte at which arithmetic and memory take the same time."""
+        """Return the FLOPs per byte at which arithmetic takes as long as memory traffic."""
         return self.flops_per_s / self.bytes_per_s
 
 
 class Speeds(Protocol):
-    """A source of rates: a data sheet and its usual shares, or a measurement."""
+    """A source of rates: a data sheet with typical efficiencies, or measurements."""
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """List the formats with a known rate."""
+        """List the formats whose rates are known."""
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """Return the rates of one block's (or a mixture's) products with these weights; None if unknown."""
+        """Return the rates for the matmuls of a block (or of a `mixture`) with these weights; None if unknown."""
 
 
 @dataclass(frozen=True)
 class SheetSpeeds:
-    """Shares of the rates on a data sheet."""
+    """Rates from a data sheet, scaled by efficiencies."""
 
     device: Device
     gemm_efficiency: float
@@ -58,11 +58,11 @@ class SheetSpeeds:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """List the data sheet's formats."""
+        """List the formats on the data sheet."""
         return tuple(self.device.tflops)
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """Take the same shares for any work."""
+        """Return the same rates for any work."""
         name = rate_format(self.device, weights)
         peak = self.device.flops_per_s(name or "")
         if name is None or peak is None:
@@ -72,7 +72,7 @@ class SheetSpeeds:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Accelerators of one kind, as many as needed. `memory_bytes` is the room for weights on one."""
+    """Accelerators of one type, in any number. `memory_bytes` is the space for weights on one accelerator."""
 
     device: str
     speeds: Speeds
@@ -82,7 +82,7 @@ class Accelerators:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions(Options):
-    """Assumptions in place of a device's defaults (None). Links by name."""
+    """Assumptions that override a device's defaults, unless they are None. Links are given by name."""
 
     gemm_efficiency: Annotated[
         float | None,
@@ -137,9 +137,11 @@ class Assumptions(Options):
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumptions behind a plan for one device: shares of peak, bandwidth, link and memory; links by name.
+    """The assumptions behind a plan for one device: shares of peak, bandwidth, link and memory that are usable; links
+    by name.
 
-    Measured rates replace the first two (None). `source` is the defaults', `changed` names the values that were given.
+    With measured rates, `gemm_efficiency` and `memory_efficiency` are None. `source` cites the defaults, `changed`
+    names the values that the user set.
     """
 
     device: str
@@ -157,7 +159,7 @@ class Assumed:
 
 
 def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assumed:
-    """Fill in the device's defaults for what was not given."""
+    """Combine the given assumptions with the device's defaults."""
     gemm = device.gemm_efficiency if given.gemm_efficiency is None else given.gemm_efficiency
     memory = device.memory_efficiency if given.memory_efficiency is None else given.memory_efficiency
     defaults = planning_defaults()
@@ -181,7 +183,7 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
 
 
 def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Accelerators:
-    """Build the device's cluster under these assumptions, at measured speeds if given."""
+    """Build the device's cluster under these assumptions, with measured rates if given."""
     known = {link.name: link for link in links()}
     largest = max(device.memory_gb, default=None)
     return Accelerators(
@@ -199,9 +201,10 @@ def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -
 
 @dataclass(frozen=True)
 class Wires:
-    """`link` joins the `per_node` accelerators of a node, `network` the nodes, with a port for each accelerator.
+    """The links of a cluster: `link` joins the `per_node` accelerators of a node; `network` joins the nodes, with one
+    port per accelerator.
 
-    `efficiency` is the share of their bandwidth that a large collective reaches.
+    `efficiency` is the share of the bandwidth that large collectives reach.
     """
 
     link: Link | None
@@ -210,11 +213,11 @@ class Wires:
     efficiency: float
 
     def nodes(self, devices: int) -> int:
-        """Count the nodes that so many accelerators fill."""
+        """Count the nodes needed for `devices` accelerators."""
         return -(-devices // self.per_node)
 
     def names(self, devices: int) -> tuple[str, ...] | None:
-        """Name the links that so many ranks use; None if one is unknown."""
+        """Name the links that `devices` ranks use; None if one of the links is unknown."""
         used = ([self.link] if self.per_node > 1 and devices > 1 else []) + (
             [self.network] if self.nodes(devices) > 1 else []
         )
@@ -222,15 +225,15 @@ class Wires:
         return tuple(known) if len(known) == len(used) else None
 
     def all_reduce_s(self, size: float, ranks: int) -> float | None:
-        """Return the seconds to sum `size` bytes over adjacent ranks; None without a known link.
+        """Return the seconds needed to sum `size` bytes over adjacent ranks; None if no link is known.
 
-        A ring takes 2 (n - 1) steps, each rank passing on one n-th part in each (Patarasuk and Yuan 2009).
+        A ring takes 2 (n - 1) steps; in each step, every rank passes on one n-th part (Patarasuk and Yuan 2009).
         """
         if ranks == 1 or not size:
             return 0.0
         here, nodes = min(ranks, self.per_node), self.nodes(ranks)
-        # a ring over nodes crosses between them at as many places as a node has ranks, each with its own network port:
-        # it runs at the slower of the link and those ports together
+        # traffic between nodes uses the network ports of all ranks in a node, so the ring runs at the rate of the link
+        # or at the combined rate of these ports, whichever is lower
         crossing = 0 if nodes == 1 else min(2 * nodes, 2 * (ranks - 1))
         used = [
             (link, steps, ports)
@@ -242,10 +245,10 @@ class Wires:
         return self._fastest([(link, steps) for link, steps, _ in used], sent / min(rates)) if rates else None
 
     def all_to_all_s(self, size: float, ranks: int, apart: int = 1) -> float | None:
-        """Return the seconds until each rank has sent `size` bytes in equal parts to all ranks, itself included.
+        """Return the seconds until each rank has sent `size` bytes in equal parts to all ranks, including itself.
 
-        Ranks are `apart` apart, and all send at the same time. Link and network work in parallel; the slower one's step
-        is added.
+        Ranks are `apart` devices apart and send simultaneously. Link and network work in parallel, so only the slower
+        one's step latency is added.
         """
         if ranks == 1 or not size:
             return 0.0
@@ -260,9 +263,10 @@ class Wires:
         return self._fastest(used[-1:], max(times))
 
     def _fastest(self, steps: Sequence[tuple[Link | None, int]], bytes_s: float) -> float | None:
-        """Seconds by the fastest protocol; `bytes_s` is the bytes' time at full bandwidth.
+        """Return the seconds with the fastest protocol; `bytes_s` is the transfer time at full bandwidth.
 
-        NCCL's protocols trade waiting for bandwidth, and it chooses by this model too (src/graph/tuning.cc).
+        NCCL's protocols trade latency for bandwidth, and NCCL chooses between them with the same model
+        (src/graph/tuning.cc).
         """
         times = []
         for protocol in protocols():
@@ -274,12 +278,12 @@ class Wires:
 
 
 NO_WIRES = Wires(None, None, per_node=1, efficiency=1.0)
-_CLOSE = 0.5  # octaves: nearer sizes weigh no more
+_CLOSE = 0.5  # in octaves: limits the extra weight of blocks with nearly equal sizes
 
 
 @dataclass(frozen=True)
 class MeasuredBlock:
-    """One measurement: a forward pass of a block by its fastest kernel."""
+    """One measurement: a forward pass of a block with its fastest kernel."""
 
     label: str
     spec: FFNSpec
@@ -290,19 +294,19 @@ class MeasuredBlock:
 
     @cached_property
     def kernels(self) -> tuple[Traffic, ...]:
-        """List its kernels' work, as a plan counts it."""
+        """List the work of its kernels, counted as in a plan."""
         kind = self.weights
         return tuple(one.work for one in launches(steps(self.spec), kind, activation_dtype(kind), self.tokens))
 
     @property
     def work(self) -> Traffic:
-        """Add up its kernels' work."""
+        """Return the total work of its kernels."""
         return sum(self.kernels, Traffic())
 
 
 @dataclass(frozen=True)
 class ShareAt:
-    """A measurement in octaves: FLOPs per byte of weights, bytes of weights, share of the roofline."""
+    """A measurement in octaves: FLOPs per byte of weights, bytes of weights, and share of the roofline."""
 
     reuse: float
     size: float
@@ -311,9 +315,11 @@ class ShareAt:
 
 @dataclass(frozen=True)
 class MeasuredSpeeds:
-    """The rates of one device by measurements: shares of a roofline with the fastest arithmetic and traffic among them.
+    """The rates of one device, derived from measurements as shares of a roofline; the roofline's peaks are the highest
+    measured rates of arithmetic and traffic.
 
-    A mixture is compared with mixtures, whose experts run one after another, and a dense block with dense ones.
+    Mixtures are compared with measured mixtures, whose experts run one after another, and dense blocks with dense
+    blocks.
     """
 
     blocks: tuple[MeasuredBlock, ...]
@@ -324,7 +330,8 @@ class MeasuredSpeeds:
         return tuple(dict.fromkeys(block.weights.name for block in self.blocks))
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """Return the roofline's rates times the share that the most similar measured blocks reached in this format."""
+        """Return the roofline's rates times the share of the roofline that the most similar blocks reached in this
+        format."""
         fitting = [block for block in self.blocks if block.weights == weights]
         if not fitting:
             return None
@@ -338,13 +345,13 @@ class MeasuredSpeeds:
         return Rates(weights.name, flops * share, moved * share)
 
     def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
-        """Leave out a block, with all its numbers of tokens, to predict it unseen."""
+        """Return these measurements without one block at any token count, so that its time can be predicted."""
         return MeasuredSpeeds(tuple(block for block in self.blocks if block.label != left_out.label))
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A measured block, and its time as predicted from the other blocks, if there are any."""
+    """A measured block, and its time predicted from the other blocks, if there are other blocks."""
 
     device: str
     block: str
@@ -357,7 +364,7 @@ class PredictedRow:
 
 
 def predictions(speeds: Mapping[str, MeasuredSpeeds]) -> Iterator[PredictedRow]:
-    """Predict every measured block from the blocks that have other dimensions."""
+    """Predict every measured block's time from the blocks with other dimensions."""
     for device, one in speeds.items():
         for block in one.blocks:
             predicted = predicted_s(one.without(block), block)
@@ -380,7 +387,7 @@ def _floor_s(kernels: Iterable[Traffic], flops_per_s: float, bytes_per_s: float)
 
 
 def _roofs(blocks: Sequence[MeasuredBlock]) -> tuple[float, float]:
-    """(most FLOP/s, most B/s) that any of these reached."""
+    """Return the maximum FLOP/s and the maximum B/s that the blocks reached."""
     return (
         max(block.work.matmul_flops / block.time_s for block in blocks),
         max(block.work.moved() / block.time_s for block in blocks),
@@ -397,15 +404,16 @@ def _place(work: Traffic) -> tuple[float, float]:
 
 
 def _expected(curves: Sequence[Sequence[ShareAt]], reuse: float, size: float) -> float:
-    """The expected share: each curve's at this reuse; nearer sizes of the weights weigh more (what a cache holds)."""
+    """Return the expected share of the roofline at this reuse: the mean over curves, in which similar weight sizes
+    count more, since a cache's effect depends on size."""
     points = [_between(curve, reuse) for curve in curves]
     near = [1 / ((point.size - size) ** 2 + _CLOSE**2) for point in points]
     mean = sum(weight * point.share for weight, point in zip(near, points, strict=True)) / sum(near)
-    return float(2**mean)  # shares are ratios, so the mean is of their logarithms
+    return float(2**mean)  # shares are ratios, so their logarithms are averaged
 
 
 def _between(curve: Sequence[ShareAt], reuse: float) -> ShareAt:
-    """The point of a curve at this reuse, linear in octaves; beyond its ends, the end."""
+    """Interpolate a curve at this reuse, linearly in octaves; beyond its ends, return the end point."""
     after = next((n for n, point in enumerate(curve) if point.reuse >= reuse), len(curve))
     low, high = curve[max(after - 1, 0)], curve[min(after, len(curve) - 1)]
     part = (reuse - low.reuse) / (high.reuse - low.reuse) if high.reuse > low.reuse else 0.0

@@ -1,4 +1,4 @@
-"""Plan a model over accelerators, splits, formats and numbers of tokens, and find the cheapest split that fits."""
+"""Plan a model for accelerators, splits, formats and token counts, and find the cheapest split that fits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ffncli.system.hardware import Device, named
 
 _MOST_DEVICES = 1024
 _OF_THE_SHEET = tuple(
-    Conflict(name, contradicts="measured", why="measured rates take the place of the data sheet's")
+    Conflict(name, contradicts="measured", why="measured rates replace the data sheet's rates")
     for name in ("gemm_efficiency", "memory_efficiency")
 )
 _DEVICES = replace(NAMES, words="a name such as 'h100', or several")
@@ -44,11 +44,12 @@ _cluster = partial(Opt, group="Accelerators")
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """`rows` by device, format, split and tokens; `assumed` has one record for each device.
+    """A plan: `rows` by device, format, split and token count; `assumed` has one record per device.
 
-    `cheapest` has a row for each device on which the model fits: of the splits that fit with every number of tokens,
-    the fastest on the fewest devices, with the first number of tokens. If no requested split fits a device, `would_fit`
-    has the cheapest one among powers of two, up to 1,024 devices. `whole`: the whole model must fit, not only its FFNs.
+    `cheapest` has one row for each device on which the model fits. Among the splits that fit at every token count, it
+    is the split with the fewest devices, then the least time; the row is for the first token count. If no requested
+    split fits a device, `would_fit` has the cheapest split among powers of two, up to 1,024 devices. `whole`: the whole
+    model must fit, not only its FFNs.
     """
 
     name: str
@@ -62,8 +63,8 @@ class ClusterPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion(Assumptions):
-    """What to plan on which accelerators (default: H100): every split, number of tokens and format of the weights
-    (default: as stored). `source` is the model, which the caller loads."""
+    """The model to plan (`source`, which the caller loads) and the accelerators (default: H100), with every split,
+    token count and format of the weights to plan (default: as stored)."""
 
     source: Any = field(default=None, kw_only=False)
     device: Annotated[
@@ -100,55 +101,56 @@ class PlanQuestion(Assumptions):
         str,
         _cluster(
             "--skew", metavar="NAME", completes="skews",
-            help="Popularity of the experts of a mixture: uniform, or zipf:1.2.",
+            help="Popularity of a mixture's experts: uniform, or zipf:1.2.",
         ),
     ] = field(default=UNIFORM, kw_only=False)  # fmt: skip
     batch: Batch = None
     seq_len: SeqLen = None
 
     def __post_init__(self) -> None:
-        """Convert, and read the devices, the formats and the tokens, whose errors come before the model's."""
+        """Convert the options, and check devices, formats and tokens before any model is loaded."""
         super().__post_init__()
         _ = self.devices, self.formats, self.token_counts
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Return the accelerators, each once."""
+        """Return the accelerators without duplicates."""
         names = listed(self.device)
         words = [name for name in names if name.lower() != CPU] if names != ("list",) else []
         return tuple({one.name: one for one in (named(word, option("device")) for word in words)}.values())
 
     @property
     def cpu(self) -> bool:
-        """Tell whether the CPU of the measurements is among the devices."""
+        """Return whether the measured CPU is among the devices."""
         return any(name.lower() == CPU for name in listed(self.device))
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """Return the numbers of tokens, each once."""
+        """Return the token counts without duplicates."""
         return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len) or (1, 4096)))
 
     @property
     def formats(self) -> tuple[str | None, ...]:
-        """Return the names of the formats, each once; None is the stored one."""
+        """Return the names of the formats without duplicates; None means the stored format."""
         names = dict.fromkeys(storage(name, option("dtype")).name for name in listed(self.dtype))
         return tuple(names) or (None,)
 
     @property
     def splits(self) -> tuple[Ranks, ...]:
-        """Combine every tp with every ep, fewest devices first."""
+        """Combine every tp with every ep; splits with fewer devices come first."""
         grid = {Ranks(tp, ep) for tp in listed(self.tp) for ep in listed(self.ep)}
         return tuple(sorted(grid, key=lambda ranks: (ranks.world_size, ranks.ep)))
 
     def planners(self, resolved: Resolved) -> list[Planner]:
-        """Make a planner for each format; a format that does not fit the weights' rows is refused."""
+        """Build a planner for each format. Raises FFNError if a format does not fit the weights' rows."""
         if "top_k" in resolved.model.unknown:
             raise FFNError(
-                f"{resolved.model.name} does not say its top_k, so its work is not known", f"pass {option('top_k', 2)}"
+                f"{resolved.model.name} does not specify its top_k, so its work is unknown",
+                f"pass {option('top_k', 2)}",
             )
         skew = skew_text(option("skew"), self.skew)
         if skew != UNIFORM and not any(group.spec.moe for group in resolved.model.groups):
-            raise FFNError(f"{option('skew')} needs a mixture of experts, and {resolved.model.name} is not one")
+            raise FFNError(f"{option('skew')} needs a mixture of experts, but {resolved.model.name} is not one")
         planners = []
         for name in self.formats:
             weights = storage_of(resolved, name)
@@ -157,9 +159,10 @@ class PlanQuestion(Assumptions):
 
 
 def other_bytes(counted: ModelCount, weights: DType) -> int | None:
-    """Return the bytes of a model's weights outside its FFNs; None if their number is unknown.
+    """Return the bytes of a model's weights outside its FFNs; None if their parameters are unknown.
 
-    If a packed format leaves open how they are stored, we assume the activations' format: an upper bound.
+    If a packed format does not determine how these weights are stored, we assume the activations' format: an upper
+    bound.
     """
     if counted.model_weight_bytes is not None:
         return counted.model_weight_bytes - counted.weight_bytes
@@ -169,10 +172,10 @@ def other_bytes(counted: ModelCount, weights: DType) -> int | None:
 
 
 def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, Speeds] | None = None) -> ClusterPlan:
-    """Plan one model; `speeds` are measured ones by device, in place of a data sheet's.
+    """Plan one model; `speeds` are measured rates by device, which replace the data sheet's rates.
 
-    A CPU needs measured speeds, and measured speeds need their device. If no combination has figures, the error gives
-    the first reason.
+    A CPU requires measured rates, and measured rates require that their device is planned. If no combination can be
+    planned, the error states the first reason.
     """
     planners, speeds = question.planners(resolved), speeds or {}
     if question.device is None:
@@ -180,10 +183,10 @@ def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, 
     names = [*(device.name for device in question.devices), *([CPU] if question.cpu else [])]
     if question.cpu and CPU not in speeds:
         what = f"{option('device', CPU)} needs {option('measured', 'FILE')}"
-        raise FFNError(what, "times of that CPU, by ffn bench --save FILE")
+        raise FFNError(what, "a file of times measured on that CPU with ffn bench --save FILE")
     if speeds and not set(speeds) & set(names):
-        what = f"{option('measured')} has no times of {', '.join(names)}"
-        raise FFNError(what, f"it has those of {', '.join(speeds)}")
+        what = f"{option('measured')} has no times for {', '.join(names)}"
+        raise FFNError(what, f"it has times for {', '.join(speeds)}")
     if set(names) <= set(speeds):
         check(_OF_THE_SHEET, given(question) | {"measured": True})
     taken = tuple(assumed(device, question, device.name in speeds) for device in question.devices)
@@ -227,7 +230,7 @@ def planned(
 
 
 def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Choose among one device's rows; None if none is known to fit."""
+    """Return the cheapest split among one device's rows; None if no split is known to fit."""
     splits: dict[tuple[str, int, int], list[PlanRow]] = {}
     for row in rows:
         splits.setdefault((row.dtype, row.tp, row.ep), []).append(row)
@@ -236,7 +239,7 @@ def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:
 
 
 def would_fit(planners: Sequence[Planner], cluster: Accelerators, tokens: Sequence[int]) -> PlanRow | None:
-    """Find the cheapest split in powers of two, up to 1,024 devices; None if none is known to fit."""
+    """Find the cheapest split among powers of two, up to 1,024 devices; None if no split is known to fit."""
     if cluster.memory_bytes is None:
         return None
     splits = {ranks for planner in planners for ranks in planner.splits() if ranks.world_size <= _MOST_DEVICES}

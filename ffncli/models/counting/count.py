@@ -1,6 +1,6 @@
 """Count a model for `ffn params` and `ffn models`: parameters, FLOPs and bytes, per layer and in total.
 
-Weights count in the requested format, else as stored, else in fp32.
+Weights are counted in the requested format; by default in the stored format, or in fp32 if it is unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ffncli.show.text import plural
 
 @dataclass(frozen=True)
 class TensorCount:
-    """One parameter tensor. `norm` tensors are counted separately, `shared` ones (the attention reads them too) not."""
+    """One parameter tensor. `norm` tensors are counted separately; `shared` tensors, which the attention also reads,
+    are not counted."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,11 +35,11 @@ class TensorCount:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """Layers with equal steps: parameters per layer, forward FLOPs per token and layer.
+    """Layers with equal steps: parameters per layer, and forward FLOPs per token and layer.
 
-    `latent` is the width that the routed experts read and write, 0 if that is d_model. `layer_norm_params_per_layer`
-    has every norm of the layer; it and the attention are None for an unknown family. `ffn_share_of_layer` is the FFN's
-    share of all three.
+    `latent` is the width that the routed experts read and write, 0 if it is d_model. `layer_norm_params_per_layer`
+    includes every norm of the layer; this count and the attention's are None for an unknown family.
+    `ffn_share_of_layer` is the FFN's share of FFN, attention and norms.
     """
 
     stack: str
@@ -63,13 +64,14 @@ class GroupCount:
 
 @dataclass(frozen=True)
 class ModelCount:
-    """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions).
+    """One row of `ffn params`. Totals cover all layers, or the single block of bare dimensions.
 
     None means unknown: activation, norms and top_k if only tensor names were read, the whole model if its family's
-    attention is unknown, stored sizes if no headers were read. `*_flops_total` are forward, on `tokens` tokens.
-    `weight_bytes` are the FFN's in `dtype`, in a packed format as stored, scales included; `model_weight_bytes` are
-    None if a packed format leaves open how the rest is stored. `ffn_params_stored` is `ffn_params_total` again, from
-    the tensors' shapes alone; `differences` are those between config and tensors.
+    attention is unknown, stored sizes if no headers were read. `*_flops_total` are forward FLOPs on `tokens` tokens.
+    `weight_bytes` is the size of the FFNs in `dtype`; for a packed format, it is the stored size, including scales.
+    `model_weight_bytes` is None if a packed format does not determine how the rest is stored. `ffn_params_stored` is
+    `ffn_params_total` counted from the tensors' shapes alone; `differences` lists disagreements between config and
+    tensors.
     """
 
     name: str
@@ -119,7 +121,7 @@ class ModelCount:
 
     @property
     def has_experts(self) -> bool:
-        """Tell whether any layer is MoE; the main ones may not be (in Llama 4 every second one is)."""
+        """Return whether any layer is MoE; the main group may be dense (in Llama 4, every second layer is MoE)."""
         return any(group.experts for group in self.groups)
 
     def __repr__(self) -> str:
@@ -135,9 +137,9 @@ class ModelCount:
 
 
 def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
-    """Count a model, its weight_bytes in `dtype` (default: the stored format, else fp32).
+    """Count a model, with weight_bytes in `dtype` (default: the stored format, or fp32 if it is unknown).
 
-    A `dtype` whose block size does not divide the rows is refused.
+    Raises FFNError if the block size of `dtype` does not divide the rows.
     """
     model = resolved.model
     groups = [(group, cost(group.steps)) for group in model.groups]
@@ -222,14 +224,14 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
 
 
 def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
-    """(matmul, elementwise) FLOPs; None if the count needs an unknown."""
+    """Return (matmul, elementwise) FLOPs; None if they depend on an unknown field."""
     if "top_k" in model.unknown:
         return None, None
     return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
 
 
 def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
-    """(the format's name, the FFN's bytes in it); the files' own bytes if the format is theirs."""
+    """Return the format's name and the FFN's bytes in this format; the stored bytes for a file's packed format."""
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
@@ -237,8 +239,8 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
 
 
 def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
-    """Bytes of the whole model, as in the files, else in one plain format; None if we do not know what or how much the
-    rest is.
+    """Return the bytes of the whole model as stored, or in one plain format; None if the rest's format or parameters
+    are unknown.
     """
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
@@ -251,8 +253,8 @@ def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int |
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
-    """The keys for the whole model, None if unknown. Active parameters exclude the experts that a token does not
-    choose; `..._no_embedding` also excludes those that are looked up and not multiplied.
+    """Return the keys for the whole model, with None for unknown values. Active parameters exclude experts that a token
+    does not choose; `..._no_embedding` also excludes parameters that are looked up instead of multiplied.
     """
     rest = model.non_ffn.params({group.stack for group in model.groups}) if model.non_ffn else None
     lookup = model.non_ffn.lookup if model.non_ffn else None
@@ -267,7 +269,7 @@ def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, An
 
 
 def _stored(stored: StoredSize | None) -> dict[str, Any]:
-    """The keys for the checkpoint's headers; bits per weight are stored bits over logical parameters."""
+    """Return the keys from the checkpoint's headers; bits per weight are stored bits divided by logical parameters."""
     if stored is None:
         return dict.fromkeys(_OF_STORED)
     file_params, file_bytes = stored.file_params, stored.file_bytes
@@ -295,32 +297,33 @@ def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
         return tuple(out)
     if model.extra_layers and all(part.why != MORE_TOKENS for part in out):
         layers = plural("layer", model.extra_layers)
-        out.append(NotCounted(f"{model.extra_layers} {layers} after the model's last", MORE_TOKENS))
+        out.append(NotCounted(f"{model.extra_layers} {layers} after the model's last layer", MORE_TOKENS))
     if model.non_ffn is None or model.non_ffn.parts is None:
         out.append(NotCounted("everything outside the FFN: attention, norms, embeddings, head", _why(resolved)))
     elif "norm" in model.unknown:
-        out.append(NotCounted("which norms are the FFN's", "tensor names alone do not say it"))
+        out.append(NotCounted("the FFN's norms", "tensor names alone do not identify them"))
     return tuple(out)
 
 
 def _why(resolved: Resolved) -> str:
-    """Why the whole model is not known."""
+    """Return the reason why the whole model is unknown."""
     if resolved.from_tensors or resolved.checkpoint:
-        return "the tensors leave open which of them are the text model's, or which are stored twice"
+        return "the tensors do not show which of them belong to the text model, or which are stored twice"
     if resolved.model.non_ffn or resolved.model.model_type in RESTS:
-        return "its source lacks a number that it takes"
-    return f"there is no row of the whole model for model_type {resolved.model.model_type}"
+        return "its source lacks a number that this requires"
+    return f"the whole model is not described for model_type {resolved.model.model_type}"
 
 
 def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
-    """Return the format of a model's weights: `dtype` if given, else the stored one (packed: the mean of its file)."""
+    """Return the format of a model's weights: `dtype` if given, else the stored format (if packed, with its file's mean
+    size)."""
     if dtype is not None:
         return dtypes.storage(dtype, option("dtype"))
     if resolved.model.dtype is None:
         return dtypes.dtype("fp32")
     known = dtypes.find_storage(resolved.model.dtype)
     if resolved.stored is None or (known is not None and known.computable):
-        # the plain format behind a file's packed one (fp8-block128, gptq-4bit)
+        # the plain format behind a file's packed format (fp8-block128, gptq-4bit)
         return known or dtypes.find_storage(resolved.model.dtype.partition("-")[0]) or dtypes.dtype("bf16")
     mean = Fraction(resolved.stored.bytes, resolved.stored.params)
     name = known.name if known else resolved.model.dtype
@@ -328,7 +331,7 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
 
 
 def _block(resolved: Resolved) -> int:
-    """How many weights of a row share a scale: a slice of d_ff must be a multiple of it."""
+    """Return the number of weights in a row that share a scale; a slice of d_ff must be a multiple of it."""
     known = dtypes.find_storage(resolved.model.dtype or "")
     if known is not None and known.block > 1:
         return known.block
@@ -337,7 +340,7 @@ def _block(resolved: Resolved) -> int:
 
 
 def _numbers(values: Any, name: str) -> list[int]:
-    """Every whole number under the key `name`, at any depth of a quantization_config."""
+    """Return every positive integer under the key `name`, at any depth of a quantization_config."""
     if not isinstance(values, Mapping):
         return []
     entry = values.get(name)

@@ -1,8 +1,8 @@
-"""How many tokens each expert of a mixture gets, and how many experts get any: by the skew of the router's choices.
+"""Compute how many tokens each expert of a mixture gets, and how many experts get any, for a given skew of the router.
 
-`uniform`: every expert is equally likely. `zipf:S`: a token's top_k experts are drawn one after the other, without
-replacement, with chances in proportion to r^-S for popularity rank r, as `ffn bench --routing zipf:S` draws them.
-Tokens choose independently.
+`uniform`: every expert is equally likely. `zipf:S`: a token's top_k experts are drawn one after another without
+replacement, with probabilities proportional to r^-S for popularity rank r, as in `ffn bench --routing zipf:S`. Tokens
+choose independently.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ffncli.errors import FFNError, did_you_mean, shown
 UNIFORM = "uniform"
 MOST_EXPONENT = 20.0
 _ZIPF = re.compile(r"zipf:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_EXACT_TOKENS = 512  # of more, a number of tokens is close to normally distributed
-_POINTS = 400  # of an integral over such a number
+_EXACT_TOKENS = 512  # above this, token counts are treated as normally distributed
+_POINTS = 400  # points of the integral for normally distributed counts
 
 
 def zipf_exponent(text: str) -> float | None:
-    """Read the S of `zipf:S`; None for another text."""
+    """Read S from `zipf:S`; None for any other text."""
     match = _ZIPF.fullmatch(text)
     return float(match[1]) if match and float(match[1]) <= MOST_EXPONENT else None
 
 
 def skew_text(option: str, text: str) -> str:
-    """Normalise a skew: `uniform` or `zipf:S`, S as short as possible."""
+    """Normalise a skew to `uniform` or `zipf:S`, with S as short as possible."""
     if text == UNIFORM:
         return text
     if (exponent := zipf_exponent(text)) is not None:
@@ -43,11 +43,12 @@ def skew_text(option: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class ExpertSpread:
-    """Expected loads of one layer's routed experts.
+    """The expected loads of one layer's routed experts.
 
-    `per_expert` is the mean number of tokens per expert, `busiest` the maximum. `touched` experts get any tokens. With
-    `experts / ranks` experts on each rank, the busiest rank gets `imbalance` times the mean, and `touched_rank` is the
-    most touched experts on one rank; if popularity differs, the most popular experts share a rank.
+    `per_expert` is the mean number of tokens per expert, `busiest` is the maximum. `touched` is the number of experts
+    that get at least one token. With `experts / ranks` experts on each rank, the busiest rank gets `imbalance` times
+    the mean load, and `touched_rank` is the maximum number of touched experts on one rank. The most popular experts are
+    assumed to be on the same rank.
     """
 
     per_expert: float
@@ -59,7 +60,7 @@ class ExpertSpread:
 
 @cache
 def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str = UNIFORM) -> ExpertSpread:
-    """Compute the load by the skew `uniform` or `zipf:S`; `ranks` divides `experts`."""
+    """Compute the load for the skew `uniform` or `zipf:S`; `ranks` must divide `experts`."""
     chances = _chances(experts, top_k, zipf_exponent(skew) or 0.0)
     reached = [_reached(p, tokens) for p in chances]
     each, mean = experts // ranks, tokens * top_k / experts
@@ -72,50 +73,53 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:
-    """(mean, variance) of how often events with these chances happen, for every `each` of them together."""
+    """Return (mean, variance) of the number of events in each group of `each` events with these probabilities, in
+    `times` trials."""
     parts = [chances[at : at + each] for at in range(0, len(chances), each)]
     return [(times * sum(part), times * sum(p * (1 - p) for p in part)) for part in parts]
 
 
 def _chances(experts: int, top_k: int, exponent: float) -> list[float]:
-    """Each expert's chance, most popular first, to be among a token's top_k; they add up to top_k."""
+    """Return each expert's probability of being among a token's top_k, most popular first; they sum to top_k."""
     if exponent == 0 or top_k == experts:
         return [top_k / experts] * experts
     weights = [exp(-exponent * log(rank)) for rank in range(1, experts + 1)]
     if top_k == 1:
         return [weight / sum(weights) for weight in weights]
-    # A draw without replacement is a race of exponential clocks with the experts' weights as rates: the first top_k to
-    # ring (Efraimidis and Spirakis 2006). We take each clock's chance to ring by the time at which top_k have rung on
-    # average: accurate to a few percent with 8 experts, better with more.
+    # Drawing without replacement is equivalent to a race of exponential clocks whose rates are the experts' weights:
+    # the first top_k clocks to ring are drawn (Efraimidis and Spirakis 2006). We approximate an expert's probability by
+    # the probability that its clock rings before the time at which top_k clocks have rung on average. This is accurate
+    # to a few percent with 8 experts, and more accurate with more experts.
     low, high = 0.0, 1.0
     while -sum(expm1(-weight * high) for weight in weights) < top_k:
         high *= 2
-    for _ in range(100):  # bisection to the last bit
+    for _ in range(100):  # bisect to the last bit
         middle = (low + high) / 2
         low, high = (middle, high) if -sum(expm1(-w * middle) for w in weights) < top_k else (low, middle)
     return [-expm1(-weight * high) for weight in weights]
 
 
 def _reached(chance: float, tokens: int) -> float:
-    """The chance that any of the tokens chooses an expert, if each does with this chance."""
+    """Return the probability that any token chooses an expert, if each token does so with probability `chance`."""
     return 1.0 if chance >= 1 else -expm1(tokens * log1p(-chance))
 
 
 def _largest(counts: Sequence[tuple[float, float]], most: int, least: float) -> float:
-    """The expected largest of some counts from 0 to `most`, by their (mean, variance); at least `least`."""
+    """Return the expected maximum of counts between 0 and `most` with these (mean, variance); at least `least`."""
     if max(variance for _, variance in counts) < 1e-9:
         return max(least, *(mean for mean, _ in counts))
     times = Counter(counts)
     if most <= _EXACT_TOKENS:
         tables = [(_binomial_below(mean, most), n) for (mean, _), n in times.items()]
-        # a mean is the sum of the chances to exceed m; for the largest of independent counts, 1 - Π P(count ≤ m)
+        # a count's mean is the sum of P(count > m) over m; for the maximum of independent counts, P is 1 - Π P(count ≤
+        # m)
         expected = sum(1 - prod(below[m] ** n for below, n in tables) for m in range(most))
         return max(least, min(1.0, sum(mean for mean, _ in counts)), expected)
     return max(least, min(_largest_normal(times), float(most)))
 
 
 def _binomial_below(mean: float, most: int) -> list[float]:
-    """P(count ≤ m) for m from 0 to most - 1, of a binomial count of at most `most` with this mean."""
+    """Return P(count ≤ m) for m from 0 to most - 1, for a binomial count with at most `most` and this mean."""
     chance = min(mean / most, 1.0)
     if chance in (0.0, 1.0):
         return [1.0 - chance] * most
@@ -129,8 +133,8 @@ def _binomial_below(mean: float, most: int) -> list[float]:
 
 
 def _largest_normal(counts: Mapping[tuple[float, float], int]) -> float:
-    """The same for normally distributed counts ((mean, variance) → how many): an integral where the product is not 0
-    or 1."""
+    """Return the expected maximum of normally distributed counts ((mean, variance) → number of such counts), integrated
+    over the range in which the product is neither 0 nor 1."""
     known = {(mean, sqrt(variance)): n for (mean, variance), n in counts.items()}
     low = max(0.0, *(mean - 8 * deviation for mean, deviation in known))
     high = max(mean + 8 * deviation for mean, deviation in known)

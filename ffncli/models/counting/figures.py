@@ -1,4 +1,4 @@
-"""All that `ffn params` reports about one source: counts, costs against tokens, a split over ranks, a ridge."""
+"""Everything that `ffn params` reports about one source: counts, costs by token count, a split over ranks, ridges."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ffncli.options.shared import Batch, ExpertParallel, SeqLen, TensorParallel,
 from ffncli.system.hardware import Device, named
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.parallel import ExpertExchange, Split  # imported only for a requested split
+    from ffncli.models.counting.parallel import ExpertExchange, Split  # needed only if a split is requested
 
 _WORD = Accepts("a number or a name", lambda value: str(value).strip())
-_ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
+_ADDED = ("model_weight_bytes",)  # new columns are appended, so that older columns keep their positions
 _OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", "not_counted", *_ADDED))
 _OF_COST = (
     "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
@@ -46,9 +46,10 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Ridge:
-    """The smallest number of tokens at which the FFNs reach `flops_per_byte`, unfused and fused; None if none does.
+    """The smallest token count at which the FFNs reach `flops_per_byte`, unfused and fused; None if no token count
+    does.
 
-    `device` is empty for a number that was typed.
+    `device` is empty if the user gave a number.
     """
 
     flops_per_byte: float
@@ -59,9 +60,9 @@ class Ridge:
 
 @dataclass(frozen=True)
 class CostReport:
-    """The figures of one source. `counts` and `costs` have a record for each number of tokens; `costs` is empty if the
-    number of active experts is unknown. `ridges` belong to the typed number or to each device that has one; `floors`
-    has a record for each device and number of tokens.
+    """The figures of one source. `counts` and `costs` have one record per token count; `costs` is empty if the number
+    of active experts is unknown. `ridges` has a record for the user's number, or for each device with a known ridge;
+    `floors` has one record per device and token count.
     """
 
     counts: tuple[ModelCount, ...]
@@ -74,7 +75,7 @@ class CostReport:
 
     @property
     def count(self) -> ModelCount:
-        """Return the row's count: that of the first number of tokens."""
+        """Return the count for the first token count."""
         return self.counts[0]
 
     def row(self) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class CostReport:
         return {**asdict(self.count), **more}
 
     def lines(self) -> list[dict[str, Any]]:
-        """Build the CSV: one line for each number of tokens and device."""
+        """Build the CSV: one line per token count and device."""
         fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
         if self.exchange:
             fixed |= {column: getattr(self.exchange, name) for column, name in _OF_EXCHANGE.items()}
@@ -105,19 +106,19 @@ class CostReport:
         ]
 
     def _ridge_tokens(self, device: str) -> dict[str, Any]:
-        """The two numbers of tokens of a device's ridge, or of the typed one; null if there is no ridge."""
+        """Return both token counts of a device's ridge, or of the user's ridge; null if there is no ridge."""
         ridge = next((one for one in self.ridges if one.device == device), None)
         return {name: getattr(ridge, name) if ridge else None for name in _OF_RIDGE}
 
     def _floor(self, device: str, tokens: int) -> dict[str, Any]:
-        """The columns of a device's floor; all but its name are null if the number of active experts is unknown."""
+        """Return a device's floor columns; all except its name are null if the number of active experts is unknown."""
         floor = next((one for one in self.floors if (one.device, one.tokens) == (device, tokens)), None)
         return {name: getattr(floor, name) if floor else None for name in _OF_FLOOR} | {"device": device}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureQuestion(Options):
-    """What to report besides the counts: a split over ranks, ridges, formats (default: as stored), numbers of tokens
+    """What to report besides the counts: a split over ranks, ridges, formats (default: as stored), token counts
     (default: 1)."""
 
     tp: TensorParallel = None
@@ -144,27 +145,27 @@ class FigureQuestion(Options):
     seq_len: SeqLen = None
 
     def __post_init__(self) -> None:
-        """Convert, and read the ridge, the formats and the tokens, whose errors come before any model's."""
+        """Convert the options, and check ridge, formats and tokens before any model is loaded."""
         super().__post_init__()
         _ = self.flops_per_byte, self.devices, self.formats, self.token_counts
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """Return the numbers of tokens; () if none was given."""
+        """Return the token counts; () if none were given."""
         return token_counts(self.tokens, self.batch, self.seq_len)
 
     @property
     def formats(self) -> tuple[str | None, ...]:
-        """Return the names of the formats; None is the stored one."""
+        """Return the names of the formats; None means the stored format."""
         return tuple(storage(name, option("dtype")).name for name in listed(self.dtype)) or (None,)
 
     @property
     def flops_per_byte(self) -> float | None:
-        """Return the ridge that was given as a number: a single one, above 0."""
+        """Return the ridge if it was given as a number: a single number above 0."""
         words = [word for word in self._ridges if _is_number(word)]
         if words and len(self._ridges) > 1:
-            what = f"{option('ridge')} takes one number of FLOPs per byte, or names of devices"
-            raise FFNError(what, "ask for one at a time")
+            what = f"{option('ridge')} accepts either a single number of FLOPs per byte or names of devices"
+            raise FFNError(what, "give one number at a time")
         try:
             return ABOVE_ZERO.convert(words[0]) if words else None
         except ValueError:
@@ -181,7 +182,7 @@ class FigureQuestion(Options):
         return listed(cast("tuple[str, ...] | None", self.ridge))
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
-        """Compute every model's figures in each format; errors name the model if there are several."""
+        """Compute the figures of every model in each format; with several models, errors name the model."""
         reports = []
         for resolved in models:
             try:
@@ -191,13 +192,13 @@ class FigureQuestion(Options):
         return reports
 
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
-        """Compute one model's figures in one format; `tokens` overrides the question's."""
+        """Compute the figures of one model in one format; `tokens` overrides the requested token counts."""
         numbers = (tokens,) if tokens else self.token_counts or (1,)
         return figures(model, format, numbers, self.tp, self.flops_per_byte, self.devices, self.ep)
 
 
 def _is_number(word: str) -> bool:
-    """Tell whether a word is meant as a number; an empty one is not a name either."""
+    """Return whether a word is meant as a number; this includes words without letters, such as an empty word."""
     try:
         float(word)
     except ValueError:
@@ -209,13 +210,14 @@ def figures(
     resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
     ridge: float | None = None, devices: Sequence[Device] = (), ep: int | None = None,
 ) -> CostReport:  # fmt: skip
-    """Compute the figures of a source, its weights in `dtype` (None: as stored, else fp32), over ranks × `ep` ranks.
+    """Compute the figures of a source over ranks × `ep` ranks, with weights in `dtype` (None: as stored, or fp32 if
+    unknown).
 
-    `ridge` is FLOPs per byte; `devices` have ridges and time floors of their own. A dtype whose blocks do not fit is
-    refused, and ranks that d_ff or the experts do not divide over.
+    `ridge` is a number of FLOPs per byte; ridges and time floors are also computed for `devices`. Raises FFNError if
+    the dtype's blocks do not fit the weights, or if d_ff or the experts do not divide over the ranks.
     """
     model, weights = resolved.model, storage_of(resolved, dtype)
-    known = "top_k" not in model.unknown  # else the number of active experts is unknown
+    known = "top_k" not in model.unknown  # otherwise the number of active experts is unknown
     over = sent = None
     if ranks or ep:
         from ffncli.models.counting.parallel import exchange, split
@@ -234,7 +236,7 @@ def figures(
 
 
 def _ridge(model: Model, weights: DType, flops_per_byte: float, grid: Ranks, device: str) -> Ridge:
-    """The ridge; unreached if the number of active experts is unknown."""
+    """Compute a ridge; unreached if the number of active experts is unknown."""
     if "top_k" in model.unknown:
         return Ridge(flops_per_byte, None, None, device)
     plain, fused = (ridge_tokens(model, weights, flops_per_byte, grid.tp, fused, grid.ep) for fused in (False, True))

@@ -1,6 +1,7 @@
-"""Gated and plain blocks of equal size: a gated block has three matrices for a plain one's two, so d_ff × 2/3.
+"""Gated and plain blocks of equal size: a gated block has three matrices instead of two, so its d_ff is 2/3 of the
+plain block's d_ff.
 
-The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code also rounds up to a multiple of 256.
+The rule is from Shazeer (2020, arXiv:2002.05202); Llama's code also rounds up to a multiple of 256.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ffncli.models.model import Resolved
 
 @dataclass(frozen=True)
 class IsoParams:
-    """A block and its counterpart. Parameters include biases and router, not norms; `difference` is gated - plain, and
-    `difference_percent` is relative to the plain block.
+    """A block and its counterpart. Parameters include biases and router, but not norms; `difference` is gated minus
+    plain, and `difference_percent` is relative to the plain block.
     """
 
     multiple_of: int
@@ -32,10 +33,11 @@ class IsoParams:
 
 
 def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
-    """Return the gated block for a plain one, the plain block for a gated one; all else equal, including biases.
+    """Return the gated counterpart of a plain block, or the plain counterpart of a gated block; everything else is
+    equal, including biases.
 
-    d_ff (and the shared experts' width if it differs) is the nearest whole number to 2/3 or 3/2 of the given one,
-    rounded up to a multiple of `multiple_of`.
+    d_ff (and the shared experts' width if it differs) is 2/3 or 3/2 of the given block's, rounded to the nearest
+    integer, then up to a multiple of `multiple_of`.
     """
     size(option("multiple_of"), multiple_of)
     moe = spec.moe
@@ -46,7 +48,7 @@ def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
 
 
 def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
-    """Return the model with the counterpart of every layer; nothing is known about its weights."""
+    """Return the model with every layer replaced by its counterpart, without any information about weights."""
     model, kind = resolved.model, "plain" if resolved.model.main.spec.gated else "gated"
     other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
     other = replace(other, name=f"{model.name} ({kind})")
@@ -54,7 +56,7 @@ def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
 
 
 def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:
-    """Compare a block with its counterpart, from either of them."""
+    """Compare a block with its counterpart; the block may be plain or gated."""
     other = counterpart(spec, multiple_of)
     plain, gated = (other, spec) if spec.gated else (spec, other)
     few, many = cost(steps(plain)).params, cost(steps(gated)).params
@@ -62,7 +64,7 @@ def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:
 
 
 def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
-    """d_ff of the other kind of block; halves round up."""
+    """Return d_ff of the counterpart; halves round up."""
     times, over = (3, 2) if gated else (2, 3)
     nearest = (2 * times * d_ff + over) // (2 * over)
     return -(-nearest // multiple_of) * multiple_of
@@ -70,10 +72,11 @@ def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
 
 @dataclass(frozen=True)
 class IsoUnit:
-    """A plain block and a gated one of equal size, neither with biases: the work between their projections, per token.
+    """A plain and a gated block of equal size without biases: the elementwise work between their projections, per
+    token.
 
-    FLOPs are `cost`'s (1 per element of an activation or a product), operations those of `analysis.operations`. The
-    plain block has the gate's function, limits included.
+    FLOPs are counted as by `cost` (1 per element of an activation or a product), operations as by
+    `analysis.operations`. The plain block uses the gate's function, including limits.
     """
 
     d_model: int
@@ -85,7 +88,7 @@ class IsoUnit:
 
 
 def iso_unit(unit: GatedUnit, d_model: int, d_ff: int, multiple_of: int = 1) -> IsoUnit:
-    """Compare a gated unit with a plain block d_model × d_ff."""
+    """Compare a gated unit with a plain block of d_model × d_ff."""
     plain = replace(unit.spec(d_model, d_ff), gated=False)
     widths = iso_params(plain, multiple_of)
     alone = counted(lambda x: value(unit.gate, x, COUNTING))

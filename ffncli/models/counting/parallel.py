@@ -1,12 +1,12 @@
-"""Model → what each rank holds and sends when its FFN blocks are split over ranks (`block/shard.py`).
+"""Compute what each rank stores and sends when a model's FFN blocks are split over ranks (`block/shard.py`).
 
-Tensor parallelism splits every d_ff: that of dense blocks, of every expert, and of the shared experts. gate and up
-become column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and an activation's
-learned parameters are copied to every rank, and the bias of down stays on rank 0.
+Tensor parallelism splits every d_ff: in dense blocks, in every expert, and in the shared experts. gate and up become
+column-parallel (their outputs are split), down becomes row-parallel (its inputs are split). Every rank has a copy of
+the router, the norms and an activation's learned parameters; the bias of down stays on rank 0.
 
-Expert parallelism splits the experts, and every rank enters its own tokens: two all-to-alls a layer. A row goes to the
-rank of each expert that its token chose (dispatch), and the results come back (combine). Bytes are expected ones, every
-expert equally likely; a choice of the rank's own experts sends nothing.
+Expert parallelism splits the experts over ranks, and each rank starts with its own tokens. Each layer has two
+all-to-alls: dispatch sends a token's row to the rank of each chosen expert, and combine returns the results. Byte
+counts are expected values with all experts equally likely; tokens for an expert on the same rank are not sent.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ffncli.show.text import plural
 class Slice:
     """One parameter tensor and one rank's part of it, with torch's shapes.
 
-    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` to every rank, on `rank 0` of the
-    tensor-parallel ranks alone, `experts` (whole ones on each rank) or `experts, column` (a part of each of those).
-    `params` and `bytes` are for one rank that has it.
+    `place` is how the tensor is split: `column` (outputs), `row` (inputs), `copied` to every rank, `rank 0` (only on
+    the first tensor-parallel rank), `experts` (each rank has whole experts) or `experts, column` (each rank has a part
+    of some experts). `params` and `bytes` are for one rank that stores a part.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """Layers with equal steps: parameters (without norms) and bytes of one layer on rank 0 and on any other rank.
+    """Layers with equal steps: parameters (without norms) and bytes of one layer, on rank 0 and on every other rank.
 
-    `d_ff` and `shared_d_ff` are one rank's part. `all_reduces` counts the reductions of one layer, `reduced_bytes` is
-    their size per token; the other bytes are what one rank sends for them.
+    `d_ff` and `shared_d_ff` are one rank's part. `all_reduces` counts the reductions in one layer, `reduced_bytes` is
+    their size per token; `ring_all_reduce_bytes` and `all_gather_bytes` are what one rank sends for them.
     """
 
     stack: str
@@ -77,10 +77,11 @@ class GroupSplit:
 
 @dataclass(frozen=True)
 class Split:
-    """A model over `ranks` tensor-parallel ranks, times `expert_ranks` for its experts.
+    """A model split over `ranks` tensor-parallel ranks times `expert_ranks` expert-parallel ranks.
 
-    One rank sends `*_per_token` for one layer of the main group. `*_total` is over all layers: parameters and weight
-    bytes of a rank, and what it sends for `tokens` tokens. One device would hold `whole_params_total`.
+    `*_per_token` is what one rank sends for one layer of the main group. `*_total` covers all layers: a rank's
+    parameters and weight bytes, and what it sends for `tokens` tokens. `whole_params_total` is the total without a
+    split.
     """
 
     name: str
@@ -104,9 +105,9 @@ class Split:
 
 
 def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1) -> Split:
-    """Split the model over `ranks` tensor-parallel times `ep` expert-parallel ranks, its weights in this format.
+    """Split the model over `ranks` tensor-parallel times `ep` expert-parallel ranks, with weights in this format.
 
-    Widths that do not divide, a norm over d_ff, and a format that does not fit the whole tensors are refused.
+    Raises FFNError if widths do not divide, if a norm spans d_ff, or if the format does not fit the unsplit tensors.
     """
     check_ranks(model, Ranks(ranks, ep), weights)
     groups = tuple(_group(group, Ranks(ranks, ep), weights) for group in model.groups)
@@ -141,10 +142,10 @@ def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1
 
 
 def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
-    """List every number of ranks over which all widths divide into whole blocks, ascending.
+    """List every rank count over which all widths divide into whole blocks, in ascending order.
 
-    A slice of down is cut along its rows, so each rank's part of d_ff must be a whole number of the format's blocks.
-    Empty if not even the whole d_ff is.
+    A slice of down is cut along its rows, so each rank's part of d_ff must consist of whole blocks of the format. Empty
+    if even the unsplit d_ff does not.
     """
     if any(group.spec.sub_norm for group in model.groups):
         return (1,)
@@ -153,7 +154,7 @@ def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
 
 
 def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:
-    """Raise FFNError for an impossible split: what does not divide, and the nearest numbers of ranks that would."""
+    """Raise FFNError for an impossible split; the hint names the nearest rank counts that are possible."""
     _check_widths(model, ranks.tp, weights)
     _check_experts(model, ranks.ep)
 
@@ -168,30 +169,30 @@ def _check_widths(model: Model, ranks: int, weights: DType) -> None:
             raise FFNError(f"{name} = {size} does not divide over {ranks} ranks", hint)
         if size // ranks % weights.block:
             raise FFNError(
-                f"{name} = {size} over {ranks} {plural('rank', ranks)} is {size // ranks} each, not a whole number"
-                f" of {weights.name}'s blocks of {weights.block}",
+                f"{name} = {size} over {ranks} {plural('rank', ranks)} is {size // ranks} per rank, not a multiple"
+                f" of {weights.name}'s block size {weights.block}",
                 hint,
             )
     raise FFNError("a norm covers d_ff, so it cannot be split over ranks", hint)
 
 
 def ring_all_reduce_bytes(size: int, ranks: int) -> float:
-    """Count the bytes that each rank sends to sum `size` bytes over a ring, mean over ranks: 2 (n - 1) / n × size.
+    """Count the bytes that each rank sends to sum `size` bytes over a ring, averaged over ranks: 2 (n - 1) / n × size.
 
-    A reduce-scatter and an all-gather, n - 1 rounds each, every rank passing on one n-th part per round (Patarasuk and
-    Yuan 2009).
+    The ring does a reduce-scatter and an all-gather of n - 1 rounds each; in each round, every rank passes on one n-th
+    part (Patarasuk and Yuan 2009).
     """
     return _each(2 * (ranks - 1) * size, ranks)
 
 
 def _each(size: int, ranks: int) -> float:
-    """Divide bytes among ranks: an int if they divide, which prints as such."""
+    """Divide bytes among ranks; an int if they divide evenly, so that it prints as an integer."""
     sent, part = divmod(size, ranks)
     return sent + part / ranks if part else sent
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
-    """Count the bytes that each rank sends to give its `size` bytes to every other rank: (n - 1) × size."""
+    """Count the bytes that each rank sends to copy its `size` bytes to every other rank: (n - 1) × size."""
     return (ranks - 1) * size
 
 
@@ -219,13 +220,13 @@ def _group(group: Group, grid: Ranks, weights: DType) -> GroupSplit:
 def slices(
     whole: Sequence[Step], first: Sequence[Step], other: Sequence[Step], dtype: DType, grid: Ranks
 ) -> tuple[Slice, ...]:
-    """List every parameter's slice, by the steps of the first and the last tensor-parallel rank."""
+    """List the slice of every parameter, from the steps of the first and the last tensor-parallel rank."""
     parts, elsewhere = parameters(first), parameters(other)
     out = []
     for name, axes in parameters(whole).items():
         part = parts[name]
         place = _place(axes) if name in elsewhere else "rank 0"
-        if grid.tp == 1 and grid.ep > 1:  # d_ff is whole
+        if grid.tp == 1 and grid.ep > 1:  # d_ff is not split
             place = "copied"
         if grid.ep > 1 and axes[0].size != part[0].size and axes[0].name == "experts":
             place = "experts" if place == "copied" else f"experts, {place}"
@@ -242,7 +243,7 @@ def _place(axes: tuple[Axis, ...]) -> str:
 
 
 def reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
-    """Count the bytes of each tensor that one token's pass reduces over ranks; its chosen experts count together."""
+    """Count the bytes of each tensor that is reduced over ranks for one token, summed over its chosen experts."""
     known = shapes(steps, input_shapes(steps, (1,)))
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
     out = []
@@ -255,7 +256,7 @@ def reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
 
 
 def _widths(model: Model) -> list[tuple[str, int]]:
-    """The widths that a split cuts, with their names in errors."""
+    """Return the widths that a split divides, with their names in error messages."""
     specs = [group.spec for group in model.groups]
     return [("d_ff", spec.d_ff) for spec in specs] + [
         ("shared d_ff", spec.shared_width) for spec in specs if spec.shared_width
@@ -264,7 +265,8 @@ def _widths(model: Model) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """Layers with equal steps. `experts` are one rank's; it sends the bytes per token that it enters."""
+    """Layers with equal steps. `experts` is the number of experts per rank; the bytes are what one rank sends for each
+    of its own tokens."""
 
     stack: str
     layers: tuple[int, ...]
@@ -276,11 +278,11 @@ class GroupExchange:
 
 @dataclass(frozen=True)
 class ExpertExchange:
-    """A model's mixtures over `ranks` expert-parallel ranks, each of which enters `tokens` tokens.
+    """A model's mixtures over `ranks` expert-parallel ranks, each of which starts with `tokens` tokens.
 
-    `experts`, `top_k`, `all_to_alls` and the bytes `*_per_token` are those of one layer of the commonest kind with
-    experts; `layers` counts all kinds. `tokens_per_expert` is a mean. One rank sends the bytes, `*_total` in all layers
-    for all its tokens, in `activation_dtype`.
+    `experts`, `top_k`, `all_to_alls` and `*_per_token` describe one layer of the most common kind with experts;
+    `layers` counts all layers with experts. `tokens_per_expert` is a mean. `*_total` is what one rank sends in all
+    layers for all its tokens. Bytes are in `activation_dtype`.
     """
 
     name: str
@@ -300,10 +302,10 @@ class ExpertExchange:
 
 
 def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> ExpertExchange:
-    """Count what the ranks of the model's experts send to each other; its top_k must be known."""
+    """Count what the ranks that hold the experts send to each other. Raises FFNError if top_k is unknown."""
     _check_experts(model, ranks)
     if "top_k" in model.unknown:
-        raise FFNError(f"{model.name} does not say its top_k, so its all-to-alls are not known", "pass --top-k 2")
+        raise FFNError(f"{model.name} does not specify its top_k, so its all-to-alls are unknown", "pass --top-k 2")
     mixed = [group for group in model.groups if group.spec.moe]
     groups = [_group_exchange(group, ranks, activation_dtype(weights)) for group in mixed]
     times = [len(group.layers) * group.runs for group in mixed]
@@ -327,7 +329,8 @@ def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Exper
 
 
 def expert_rank_counts(model: Model) -> tuple[int, ...]:
-    """List every number of ranks that divides the experts of all mixtures, ascending; only 1 without mixtures."""
+    """List every rank count that divides the experts of all mixtures, in ascending order; only 1 if there are no
+    mixtures."""
     return divisors(gcd(*(group.spec.moe.experts for group in model.groups if group.spec.moe)) or 1)
 
 
@@ -344,7 +347,7 @@ def _check_experts(model: Model, ranks: int) -> None:
 
 
 def exchanged(steps: Sequence[Step]) -> tuple[int, int]:
-    """Count the values that a token sends to its experts, and those that it gets back, wherever the experts are."""
+    """Count the values that a token sends to its experts and the values that it receives, wherever the experts are."""
     known, taken = shapes(steps, input_shapes(steps, (1,))), experts_per_token(steps)
     routed = [step for step in steps if isinstance(step.op, Experts) and not step.op.always]
     sent = sum(taken[step.output] * known[step.inputs[0]][-1] for step in routed)

@@ -1,9 +1,10 @@
-"""Predict how long a model's FFNs take on accelerators that share them, what binds them, and whether they fit.
+"""Predict the time of a model's FFNs when they are split over accelerators, the limiting resource, and whether they
+fit.
 
-A layer runs as kernels one after another (`launches` in `block/traffic.py`). Each takes the longer of its arithmetic
-and its memory traffic, by the roofline of one rank's part at the rates that a cluster may expect; collectives come on
-top. Under expert parallelism (ep) the tokens are split over the ep groups of ranks too, and a layer waits for the rank
-with most work.
+A layer runs as a sequence of kernels (`launches` in `block/traffic.py`). By the roofline, a kernel takes the time of
+its arithmetic or of its memory traffic, whichever is longer, for one rank's part at the cluster's expected rates;
+collectives are added. Under expert parallelism (ep), tokens are also split over the ep groups of ranks, and a layer
+waits for the rank with the most work.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ Resource = Literal["compute", "memory", "link"]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """All layers' FFNs (the one block of bare dimensions), forward, on `tokens` tokens, over tp × ep devices.
+    """The FFNs of all layers (or the single block of bare dimensions), forward, on `tokens` tokens, over tp × ep
+    devices.
 
-    `compute_s`, `memory_s` and `link_s` (collectives) are one rank's; `time_s` adds, over kernels, the longer of the
-    first two, and `link_s`. `balanced_time_s` spreads the experts' tokens evenly over ranks. `bound` is the resource
-    that takes most of the time. `efficiency` is the speed-up over one device, divided by the devices. Bytes are the
-    fullest rank's: `needed_bytes` are its weights (of the whole model if known, split over tp alike) and one layer's
-    activations, all intermediates kept; `memory_bytes` is the room for them. `experts_read` is the expected number of
-    experts that a rank reads in a layer, `busiest_expert_tokens` the expected maximum of an expert's tokens. `refused`
-    says why there are no figures; then all are None.
+    `compute_s`, `memory_s` and `link_s` (collectives) are for one rank; `time_s` is the sum over kernels of the longer
+    of compute and memory time, plus `link_s`. `balanced_time_s` assumes that the experts' tokens are spread evenly over
+    ranks. `bound` is the resource that takes the most time. `efficiency` is the speed-up over one device divided by the
+    number of devices. Bytes are for the fullest rank: `needed_bytes` is its weights (of the whole model if known;
+    weights outside the FFNs are also split over tp) plus one layer's activations, with all intermediates kept;
+    `memory_bytes` is the memory available for them. `experts_read` is the expected number of experts that a rank reads
+    in a layer, `busiest_expert_tokens` the expected maximum number of tokens for one expert. `refused` is the reason
+    why there are no figures; then all of them are None.
     """
 
     device: str
@@ -82,7 +85,8 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Collectives:
-    """One layer's collectives on one rank: how many, the bytes that enter them, and those that the rings send."""
+    """The collectives of one layer on one rank: their number, the bytes that enter them, and the bytes that the rings
+    send."""
 
     all_reduces: int
     all_reduce_bytes: int
@@ -93,7 +97,7 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Load:
-    """One rank's part of a layer: its kernels, and the bytes that it enters into each all-reduce and all-to-all."""
+    """One rank's part of a layer: its kernels, and the bytes that it contributes to each all-reduce and all-to-all."""
 
     kernels: tuple[Traffic, ...]
     reduced: tuple[int, ...]
@@ -102,25 +106,25 @@ class Load:
 
     @property
     def work(self) -> Traffic:
-        """Add up the kernels."""
+        """Return the total work of the kernels."""
         return sum(self.kernels, Traffic())
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one layer on one rank: its kernels, and its collectives, which wait for them."""
+    """The times of one layer on one rank, in seconds: kernels, and the collectives that wait for them."""
 
     kernels: tuple[TimeFloor, ...]
     link_s: float
 
     @property
     def compute_s(self) -> float:
-        """Add up the arithmetic."""
+        """Return the total time of arithmetic."""
         return sum(kernel.compute_s for kernel in self.kernels)
 
     @property
     def memory_s(self) -> float:
-        """Add up the traffic."""
+        """Return the total time of memory traffic."""
         return sum(kernel.memory_s for kernel in self.kernels)
 
     @property
@@ -131,7 +135,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plan one model in one format of its weights; `other_bytes` are all weights outside the FFNs."""
+    """Plans for one model in one weight format; `other_bytes` is the size of all weights outside the FFNs."""
 
     model: Model
     weights: DType
@@ -139,12 +143,12 @@ class Planner:
     skew: str = UNIFORM
 
     def splits(self) -> list[Ranks]:
-        """List every possible split in powers of two, which heads and nodes divide into too."""
+        """List every possible split in powers of two, as heads and nodes are also divisible by powers of two."""
         tp, ep = rank_counts(self.model, self.weights), expert_rank_counts(self.model)
         return [Ranks(t, e) for t in tp for e in ep if t.bit_count() == e.bit_count() == 1]
 
     def row(self, cluster: Accelerators, ranks: Ranks, tokens: int) -> PlanRow:
-        """Compute one split; a row without figures if the model cannot be split so, or no rate is known."""
+        """Plan one split; the row has no figures if the model cannot be split this way or no rate is known."""
         row = PlanRow(cluster.device, self.weights.name, ranks.tp, ranks.ep, ranks.world_size, tokens)
         try:
             check_ranks(self.model, ranks, self.weights)
@@ -185,7 +189,7 @@ class Planner:
         return sum(self._times(cluster, load, ranks).seconds * n for load, n in loads)
 
     def _with_experts(self, row: PlanRow, ranks: Ranks) -> PlanRow:
-        """Add the load of the mixture that most layers have."""
+        """Add the load of the most common mixture."""
         mixtures = sorted((g for g in self.model.groups if g.spec.moe), key=lambda group: -len(group.layers))
         spread = self._spread(mixtures[0], ranks, row.tokens) if mixtures else None
         if spread is None:
@@ -215,16 +219,17 @@ class Planner:
         )
 
     def _load(self, group: Group, ranks: Ranks, tokens: int, even: bool = False) -> Load:
-        """One layer's part of the busiest rank; `even`: as if every rank's experts got as many tokens."""
+        """Return the busiest rank's part of a layer; if `even`, as if the experts of every rank got equally many
+        tokens."""
         steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
         activations, spread = activation_dtype(self.weights), self._spread(group, ranks, tokens)
-        touched, share = None, 1.0  # the rank's expert work, relative to that of the tokens it entered
+        touched, share = None, 1.0  # the rank's expert work, relative to the expert work of the tokens it starts with
         if spread:
             touched = spread.touched / ranks.ep if even else spread.touched_rank
             share = tokens / (ranks.ep * entered) * (1.0 if even else spread.imbalance)
         kernels = launches(steps, self.weights, activations, entered, touched)
         crossing = exchanged(steps) if spread and ranks.ep > 1 else ()
-        rows = round(max(share, 1.0) * entered)  # sent or received, whichever is more
+        rows = round(max(share, 1.0) * entered)  # rows that the rank sends or receives, whichever are more
         return Load(
             kernels=tuple(_of_share(kernel.work, share) if kernel.routed else kernel.work for kernel in kernels),
             reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
@@ -233,7 +238,7 @@ class Planner:
         )
 
     def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
-        """Count one layer's collectives, the experts' tokens spread evenly."""
+        """Count the collectives of one layer, with the experts' tokens spread evenly."""
         load = self._load(group, ranks, tokens, even=True)
         rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
         return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
@@ -266,7 +271,7 @@ class Planner:
 
 
 def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:
-    """The resource that takes most of the time, by each kernel's slower one."""
+    """Return the resource that takes the most time; a kernel's time belongs to the slower of compute and memory."""
     shares: dict[Resource, float] = {"compute": 0.0, "memory": 0.0, "link": 0.0}
     for times, n in layers:
         for kernel in times.kernels:
@@ -276,12 +281,12 @@ def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:
 
 
 def _sent(load: Load, ranks: Ranks) -> float:
-    """The bytes that a rank sends in one layer."""
+    """Return the bytes that a rank sends in one layer."""
     rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
     return rings + sum(all_to_all_bytes(size, ranks.ep) for size in load.exchanged)
 
 
 def _of_share(work: Traffic, share: float) -> Traffic:
-    """A kernel of the experts with that share of the rows; it reads the same weights."""
+    """Scale an expert kernel to a share of its rows; it still reads the same weights."""
     moved = round(share * work.activation_bytes)
     return Traffic(work.weight_bytes_read, moved, moved, round(share * work.matmul_flops))

@@ -1,4 +1,4 @@
-"""`--sweep d_ff=1x,2x,4x`: one block or model for every combination of the requested values."""
+"""Sweeps such as `--sweep d_ff=1x,2x,4x`: one block or model for every combination of the requested values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHOICES: Mapping[str, Any] = {"norm": NormKind, "norm_position": NormPosition}
 
 @dataclass(frozen=True)
 class Point:
-    """One combination: each swept dimension as it was typed, in the order of the sweeps."""
+    """One combination: the values of the swept dimensions as typed, in the order of the sweeps."""
 
     values: tuple[tuple[str, str], ...]
     dimensions: Dimensions
@@ -34,15 +34,16 @@ class Point:
 
     @property
     def label(self) -> str:
-        """Write `d_ff=4x activation=gelu`."""
+        """Format `d_ff=4x activation=gelu`."""
         return " ".join(f"{name}={text}" for name, text in self.values)
 
 
 def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
-    """List every combination of the sweeps' values, the last sweep fastest; at most MAX_ROWS.
+    """List every combination of the sweeps' values; the last sweep varies fastest. Raises FFNError above MAX_ROWS
+    combinations.
 
-    A sweep is `NAME=VALUE,...`, each value in the form that the dimension's option takes (yes or no for a flag) or, for
-    whole numbers, a range `FROM:TO:STEP` that includes TO if a step lands on it.
+    A sweep is `NAME=VALUE,...`. A value has the form that the dimension's option accepts (yes or no for a flag); whole
+    numbers may also be a range `FROM:TO:STEP`, which includes TO if a step reaches it.
     """
     parsed: dict[str, list[str]] = {}
     for text in sweeps:
@@ -61,9 +62,9 @@ Load: TypeAlias = Callable[[str | None, Dimensions | None], Resolved]
 def swept(
     source: str | None, options: Dimensions, points: Sequence[Point], load: Load = load
 ) -> Iterator[tuple[Point, Resolved]]:
-    """Yield each point with its model: SOURCE changed by the dimension options, then by the point's.
+    """Yield each point with its model: the SOURCE, changed by the dimension options and then by the point's dimensions.
 
-    The source is read once, through `load`. Errors name the point.
+    The source is read once, with `load`. Errors name the point.
     """
     change = _changer(source, load)
     for point in points:
@@ -74,11 +75,12 @@ def swept(
 
 
 def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]:
-    """Dimensions → Model. A block from dimensions is rebuilt, so that its defaults follow the swept values."""
+    """Return a function from dimensions to a model. A block from dimensions is rebuilt, so that its defaults follow the
+    swept values."""
     if source is None:
         return partial(load, None)
     if source.partition(":")[0].endswith(".py"):
-        return partial(load, source)  # a user's class is rebuilt: it may use its arguments in any way
+        return partial(load, source)  # a user's class is rebuilt, since it may use its arguments in any way
     resolved = load(source, None)
     return partial(load, source) if resolved.model.bare else partial(with_dimensions, resolved)
 
@@ -110,11 +112,13 @@ def _sweep(text: str) -> tuple[str, list[str]]:
 
 def _bounded(rows: int) -> None:
     if rows > MAX_ROWS:
-        raise FFNError(f"{option('sweep')} needs {rows} rows or more, the limit is {MAX_ROWS}", "sweep fewer values")
+        raise FFNError(
+            f"{option('sweep')} needs {rows} rows or more, but the limit is {MAX_ROWS}", "sweep fewer values"
+        )
 
 
 def _values(name: str, item: str) -> list[str]:
-    """One item of the list: a value, or a range of whole numbers."""
+    """Expand one item of the list, which is a value or a range of whole numbers."""
     if not item:
         raise FFNError(f"{option('sweep')} {name}: an empty value", f"write it as {name}={_EXAMPLES.get(name, '1,2')}")
     match = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10}):([0-9]{1,10})", item)
@@ -131,7 +135,7 @@ def _values(name: str, item: str) -> list[str]:
 
 
 def _checked(name: str, text: str) -> Any:
-    """Check a value that can be wrong by itself; `Dimensions` converts the others (`4x` waits for its d_model)."""
+    """Check values that can be checked in isolation; `Dimensions` converts the others (`4x` requires d_model)."""
     label = f"{option('sweep')} {name}"
     if name in ("gated", "bias", "residual"):
         if text.lower() not in _FLAGS:

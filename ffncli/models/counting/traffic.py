@@ -1,5 +1,5 @@
-"""Count the bytes that a forward pass of all FFN blocks moves, its arithmetic intensity by tokens, the least time that
-an accelerator's data sheet allows, and whether it holds the weights.
+"""Count the bytes that a forward pass of all FFN blocks moves, its arithmetic intensity by token count, the minimum
+time according to an accelerator's data sheet, and whether the accelerator can hold the weights.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ffncli.system.hardware import Device
 
 @dataclass(frozen=True)
 class TokenCost:
-    """All layers' FFNs (the one block of bare dimensions) on `tokens` tokens, forward, on rank 0 of `ranks`.
+    """The FFNs of all layers (or the single block of bare dimensions) on `tokens` tokens, forward, on rank 0 of
+    `ranks`.
 
-    Expert-parallel ranks enter that many tokens each. `*_fused` is the least that any implementation moves: each
-    block's input and output. `experts_touched` is the expected number of routed experts that a main layer reads; None
-    without experts. Conventions: `block/traffic.py`.
+    Under expert parallelism, every rank starts with `tokens` tokens. `*_fused` is the minimum that any implementation
+    moves: the input and output of each block. `experts_touched` is the expected number of routed experts that a main
+    layer reads; None without experts. Conventions: `block/traffic.py`.
     """
 
     name: str
@@ -41,9 +42,9 @@ class TokenCost:
 def token_costs(
     model: Model, weights: DType, tokens: Sequence[int], ranks: int = 1, ep: int = 1
 ) -> tuple[TokenCost, ...]:
-    """Make a record for each number of tokens, over `ranks` tensor-parallel times `ep` expert-parallel ranks.
+    """Build a record for each token count, over `ranks` tensor-parallel times `ep` expert-parallel ranks.
 
-    Call `parallel.split` first: if widths do not divide over the ranks, its error says what would.
+    Call `parallel.split` first: if widths do not divide over the ranks, its error suggests rank counts that work.
     """
     moe = model.main.spec.moe
     out = []
@@ -69,7 +70,7 @@ def token_costs(
 
 
 def model_traffic(model: Model, weights: DType, tokens: int = 1, ranks: int = 1, ep: int = 1) -> Traffic:
-    """Add up the traffic of rank 0 for all layers."""
+    """Return the traffic of rank 0, summed over all layers."""
     activations, grid = activation_dtype(weights), Ranks(ranks, ep)
     parts = (
         traffic(steps_of(group, 0, grid), weights, activations, tokens).times(len(group.layers) * group.runs)
@@ -81,11 +82,11 @@ def model_traffic(model: Model, weights: DType, tokens: int = 1, ranks: int = 1,
 def ridge_tokens(
     model: Model, weights: DType, flops_per_byte: float, ranks: int = 1, fused: bool = False, ep: int = 1
 ) -> int | None:
-    """Return the smallest number of tokens at which the FFNs reach this intensity; None if none does."""
+    """Return the smallest token count at which the FFNs reach this intensity; None if no token count does."""
     return tokens_at(flops_per_byte, lambda tokens: model_traffic(model, weights, tokens, ranks, ep), fused)
 
 
-# Formats with tensor cores of their own; every other stored format is unpacked to the activations'.
+# Formats with dedicated tensor cores; every other stored format is unpacked to the activations' format.
 _RATES = {
     "fp8": "fp8", "fp8_e5m2": "fp8", "mxfp8": "fp8", "int8": "int8", "mxfp4": "fp4", "nvfp4": "fp4",
 }  # fmt: skip
@@ -93,13 +94,14 @@ _RATES = {
 
 @dataclass(frozen=True)
 class DeviceFloor:
-    """All layers' FFNs (the one block of bare dimensions) on `tokens` tokens, forward, on one of `ranks` such devices.
+    """The FFNs of all layers (or the single block of bare dimensions) on `tokens` tokens, forward, on one of `ranks`
+    such devices.
 
-    `rate` is the format whose dense peak counts: the weights' if the device computes in it, else the activations'. If
-    no rate is published, what follows from it is None. Traffic is the least that any implementation moves; time between
-    devices is not counted. `approximate`: a value of the data sheet is only good to 10 %. `needed_bytes` are the whole
-    model's weights (the FFNs' if the rest is unknown); `fits` compares them with the largest memory on sale. Both are
-    None for several ranks.
+    `rate` is the format whose dense peak applies: the weights' format if the device computes in it, else the
+    activations' format. If no rate is published, values that depend on it are None. Traffic is the minimum that any
+    implementation moves; time between devices is not counted. `approximate`: a value on the data sheet is accurate only
+    to 10 %. `needed_bytes` is the size of the whole model's weights (of the FFNs if the rest is unknown); `fits`
+    compares it with the largest memory on sale. Both are None for several ranks.
     """
 
     device: str
@@ -122,13 +124,13 @@ class DeviceFloor:
 
 
 def rate_format(device: Device, weights: DType) -> str | None:
-    """Return the format of the device's best published peak for products with these weights, if there is one."""
+    """Return the format of the device's best published peak for matmuls with these weights; None if there is none."""
     formats = (_RATES.get(weights.name), activation_dtype(weights).name)
     return next((name for name in formats if name is not None and name in device.tflops), None)
 
 
 def ridge_of(device: Device, weights: DType) -> float | None:
-    """Return the FLOPs per byte from which products with these weights are compute bound; None without a rate."""
+    """Return the FLOPs per byte above which matmuls with these weights are compute-bound; None if no rate is known."""
     peak = device.flops_per_s(rate_format(device, weights) or "")
     return None if peak is None else peak / device.bytes_per_s
 
@@ -136,7 +138,7 @@ def ridge_of(device: Device, weights: DType) -> float | None:
 def device_floors(
     device: Device, costs: Sequence[TokenCost], weights: DType, needed_bytes: int | None
 ) -> tuple[DeviceFloor, ...]:
-    """Make a record for each number of tokens; `needed_bytes` are all the weights that the device stores."""
+    """Build a record for each token count; `needed_bytes` is the size of all weights that the device stores."""
     rate = rate_format(device, weights)
     peak, largest = device.flops_per_s(rate or ""), max(device.memory_gb, default=None)
     memory = None if largest is None else round(largest * 1e9)
@@ -169,5 +171,5 @@ def device_floors(
 
 
 def steps_of(group: Group, rank: int, ranks: Ranks) -> tuple[Step, ...]:
-    """Return a rank's steps; under expert parallelism every rank has dense layers in full, for its own tokens."""
+    """Return a rank's steps; under expert parallelism, every rank runs dense layers in full, for its own tokens."""
     return rank_steps(group.steps, rank, ranks if group.spec.moe else Ranks(ranks.tp))

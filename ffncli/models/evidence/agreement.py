@@ -70,7 +70,9 @@ def _config_alone(resolved: Resolved) -> Resolved:
         return resolved
     pickled = any(any(resolved.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
     also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
-    return resolved.noted(f"no safetensors in {shown_path(resolved.location)}{also}: taken from the config alone")
+    return resolved.noted(
+        f"no safetensors in {shown_path(resolved.location)}{also}: the model is read from the config alone"
+    )
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
@@ -126,7 +128,7 @@ def recognised(
 def absent_files(inventory: Inventory) -> str:
     """Name the missing files of an index; empty if none is missing."""
     absent = inventory.missing
-    return f"{len(absent)} of {inventory.files} files are not here ({absent[0]})" if absent else ""
+    return f"{len(absent)} of {inventory.files} files are missing ({absent[0]})" if absent else ""
 
 
 def with_tensors(
@@ -221,7 +223,7 @@ class BlockComparison:
         extra = sorted(set(ffns) - set(by_layer))
         for layer in (lacking or extra)[:1]:
             at = by_layer.get(layer, next(iter(by_layer.values())))[0]
-            where = f"{prefix}.{layer} has {'none' if lacking else 'an FFN'}"
+            where = f"{prefix}.{layer} has {'no FFN' if lacking else 'an FFN'}"
             there = len(by_layer) - len(lacking) if lacking else len(ffns)
             name = self.model.names.get("layers", "layers")
             self.differ(Disagreement("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
@@ -273,7 +275,7 @@ class BlockComparison:
         if spec.bias or not item.shows["bias"] or not packed:
             return item
         biases = params_of(replace(spec, bias=True)) - params_of(spec)
-        note = "biases stored with GPTQ's matrices are left out: the model has none"
+        note = "biases stored with GPTQ's matrices are left out: the model has no biases"
         self.notes += [] if note in self.notes else [note]
         self.params -= biases
         return replace(item, shows={**item.shows, "bias": False}, params=item.params - biases)
@@ -308,7 +310,7 @@ def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bo
     comparison = BlockComparison(model, complete, specs)
     if under and complete:
         absent = [stack for stack in by_stack if stack not in under]
-        comparison.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
+        comparison.notes += [f"no {stack} tensors in {where}: the {stack} is left out" for stack in absent]
         comparison.specs = {stack: several for stack, several in specs.items() if stack in under}
     for prefix in dict.fromkeys(under.values()):
         mine = [block for stack in by_stack if under.get(stack) == prefix for block in by_stack[stack]]
@@ -373,7 +375,7 @@ def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
     # a multimodal model's image or sound tokens may have rows that its text_config does not count
     if config is not None and table and config.vocabulary and not left_out:
         if _is_padded(config.vocabulary, table.rows):
-            rows = f"the embedding has {table.rows:,} rows, padded"
+            rows = f"the embedding is padded to {table.rows:,} rows"
             notes.append(f"{config.names['vocabulary']} is {config.vocabulary:,}; {rows}")
         elif table.rows != config.vocabulary:
             numbers = f"{config.vocabulary:,}", f"{table.rows:,}"
@@ -389,9 +391,9 @@ def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
 def _non_ffn_evidence(measured: MeasuredNonFFN) -> Iterator[str]:
     first = next((layer for stack in measured.layers.values() for layer in stack.values()), None)
     if first:
-        yield f"attention and norms: from the tensors, as {shown(first.tensor, 120)}"
+        yield f"attention and norms: from the tensors, such as {shown(first.tensor, 120)}"
     if measured.params is not None:
-        yield "whole model: every text parameter in the tensors, tied ones once"
+        yield "whole model: every text parameter in the tensors; tied parameters count once"
 
 
 def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:

@@ -82,13 +82,13 @@ def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, nam
     words) that the row does not know.
     """
     inventory = take_inventory(checkpoint)
-    alone = Metadata(evidence=("no config.json: everything from the tensors",))
+    alone = Metadata(evidence=("no config.json: everything is read from the tensors",))
     metadata = _from_config(config, unknown) if config else alone
     quantization = quantization_of(config) if config else None
     items, absent = items_of(inventory, quantization), absent_files(inventory)
     tensors = recognised(items, metadata.d_model, inventory.where, absent)
     resolved = replace(_resolved(tensors, metadata, source, name, checkpoint), quantization=quantization)
-    return resolved.noted(f"{inventory.where}: {absent}; no FFN is in them") if absent else resolved
+    return resolved.noted(f"{inventory.where}: {absent}; they contain no FFN") if absent else resolved
 
 
 def from_gguf(file: GGUFFile, source: str) -> Resolved:
@@ -125,7 +125,7 @@ def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
     """(why the blocks cannot be run, the notes), for fields of arithmetic (in words) that nothing reads."""
     if not fields:
         return "", ()
-    note = f"not read, and may change what its FFN computes: {fields}"
+    note = f"not read, but may change what its FFN computes: {fields}"
     return f"{where} that may change what its FFN computes ({fields})", (note,)
 
 
@@ -178,7 +178,7 @@ def _resolved(
     layers, where = tensors.layers, tensors.where
     ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
     if tensors.absent and not all(ffn.whole for ffn in ffns):
-        advice = "they have tensors of FFNs, whose shapes are needed without a config"
+        advice = "they contain FFN tensors, whose shapes are needed if there is no config"
         raise FFNError(f"{where}: {tensors.absent}", advice)
     learned = next((ffn.shows["activation"] for ffn in ffns if "activation" in ffn.shows), None)
     metadata = replace(metadata, activation=learned or metadata.activation)
@@ -189,7 +189,7 @@ def _resolved(
     evidence, model_type = metadata.evidence, ""
     if (agreed := confirmed(groups, metadata.model)) and metadata.model:
         groups, unknown, model_type = agreed, set(), metadata.model.model_type
-        evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
+        evidence += (f"norms, routing and activation: taken from model_type {model_type}, as in llama.cpp",)
     model = Model(
         name, tuple(groups), model_type, tied=metadata.tied, unknown=frozenset(unknown), refused=metadata.refused
     )
@@ -210,7 +210,7 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
     tensor = (stem_of(prefix, layer) + first[0].tensor).replace("#", "0")
     kind = "gated" if first[0].shows.get("gated") else "plain"
     differences = tuple(_differences(model.groups, layers, tensors.items, metadata, tensor))
-    doubts = () if metadata.binding else tuple(f"{difference}: the tensors count" for difference in differences)
+    doubts = () if metadata.binding else tuple(f"{difference}: the tensors decide" for difference in differences)
     unknown = [unknown_note(model.unknown)] if model.unknown else []
     formats = tuple(dict.fromkeys(form for ffn in ffns for form in ffn.formats))
     return TensorBlocks(
@@ -243,7 +243,11 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
     shows = dict(ffn.shows)
     if not {"d_model", "d_ff"} <= shows.keys():
         what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in ffn.misfit)
-        problem = f"{what} do not fit each other" if what else f"the shapes of {shown(ffn.tensor)} do not show widths"
+        problem = (
+            f"{what} do not fit each other"
+            if what
+            else f"the shapes of {shown(ffn.tensor)} do not determine the widths"
+        )
         raise FFNError(f"{where}: {problem}", "" if what else "add a config.json, which has d_model and d_ff")
     routing = {field.name: shows.pop(field.name) for field in fields(MoE) if field.name in shows}
     if routing["shared_routed"]:

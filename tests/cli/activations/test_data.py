@@ -230,7 +230,7 @@ def test_an_activation_that_nobody_knows_is_not_an_option_away(call, tmp_path, g
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     shutil.copy(made("llama").path / "model.safetensors", tmp_path)
     refused = call("activations", "--source", str(tmp_path), *given)
-    expect_refusal(refused, "does not say its activation, so it cannot be run", "add it to its config.json")
+    expect_refusal(refused, "does not specify its activation, so it cannot be run", "add it to its config.json")
 
 
 def test_without_a_source_nothing_of_torch_is_loaded():

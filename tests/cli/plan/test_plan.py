@@ -143,7 +143,7 @@ def test_a_cpu_by_what_was_measured_on_it(call, measured):
     assert max(abs(one["error"]) for one in answer["measured"]) < 0.1
     page = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1")[1]
     assert "absolute error: median" in page
-    assert "no times of H100" in call("plan", "gpt2", "--device", "h100", "--measured", measured)[2]
+    assert "no times for H100" in call("plan", "gpt2", "--device", "h100", "--measured", measured)[2]
     split = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1,2", "-n", "1")[1]
     assert "no figures for tp2: no link of cpu is known\n" in split
     of_sheet = ("plan", "768x3072:gelu", "--memory-efficiency", "0.5", "--measured", measured, "-n", "1", "--device")

@@ -120,7 +120,7 @@ def test_tensors_are_counted_and_not_run(call: Any, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     code, out, err = call("params", str(tmp_path), "--json")
     assert (code, json.loads(out)["rows"][0]["ffn_params_total"]) == (0, 3 * 16 * 40)
-    assert "not read, and may change what its FFN computes: swiglu_limit = 7.0" in err + out
+    assert "not read, but may change what its FFN computes: swiglu_limit = 7.0" in err + out
     code, out, err = call("trace", str(tmp_path))
     assert code == 2
     assert "cannot be run" in err

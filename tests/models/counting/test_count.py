@@ -221,7 +221,7 @@ def test_measured_speeds_take_the_place_of_the_data_sheet():
     assert (plan.assumed[0].gemm_efficiency, plan.assumed[0].memory_efficiency) == (None, None)
     with pytest.raises(FFNError, match="needs measured"):
         plan_model(model, question)
-    with pytest.raises(FFNError, match="no times of H100"):
+    with pytest.raises(FFNError, match="no times for H100"):
         plan_model(model, PlanQuestion(device="h100"), {"cpu": machine()})
 
 

@@ -147,7 +147,7 @@ def test_refusals(name, ranks, message):
 
 def test_an_unknown_top_k_is_not_guessed():
     model = replace(one_block(MIXTURE), unknown=frozenset(["top_k"]))
-    with pytest.raises(FFNError, match="does not say its top_k"):
+    with pytest.raises(FFNError, match="does not specify its top_k"):
         exchange(model, 2, BF16)
 
 

@@ -219,9 +219,9 @@ def test_a_model_is_read_once(monkeypatch):
         (["dropout=half"], "sweep='dropout=half': dropout must be a number from 0 and below 1, got 'half'"),
         (["d_model=8:4:1"], "sweep d_model: 8:4:1 is an empty range; write it as FROM:TO:STEP"),
         (["d_model=4:8:0"], "sweep d_model: 4:8:0 is an empty range"),
-        ([f"d_model=1:{MAX_ROWS + 1}:1"], f"sweep needs {MAX_ROWS + 1} rows or more, the limit is {MAX_ROWS}"),
+        ([f"d_model=1:{MAX_ROWS + 1}:1"], f"sweep needs {MAX_ROWS + 1} rows or more, but the limit is {MAX_ROWS}"),
         (["d_model=1:9999999999:1"], "sweep needs 9999999999 rows or more"),
-        (["d_model=1:101:1", "tokens=1:100:1"], "sweep needs 10100 rows or more, the limit is 10000; sweep fewer"),
+        (["d_model=1:101:1", "tokens=1:100:1"], "sweep needs 10100 rows or more, but the limit is 10000; sweep fewer"),
         ([f"tokens={'1:6000:1,' * 50}1"], "sweep needs 12000 rows or more"),
     ],
 )

@@ -188,13 +188,13 @@ def expect_the_nearest(model: Model, ranks: int, row, possible: list[int]) -> No
         ("llama-2-7b", 3, "bf16", "d_ff = 11008 does not divide over 3 ranks; nearest: 2 and 4"),
         ("llama-2-7b", 20000, "bf16", "d_ff = 11008 does not divide over 20000 ranks; nearest: 11008"),
         ("llama-2-7b", 16, "q4_0",
-         "d_ff = 11008 over 16 ranks is 688 each, not a whole number of q4_0's blocks of 32; nearest: 8 and 43"),
+         "d_ff = 11008 over 16 ranks is 688 per rank, not a multiple of q4_0's block size 32; nearest: 8 and 43"),
         ("llama-2-7b", 2, "q4_k",
-         "d_ff = 11008 over 2 ranks is 5504 each, not a whole number of q4_k's blocks of 256; nearest: 1 and 43"),
+         "d_ff = 11008 over 2 ranks is 5504 per rank, not a multiple of q4_k's block size 256; nearest: 1 and 43"),
         ("gpt-oss-120b", 8, "mxfp4",
-         "d_ff = 2880 over 8 ranks is 360 each, not a whole number of mxfp4's blocks of 32; nearest: 6 and 9"),
+         "d_ff = 2880 over 8 ranks is 360 per rank, not a multiple of mxfp4's block size 32; nearest: 6 and 9"),
         ("gpt-oss-120b", 1, "q4_k",
-         "d_ff = 2880 over 1 rank is 2880 each, not a whole number of q4_k's blocks of 256; choose another --dtype"),
+         "d_ff = 2880 over 1 rank is 2880 per rank, not a multiple of q4_k's block size 256; choose another --dtype"),
     ],
 )  # fmt: skip
 def test_refusals(name, ranks, dtype, message):

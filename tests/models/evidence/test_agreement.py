@@ -139,7 +139,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] =
     ),
     "too many layers": (
         {**LLAMA, "num_hidden_layers": 7}, tensors("llama"),
-        "num_hidden_layers: the config says 7, the tensors 2", "model.layers.2 has none",
+        "num_hidden_layers: the config says 7, the tensors 2", "model.layers.2 has no FFN",
     ),
     "too few layers": (
         {**GPT2, "n_layer": 1}, tensors("gpt2"), "n_layer: the config says 1, the tensors 2",
@@ -239,7 +239,7 @@ def test_shards_that_are_not_here_are_taken_from_the_config(gone: int, call, tmp
     code, out, err = call("params", source, "--json")
     (row,) = json.loads(out)["rows"]
     assert (code, row["ffn_params_total"], row["differences"]) == (0, ffn_numbers(stored), [])
-    assert f"{gone} of 2 files are not here (model-0000{3 - gone}-of-00002" in err
+    assert f"{gone} of 2 files are missing (model-0000{3 - gone}-of-00002" in err
     assert len(err.splitlines()) == 1
     assert (row["ffn_params_stored"], row["stored_bytes"]) == (None, None)
 
@@ -264,11 +264,11 @@ def relayered(numbers: tuple[int, ...]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("config", "stored", "says", "where"),
     [({**DEEPSEEK, "num_nextn_predict_layers": 1}, without(deepseek(4), ".layers.2."),
-      "num_hidden_layers: the config says 3, the tensors 2", "model.layers.2 has none"),
+      "num_hidden_layers: the config says 3, the tensors 2", "model.layers.2 has no FFN"),
      ({**LLAMA, "num_hidden_layers": 4}, relayered((0, 2, 3, 4)),
-      "num_hidden_layers: the config says 4, the tensors 3", "model.layers.1 has none"),
+      "num_hidden_layers: the config says 4, the tensors 3", "model.layers.1 has no FFN"),
      ({**LLAMA, "num_hidden_layers": 1}, relayered((5,)),
-      "num_hidden_layers: the config says 1, the tensors 0", "model.layers.0 has none")],
+      "num_hidden_layers: the config says 1, the tensors 0", "model.layers.0 has no FFN")],
     ids=["beside a further layer", "numbered past it", "the only one"],
 )  # fmt: skip
 def test_a_layer_that_is_missing_is_not_made_up_by_another(

@@ -359,14 +359,14 @@ def test_what_the_architecture_says_and_the_tensors_do_not(call, tmp_path: Path)
     path = written(tmp_path / "m.gguf", "llama", tensors, kinds_of(Q.F16), WIDTH)
     code, out, err = call("trace", path, "--json")
     assert (code, json.loads(out)["steps"][1]["name"]) == (0, "gate")
-    assert err == "note: not known here, so not counted: norms and residuals\n"
+    assert err == "note: unknown from this source, so not counted: norms and residuals\n"
 
 
 def test_what_an_option_says_is_known(call, tmp_path: Path):
     rng = np.random.default_rng(0)
     tensors = {n: a for i in range(LAYERS) for n, a in dense(rng, i, PRE)[0].items()}
     path = written(tmp_path / "m.gguf", "brand-new", tensors, kinds_of(Q.F16), WIDTH)
-    expect_refusal(call("trace", path), "does not say its activation", "pass --activation silu, for example")
+    expect_refusal(call("trace", path), "does not specify its activation", "pass --activation silu, for example")
     code, out, err = call("trace", path, "--activation", "relu", "--norm", "rmsnorm", "--layer", "1", "--json")
     found = {step["name"]: step for step in json.loads(out)["steps"]}
     assert (code, found["act"]["formula"], list(found)[1]) == (0, "relu(gate)", "norm")

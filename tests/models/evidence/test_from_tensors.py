@@ -119,12 +119,12 @@ def test_without_an_activation_it_cannot_be_run_and_an_option_says_it(call, tmp_
     config = {name: value for name, value in UNKNOWN.items() if name != "hidden_act"}
     for case, said in (("none", None), ("unsaid", config)):
         source = folder(tmp_path / case, said, tensors("llama"))
-        expect_refusal(call("trace", source), "does not say its activation", "--activation silu")
+        expect_refusal(call("trace", source), "does not specify its activation", "--activation silu")
         code, out, err = call("trace", source, "--activation", "silu", "--layer", "1", "--json")
         answer = json.loads(out)
         assert (code, answer["ffn_input"], answer["steps"][-1]["name"]) == (0, "x", "down")
         assert answer["block"]["weights"] == "weights of decoder layer 1"
-        assert err == "note: not known here, so not counted: norms and residuals\n"
+        assert err == "note: unknown from this source, so not counted: norms and residuals\n"
 
 
 def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
@@ -137,7 +137,7 @@ def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
 def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
     config = {name: value for name, value in UNKNOWN.items() if "tok" not in name}
     source = folder(tmp_path, config, tensors("mixtral"))
-    expect_refusal(call("trace", source), "does not say its top_k", "--top-k 2")
+    expect_refusal(call("trace", source), "does not specify its top_k", "--top-k 2")
     code, _, err = call("trace", source, "--top-k", "3")
     assert (code, "assumed, because the files do not say: softmax over all experts" in err) == (0, True)
 
@@ -170,7 +170,7 @@ def test_stacks_are_named_by_what_tells_their_prefixes_apart(prefixes: list[str]
 
 def test_a_gguf_file_of_an_unknown_architecture_needs_its_activation(call, tmp_path: Path):
     written(tmp_path / "model.gguf", architecture="brand-new")
-    expect_refusal(call("trace", str(tmp_path / "model.gguf")), "does not say its activation", "--activation silu")
+    expect_refusal(call("trace", str(tmp_path / "model.gguf")), "does not specify its activation", "--activation silu")
 
 
 def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
@@ -253,7 +253,7 @@ def test_a_config_of_an_unknown_model_that_says_otherwise(
     family: str, said: dict[str, Any], says: str, call, tmp_path: Path
 ):
     source = folder(tmp_path, {**UNKNOWN, **said}, tensors(family))
-    row = row_of(call("params", source, "--json"), says, "model.layers.0.", "the tensors count")
+    row = row_of(call("params", source, "--json"), says, "model.layers.0.", "the tensors decide")
     assert (row["d_model"], row["d_ff"], row["layers"], row["differences"]) == (4, 6, 2, [])
 
 
@@ -279,11 +279,11 @@ def test_files_that_are_not_here_are_named(config: dict[str, Any] | None, call, 
     files = {name: f"model-0000{1 + ('.1.' in name)}-of-00002.safetensors" for name in stored}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
     save_file({n: t for n, t in stored.items() if ".0." in n}, tmp_path / "model-00001-of-00002.safetensors")
-    expect_refusal(call("params", source), INDEX, "1 of 2 files are not here (model-00002-of-00002.safetensors)")
+    expect_refusal(call("params", source), INDEX, "1 of 2 files are missing (model-00002-of-00002.safetensors)")
     save_file(stored, tmp_path / "model-00001-of-00002.safetensors")
     files = {**dict.fromkeys(stored, "model-00001-of-00002.safetensors"), "lm_head.weight": "head.safetensors"}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
-    row = row_of(call("params", source, "--json"), "1 of 2 files are not here (head.safetensors); no FFN is in them")
+    row = row_of(call("params", source, "--json"), "1 of 2 files are missing (head.safetensors); they contain no FFN")
     assert (row["ffn_params_total"], row["stored_params"]) == (ffn_numbers(stored), None)
 
 

@@ -136,7 +136,7 @@ def test_padded_vocabulary(rows: int, differs: bool) -> None:
     stored |= {name: (rows, 24) for name, shape in stored.items() if shape == (50257, 24)}
     found = beside(values, stored)
     assert [d.name for d in found.differences] == (["vocabulary"] if differs else [])
-    assert any("rows, padded" in note for note in found.notes) == (not differs and rows != 50257)
+    assert any("is padded to" in note for note in found.notes) == (not differs and rows != 50257)
 
 
 def test_masks_of_old_files_are_no_parameters() -> None:

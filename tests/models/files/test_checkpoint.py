@@ -410,9 +410,9 @@ def test_a_layer_is_traced_with_its_weights(tmp_path: Path, suffix: str) -> None
     )
     assert torch.allclose(session["down"], down, atol=1e-6)
     assert ffncli.count(path).ffn_params_total == sum(t.numel() for t in weights.values())
-    with pytest.raises(FFNError, match="does not say its activation"):
+    with pytest.raises(FFNError, match="does not specify its activation"):
         ffncli.trace(path, layer=1)
-    with pytest.raises(FFNError, match="is pickled, and transformers is given safetensors alone"):
+    with pytest.raises(FFNError, match="is pickled, but transformers is given only safetensors"):
         ffncli.trace(path, layer=1, prompt="Hello")
 
 

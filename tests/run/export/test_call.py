@@ -67,7 +67,7 @@ def test_a_source_that_does_not_say_what_it_computes(tmp_path):
     from tests.oracles.checkpoints import folder, tensors
 
     bare = folder(tmp_path / "m", None, tensors("llama"))
-    with pytest.raises(FFNError, match="does not say its activation, so it cannot be run"):
+    with pytest.raises(FFNError, match="does not specify its activation, so it cannot be run"):
         ffncli.export(bare)
     assert "F.silu" in ffncli.export(bare, activation="silu").text
 

@@ -154,7 +154,7 @@ def test_files_are_cut_between_blocks(tmp_path):
     """d_ff 96 is three blocks of 32 weights in each row of the down projection."""
     path = str(gguf_file(tmp_path / "model.gguf"))
     with pytest.raises(
-        FFNError, match=r"96 over 2 ranks is 48 each, not a whole number of .* blocks of 32; nearest: 1 and 3"
+        FFNError, match=r"96 over 2 ranks is 48 per rank, not a multiple of .* block size 32; nearest: 1 and 3"
     ):
         ffncli.trace(path, layer=0, tp=2)
     session = ffncli.trace(path, layer=0, tp=3)
