@@ -1,1 +1,1 @@
-"""What the files say about a model, compared with its config if there is one."""
+"""What a model's files show, compared with its config if there is one."""

@@ -1,8 +1,8 @@
 """Check a config's model against its checkpoint's tensors, which confirm, override or contradict it.
 
-Blocks are compared one by one. Outside the FFNs we compare the attention of every layer and the vocabulary, if the
-family has a row in `config.non_ffn` and the tensors leave no doubt (`non_ffn.measure`): a layer with adapters, or with
-several FFNs, is skipped.
+Blocks are compared one by one. Outside the FFNs, we compare every layer's attention and the vocabulary, if the family
+has a row in `config.non_ffn` and the tensors are unambiguous (`non_ffn.measure`): layers with adapters or with several
+FFNs are skipped.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from ffncli.models.tensors.non_ffn import MeasuredNonFFN, measure
 from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise
 from ffncli.models.tensors.slices import EXPERT_NORMS
 
-_MOST_LOOKS = 16  # each goes through all names once
+_MOST_LOOKS = 16  # each check scans all names once
 
 
 def with_evidence(resolved: Resolved) -> Resolved:
-    """Correct the model by its tensors, if it has any, and list the differences from its config."""
+    """Correct the model according to its tensors, if it has any, and list the differences from its config."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return _config_alone(resolved)
@@ -59,13 +59,13 @@ def with_evidence(resolved: Resolved) -> Resolved:
 
 
 def _may_be_the_files(difference: Disagreement) -> bool:
-    """Whether a missing or misshapen tensor would look like this."""
+    """Return whether a missing or misshapen tensor could cause this difference."""
     none = (difference.name, difference.tensors) == ("experts", "0")
     return none or difference.name in ("layers", "gated", "bias", IN_ALL, UNEVEN)
 
 
 def _config_alone(resolved: Resolved) -> Resolved:
-    """The model, with a note that there are no tensors to compare with."""
+    """Return the model with a note that there are no tensors to compare it with."""
     if resolved.location is None or resolved.source.endswith(".json"):  # the source is the config itself
         return resolved
     pickled = any(any(resolved.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
@@ -76,14 +76,15 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
-    """Refuse a file that is at fault: a block differs because a tensor is missing or has another shape."""
+    """Raise FFNError if the file is at fault: a block differs because one of its tensors is missing or has another
+    shape."""
     alike = [g.spec for g in resolved.model.groups if g.stack == difference.stack]
     spec = next(g.spec for g in resolved.model.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
         config: dict[str, Any] = {name: not getattr(spec, name)}
         spec = replace(spec, **config)  # other layers match the config
-    spec = replace(spec, norm="none", sub_norm=False)  # norms matter to a trace alone
+    spec = replace(spec, norm="none", sub_norm=False)  # norms matter only to a trace
     layer = block_tensors(resolved, checkpoint, difference.stack, difference.index)
     if layer is not None and layout.torn(layer, spec):
         located = layout.locate(layer, spec)
@@ -91,7 +92,7 @@ def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagre
 
 
 def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
-    """Like `with_evidence`, for tensors already listed."""
+    """Correct the model as in `with_evidence`, for an inventory that was already taken."""
     items, complete = items_of(inventory, resolved.quantization), not inventory.missing
     tensors = recognised(items, resolved.model.main.spec.d_model, inventory.where, absent_files(inventory), complete)
     if tensors.layers:
@@ -106,7 +107,7 @@ NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
 
 @dataclass(frozen=True)
 class RecognisedTensors:
-    """A checkpoint's logical tensors, its FFNs and those of other text models; `absent` names missing files."""
+    """A checkpoint's logical tensors, its FFNs, and the FFNs of other text models; `absent` names missing files."""
 
     where: str
     items: Mapping[str, Item]
@@ -118,7 +119,7 @@ class RecognisedTensors:
 def recognised(
     items: Mapping[str, Item], d_model: int | None, where: str, absent: str = "", needed: bool = True
 ) -> RecognisedTensors:
-    """Recognise the FFNs among some tensors; by default one is `needed`."""
+    """Recognise the FFNs among some tensors. Raises FFNError if none is found, unless `needed` is false."""
     layers, others = recognise(items, d_model, where)
     if needed and not layers:
         raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
@@ -126,7 +127,7 @@ def recognised(
 
 
 def absent_files(inventory: Inventory) -> str:
-    """Name the missing files of an index; empty if none is missing."""
+    """Describe the missing files of an index; empty if no file is missing."""
     absent = inventory.missing
     return f"{len(absent)} of {inventory.files} files are missing ({absent[0]})" if absent else ""
 
@@ -134,7 +135,7 @@ def absent_files(inventory: Inventory) -> str:
 def with_tensors(
     resolved: Resolved, blocks: TensorBlocks, tensors: RecognisedTensors, outside: bool = True
 ) -> Resolved:
-    """Give the model these blocks, its stored sizes and, if `outside`, the parameters outside the FFNs."""
+    """Return the model with these blocks, its stored sizes and, if `outside`, the parameters outside the FFNs."""
     model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored
     if stored:
         row = dtypes.find(stored.formats[0])
@@ -153,20 +154,21 @@ def with_tensors(
     return with_non_ffn(resolved, tensors) if outside else resolved
 
 
-# Fields of a spec, and of its MoE, that tensors can show.
+# Fields of a spec, and of its MoE, that tensors can reveal.
 _OF_SPEC = ("d_model", "d_ff", "gated", "bias", "activation", "learned_scale")
 _OF_MOE = (
     "experts", "latent", *EXPERT_NORMS, "mixed_bias", "router_bias", "correction", "shared_gate", "shared_routed",
     "shared_experts", "router_width", "router_carries", "skip_experts",
 )  # fmt: skip
 _DENSE = MoE(experts=0, top_k=0)
-_BY_TENSORS = ("gated", "bias")  # here the tensors decide; a block with any other difference cannot run
+_BY_TENSORS = ("gated", "bias")  # the tensors decide these fields; a block with any other difference cannot be run
 _MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks by its tensors: where each is, their size (None unless all are here), notes."""
+    """A model's FFN blocks according to its tensors: their locations, their size (None unless all of them are present),
+    and notes."""
 
     groups: tuple[Group, ...]
     spots: Mapping[tuple[str, int], Spot]
@@ -179,7 +181,7 @@ class TensorBlocks:
 
 @dataclass
 class BlockComparison:
-    """A model's blocks compared with its tensors, layer by layer; `specs` are the blocks according to the tensors.
+    """A model's blocks compared with its tensors, layer by layer; `specs` holds the blocks according to the tensors.
 
     If the checkpoint is not `complete`, layers may be missing.
     """
@@ -199,7 +201,7 @@ class BlockComparison:
     spots: dict[tuple[str, int], Spot] = field(default_factory=dict)
 
     def differ(self, new: Disagreement) -> None:
-        """Note a difference, once for all layers that share it."""
+        """Record a difference; layers with the same difference share one record."""
         key = (new.name, new.config, new.tensors)
         earlier = self.differences.get(key)
         self.differences[key] = replace(earlier, layers=earlier.layers + 1) if earlier else new
@@ -218,7 +220,7 @@ class BlockComparison:
                 self._layer(f"{prefix}.{layer}", several, ffns[layer])
 
     def _numbers(self, prefix: str, by_layer: Mapping[int, Sequence[Layer]], ffns: Mapping[int, object]) -> None:
-        """Note a layer that the tensors lack, else one that the config lacks."""
+        """Record the first layer that the tensors lack or, if they lack none, the first layer that the config lacks."""
         lacking = sorted(set(by_layer) - set(ffns)) if self.complete else []
         extra = sorted(set(ffns) - set(by_layer))
         for layer in (lacking or extra)[:1]:
@@ -229,7 +231,7 @@ class BlockComparison:
             self.differ(Disagreement("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
 
     def _layer(self, at: str, blocks: Sequence[Layer], ffns: Sequence[Spotted]) -> None:
-        """Compare the FFNs of one layer, one after the other."""
+        """Compare the FFNs of one layer in order."""
         if len(blocks) != len(ffns):
             self.differ(Disagreement("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(ffns)), at))
         for block, (spot, item) in pairs(blocks, ffns):
@@ -241,14 +243,14 @@ class BlockComparison:
             self.specs[block.stack][block.index] = self._block(block, item, at)
 
     def _block(self, block: Layer, item: StoredFFN, at: str) -> FFNSpec:
-        """Return the spec with the gate and the biases that the tensors have; note every difference."""
+        """Return the spec with the gate and the biases that the tensors have, and record every difference."""
         spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
         item = self._without_leftovers(spec, item)
         if item.uneven:
             self.differ(Disagreement(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
             return spec
         stated = {name: getattr(spec, name) for name in _OF_SPEC}
-        if item.whole:  # a missing file may have the router, or the shared experts
+        if item.whole:  # a missing file may contain the router or the shared experts
             moe = spec.moe or _DENSE
             stated |= {"shared_d_ff": spec.shared_width, **{name: getattr(moe, name) for name in _OF_MOE}}
         shown_here = ((name, stored) for name, stored in item.shows.items() if name in stated)
@@ -264,13 +266,14 @@ class BlockComparison:
             self.differ(Disagreement(name, field, was, stored, where, block.stack, block.index))
         if item.misfit:
             self.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
-        if item not in self.explained:  # one layer of each kind is evidence enough
+        if item not in self.explained:  # one layer of each kind is enough evidence
             self.explained.add(item)
             self.evidence |= dict.fromkeys(_evidence(self.model, spec, item, tensor))
         return corrected
 
     def _without_leftovers(self, spec: FFNSpec, item: StoredFFN) -> StoredFFN:
-        """The FFN without the zero biases that GPTQ writers add to modules without biases: loaders skip them."""
+        """Return the FFN without the zero biases that GPTQ writers add to modules without biases; loaders skip these
+        biases."""
         packed = bool(item.formats) and all(form.startswith("gptq") for form in item.formats)
         if spec.bias or not item.shows["bias"] or not packed:
             return item
@@ -281,12 +284,12 @@ class BlockComparison:
         return replace(item, shows={**item.shows, "bias": False}, params=item.params - biases)
 
     def _config_name(self, name: str, spec: FFNSpec) -> str:
-        """The config's name for one of our names; without a field the value follows from model_type."""
+        """Return the config's name for one of our names; if there is no field, the value follows from model_type."""
         label = self.model.names.get(f"moe.{name}" if spec.moe else name) or self.model.names.get(name)
         return label or (name if name == IN_ALL else f"{name} (by model_type {self.model.model_type})")
 
     def blocks(self) -> TensorBlocks:
-        """The model's groups with the tensors' specs, regrouped only if they changed anything."""
+        """Return the model's groups with the specs of the tensors; groups change only if the tensors change a spec."""
         groups: list[Group] = []
         for group in self.model.groups:
             if group.stack in self.specs:
@@ -301,9 +304,9 @@ class BlockComparison:
 
 
 def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bool = True) -> TensorBlocks:
-    """Read the blocks of a model off its tensors, with every difference from its config.
+    """Derive a model's blocks from its tensors, with every difference from its config.
 
-    `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint.
+    `others` are FFNs that belong to no layer of the model and are noted. `where` names the checkpoint.
     """
     by_stack, under = blocks(model), prefixes(model, layers)
     specs = {stack: {block.index: block.spec for block in by_stack[stack]} for stack in by_stack}
@@ -321,7 +324,7 @@ def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bo
 
 
 def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
-    """Report matrices that do not fit together: the first of an unexpected width, else the last."""
+    """Report matrices that do not fit together: the first matrix with an unexpected width, else the last matrix."""
     widths = [{spec.d_model, parts * d_ff} for d_ff in (spec.d_ff, spec.shared_width) for parts in (1, 2)]
     wrong = [(name, shape) for name, shape in item.misfit if {*shape[-2:]} not in widths]
     name, shape = (wrong or item.misfit[-1:])[0]
@@ -331,7 +334,7 @@ def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
 
 @cache
 def params_of(spec: FFNSpec) -> int:
-    """Count a block's parameters; cached, because most layers of a model are the same."""
+    """Count a block's parameters. Cached, since most layers of a model are equal."""
     return cost(steps(spec)).params
 
 
@@ -348,7 +351,7 @@ def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iter
 
 
 def not_counted(left: Layers, why: str = "they are in no layer of the model") -> list[NotCounted]:
-    """List the FFNs that are in no layer of the model, prefix by prefix; many prefixes become one entry."""
+    """List FFNs that belong to no layer of the model, by prefix; if there are many prefixes, they share one entry."""
     params = {
         prefix: sum(item.params for items in by_layer.values() for item in items) for prefix, by_layer in left.items()
     }
@@ -358,7 +361,7 @@ def not_counted(left: Layers, why: str = "they are in no layer of the model") ->
     return [NotCounted(f"FFNs under {len(left):,} prefixes, {first}, ...", why, sum(params.values()))]
 
 
-_PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units
+_PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # multiples to which writers round up tables, for the matrix units
 
 
 def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
@@ -372,7 +375,7 @@ def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
     table = measured.embedding
     if config is not None:
         differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
-    # a multimodal model's image or sound tokens may have rows that its text_config does not count
+    # a multimodal model's image or audio tokens may have rows that its text_config does not count
     if config is not None and table and config.vocabulary and not left_out:
         if _is_padded(config.vocabulary, table.rows):
             rows = f"the embedding is padded to {table.rows:,} rows"
@@ -397,13 +400,13 @@ def _non_ffn_evidence(measured: MeasuredNonFFN) -> Iterator[str]:
 
 
 def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:
-    """One difference for all layers of a stack whose attention differs from the config's."""
+    """Yield one difference for all layers of a stack whose attention differs from the config's attention."""
     by_config = {i: layer.attention for i, layer in config.layers[stack].items()}
     other = {
         i: layer
         for i, layer in measured.layers.get(stack, {}).items()
         if by_config[i] not in (layer.attention, layer.attention + layer.table)
-        # writers of quantized files give each module a bias, all zeros if the model has none
+        # writers of quantized files add a bias to each module, all zeros if the model has no bias
         and not (layer.packed and layer.matrices <= by_config[i] <= layer.attention)
     }
     if other:
@@ -414,5 +417,5 @@ def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator
 
 
 def _is_padded(vocabulary: int, rows: int) -> bool:
-    """Whether a table has the rows of the vocabulary, rounded up to a multiple."""
+    """Return whether a table has as many rows as the vocabulary, rounded up to a multiple."""
     return rows > vocabulary and any(rows == -(-vocabulary // to) * to for to in _PADDED_TO)

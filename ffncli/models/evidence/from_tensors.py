@@ -1,9 +1,10 @@
-"""Read models that no family's row describes: blocks from the tensors, and what a config adds under the usual names.
+"""Read models that no family's row describes: the blocks from the tensors, and further facts from a config's usual
+field names.
 
-These are checkpoints of an unknown model_type or without a config.json, and GGUF files. GGUF's metadata give the
-widths, but neither gatedness nor activation, norm or routing: llama.cpp's code fixes these by the architecture's name.
-If that is a known family under another name, the metadata become that family's config fields and its row supplies the
-rest; anything that the tensors do not confirm stays unknown.
+These are checkpoints with an unknown model_type or without a config.json, and GGUF files. GGUF metadata give the
+widths, but not gatedness, activation, norm or routing, which llama.cpp's code fixes for each architecture name. If the
+architecture is a known family under another name, the metadata are converted to the family's config fields, and its row
+supplies the rest; whatever the tensors do not confirm stays unknown.
 """
 
 from __future__ import annotations
@@ -50,17 +51,18 @@ _FIELDS = {
     "width": "intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size",
 }  # fmt: skip
 
-_LIMITS = re.compile(r"swiglu_clamp|activation_situ")  # in keys of GGUF: llama.cpp's names of a gated unit's limits
+_LIMITS = re.compile(r"swiglu_clamp|activation_situ")  # llama.cpp's names for the limits of a gated unit, in GGUF keys
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a config's usual fields, or a GGUF file's metadata, say besides the tensors.
+    """Facts from a config's usual fields or from a GGUF file's metadata, in addition to the tensors.
 
     `checks` are compared with the tensors: our name → (the name in the metadata, the value); `width` is a dense d_ff
-    that may mean gate and up together, or one of them. `extra_layers` may be stored beyond the stated number. A config
-    of an unknown model_type is not `binding`: its fields may mean other things, so a difference is only noted. `model`
-    has the norms and the routing, used if the blocks match it. `refused` says why its blocks cannot be run.
+    that may be the width of gate and up together, or of one of them. `extra_layers` is the number of layers that may be
+    stored beyond the stated number. A config with an unknown model_type is not `binding`: its fields may have other
+    meanings, so differences are only noted. `model` has the norms and the routing, which are used if the blocks match
+    it. `refused` is the reason why its blocks cannot be run.
     """
 
     d_model: int | None = None
@@ -78,8 +80,8 @@ class Metadata:
 
 
 def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str, unknown: str = "") -> Resolved:
-    """Read a model from its tensors; the `config`, if any, has no row for its model_type, or `unknown` fields (in
-    words) that the row does not know.
+    """Read a model from its tensors. The `config`, if any, has a model_type without a row, or `unknown` fields
+    (described in words) that the row does not know.
     """
     inventory = take_inventory(checkpoint)
     alone = Metadata(evidence=("no config.json: everything is read from the tensors",))
@@ -122,7 +124,8 @@ def _from_config(config: Fields, unknown: str) -> Metadata:
 
 
 def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """(why the blocks cannot be run, the notes), for fields of arithmetic (in words) that nothing reads."""
+    """Return (the reason why the blocks cannot be run, the notes) for arithmetic `fields`, described in words, that
+    nothing reads."""
     if not fields:
         return "", ()
     note = f"not read, but may change what its FFN computes: {fields}"
@@ -135,7 +138,7 @@ def _positive(config: Fields, names: str) -> int | None:
 
 
 def _from_metadata(file: GGUFFile) -> Metadata:
-    """The metadata of a GGUF file. Its architecture, apart from hyphens and underscores, names the family."""
+    """Read the metadata of a GGUF file. Ignoring hyphens and underscores, its architecture names the family."""
     config = gguf_config(file)
     family = family_of(BY_TYPE.get(file.architecture) or file.architecture.replace("moe", "_moe"))
     act = family.default_activation if family and family.default_activation is not REQUIRED else None
@@ -149,7 +152,7 @@ def _from_metadata(file: GGUFFile) -> Metadata:
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
     evidence += [f"activation: {act}, from the family {file.architecture}; GGUF does not store it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
-    # which order of limits they mean depends on llama.cpp's code of the architecture
+    # the order of these limits depends on llama.cpp's code for the architecture
     limits = {key: value for key, value in file.metadata.items() if _LIMITS.search(key)}
     limits = {key: value for key, value in limits.items() if (any(value) if isinstance(value, list) else value)}
     refused, notes = _unread(in_words(limits), "its metadata have keys")
@@ -174,7 +177,7 @@ def _from_metadata(file: GGUFFile) -> Metadata:
 def _resolved(
     tensors: RecognisedTensors, metadata: Metadata, source: str, name: str, checkpoint: Checkpoint
 ) -> Resolved:
-    """The model, if no absent file has tensors of its FFNs."""
+    """Build the model. Raises FFNError if an absent file contains tensors of its FFNs."""
     layers, where = tensors.layers, tensors.where
     ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
     if tensors.absent and not all(ffn.whole for ffn in ffns):
@@ -197,13 +200,13 @@ def _resolved(
         model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
     )
     blocks = _blocks(model, tensors, metadata, ffns)
-    # only a single plain stack shows for sure which other tensors are the text model's
+    # only with a single plain stack do the remaining tensors certainly belong to the text model
     plain = not tensors.absent and len(layers) == 1 and not blocks.differences
     return with_tensors(resolved, blocks, tensors, outside=plain)
 
 
 def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: Sequence[StoredFFN]) -> TensorBlocks:
-    """The blocks of a model that was read from its tensors, with the differences from its metadata."""
+    """Return the blocks of a model that was read from its tensors, with the differences from its metadata."""
     layers = tensors.layers
     prefix, numbered = next(iter(layers.items()))
     layer, first = min(numbered.items(), key=lambda item: item[0])
@@ -227,7 +230,7 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
 def _groups(
     prefix: str, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]], metadata: Metadata, where: str
 ) -> list[Group]:
-    """The layers under one prefix, in groups; the FFNs of one layer in order."""
+    """Return the layers under one prefix in groups; the FFNs of a layer stay in order."""
     per_layer = max(map(len, by_layer.values()))
     specs = {
         layer * per_layer + i: _spec(ffn, metadata, f"{where}: {prefix}.{layer}")
@@ -251,7 +254,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
         raise FFNError(f"{where}: {problem}", "" if what else "add a config.json, which has d_model and d_ff")
     routing = {field.name: shows.pop(field.name) for field in fields(MoE) if field.name in shows}
     if routing["shared_routed"]:
-        routing["shared_d_ff"] = None  # each is as wide as a routed one
+        routing["shared_d_ff"] = None  # each shared expert is as wide as a routed expert
     else:
         routing |= {"shared_experts": int(routing["shared_d_ff"] > 0), "shared_d_ff": routing["shared_d_ff"] or None}
     moe = MoE(top_k=min(metadata.top_k or 1, ffn.experts), **routing) if ffn.experts else None
@@ -263,7 +266,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """Parameters that an FFN's tensors have and its block lacks, so that they would not be counted."""
+    """Return the differences between an FFN's tensors and its block: parameters that would not be counted."""
     out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, by_layer in layers.items():
         for layer, ffns in by_layer.items():
@@ -288,7 +291,7 @@ def _unlike(ffn: StoredFFN, spec: FFNSpec, at: str) -> Iterator[Disagreement]:
 def _differences(
     groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], metadata: Metadata, tensor: str
 ) -> Iterator[Disagreement]:
-    """The differences between the config or the metadata and the tensors."""
+    """Yield the differences between the config or metadata and the tensors."""
     main = max(groups, key=lambda group: len(group.layers)).spec
     most = max((g for g in groups if g.spec.moe), key=lambda group: len(group.layers), default=None)
     experts = most.spec if most else None
@@ -313,7 +316,7 @@ def _differences(
             yield Disagreement(name, theirs, str(value), str(stored), tensor, teller=metadata.teller)
 
 
-# architecture in llama.cpp → model_type; `llama` with experts is Mixtral
+# architecture name in llama.cpp → model_type; `llama` with experts is Mixtral
 _FAMILIES: Mapping[str, str] = {
     "llama": "llama", "mistral3": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "phi3": "phi3",
@@ -324,7 +327,7 @@ _RENORMALISED = {"qwen3moe": True}  # fixed in llama.cpp's code, absent from the
 
 
 def checkpoint_of(file: GGUFFile) -> Checkpoint:
-    """Make a checkpoint of a file's tensors: dtypes are GGML's formats, shapes are torch's."""
+    """Build a checkpoint from a GGUF file's tensors; dtypes are GGML's formats, shapes are torch's."""
     folder = file.tensors[0].path.parent if file.tensors else Path()
     files = {tensor.name: tensor.path.name for tensor in file.tensors}
     headers: dict[str, dict[str, TensorInfo]] = {}
@@ -337,7 +340,7 @@ def checkpoint_of(file: GGUFFile) -> Checkpoint:
 
 
 def described(file: GGUFFile) -> Model | None:
-    """Read the model from its metadata alone, as its family's config; None if they do not describe one."""
+    """Read the model from its metadata alone, as a config of its family; None if they do not describe a model."""
     config = gguf_config(file)
     model_type = _FAMILIES.get(file.architecture)
     if model_type == "llama" and config.get("experts"):
@@ -363,7 +366,7 @@ def described(file: GGUFFile) -> Model | None:
 
 
 def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | None:
-    """Give the tensors' groups the norms and the routing of `model`; None if a layer contradicts it."""
+    """Return the tensors' groups with the norms and the routing of `model`; None if a layer contradicts it."""
     if model is None:
         return None
     by_layer = {layer: group.spec for group in model.groups for layer in group.layers}
@@ -377,7 +380,7 @@ def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | Non
 
 
 def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
-    """Widths and experts that are present, under the usual config names."""
+    """Return the widths and expert counts that are present, under the usual config names."""
     experts = config.get("experts")
     names = {
         "hidden_size": "d_model", "intermediate_size": "d_ff", "num_hidden_layers": "layers",
@@ -397,7 +400,7 @@ def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
 
 
 def _epsilon(file: GGUFFile) -> float | None:
-    """The norm's epsilon; llama.cpp stores a float32, so the shortest decimal that rounds to it."""
+    """Return the norm's epsilon as the shortest decimal that rounds to the float32 stored by llama.cpp."""
     fields = Fields(file.metadata, file.where)
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         value = fields.get(f"{file.architecture}.attention.{name}", None)
@@ -407,7 +410,7 @@ def _epsilon(file: GGUFFile) -> float | None:
 
 
 def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
-    """`spec` if the tensors confirm it, else None."""
+    """Return `spec` if the tensors confirm it, else None."""
     if spec is None or (stored.moe is None) != (spec.moe is None):
         return None
     same = (stored.d_model, stored.d_ff, stored.gated, stored.bias) == (spec.d_model, spec.d_ff, spec.gated, spec.bias)
@@ -416,5 +419,5 @@ def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
         same = same and bool(stored.moe.shared_experts) == bool(spec.moe.shared_experts)
     if not same:
         return None
-    # converters add the 1 of Gemma's norms to the weights
+    # converters add the 1 of Gemma's norms to the stored weights
     return replace(spec, norm_weight="plain") if spec.norm_weight == "one_plus" else spec
