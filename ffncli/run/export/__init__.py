@@ -1,1 +1,1 @@
-"""A block in the form that another program loads."""
+"""Exporting a block to the formats of other programs."""

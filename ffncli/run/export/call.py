@@ -1,4 +1,4 @@
-"""`ffncli.export`: a block in the form that another program loads, as `ffn export` writes it."""
+"""`ffncli.export`, the call behind `ffn export`: writes a block in the format of another program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ WHAT = "What to write"
 
 @dataclass(frozen=True)
 class ExportForm:
-    """One way to write a block: the suffix of its file, or none if it is a folder; whether it is text."""
+    """A form of export: the suffix of its file (empty for a folder), whether it is text, and the part of the block
+    exported by default."""
 
     suffix: str
     text: bool = True
@@ -45,7 +46,7 @@ FORMS: Mapping[str, ExportForm] = {
 
 @dataclass(frozen=True)
 class Export:
-    """A block in another form: path → contents of its files; all forms but `flashinfer-trace` have one file."""
+    """An exported block. `files` maps paths to contents; all forms except `flashinfer-trace` have one file."""
 
     form: str
     problem: ExportProblem
@@ -54,15 +55,15 @@ class Export:
 
     @property
     def text(self) -> str:
-        """The file's text; a form of several files, or of bytes, has none."""
+        """The text of the only file; raises FFNError for a form with several files, or with bytes."""
         contents = next(iter(self.files.values()))
         if len(self.files) > 1 or isinstance(contents, bytes):
             raise FFNError(f"{option('form', self.form)} is not a text", f"write it: {option('out', 'PATH')}")
         return contents
 
     def write(self, path: str | Path, force: bool = False) -> tuple[str, ...]:
-        """Write it to a file, or to a folder, and return the paths. Existing files are replaced only with `force`; a
-        file is written whole or not at all."""
+        """Write the export to a file or folder, and return the paths. Existing files are replaced only with `force`;
+        each file is written completely or not at all."""
         target = Path(path)
         folder = not FORMS[self.form].suffix
         paths = {target / name if folder else target: contents for name, contents in self.files.items()}
@@ -87,16 +88,16 @@ def _make_folder(path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportQuestion(Dimensions, LoadOptions):
-    """A block as a torch module, a FlashInfer-Bench problem, an ONNX model or LaTeX.
+    """Export a block as a torch module, a FlashInfer-Bench problem, an ONNX model or LaTeX.
 
     >>> import ffncli
     >>> ffncli.export("llama-2-7b", form="latex", tokens=1).text.splitlines()[0]
     '% llama-2-7b, decoder layer 0: d_model 4096, d_ff 11008, silu, gated'
 
-    `form` is that of `ffn export --as`, by default torch; `part` is `block`, with its norms and residual, or `ffn`
-    alone (the default of flashinfer-trace, and what `ffn bench` times). `tokens` are the workloads. An ONNX model has
-    the source's weights, or random ones of `seed`; `large` lets it have more than 200 MB. torch is imported for `onnx`,
-    and for a source in a Python file.
+    `form` is a form of `ffn export --as` (default: torch). `part` is `block`, which includes norms and residual, or
+    `ffn`, which is only the FFN (the default for flashinfer-trace, and the part that `ffn bench` times). `tokens` are
+    the token counts of the workloads. An ONNX model contains the source's weights, or random weights drawn with `seed`;
+    `large` allows more than 200 MB. torch is imported only for `onnx`, or if the source is a Python file.
     """
 
     source: Annotated[Source | None, source_option("a block of --d-model")] = field(default=None, kw_only=False)
@@ -152,7 +153,7 @@ class ExportQuestion(Dimensions, LoadOptions):
 
 
 def exported(question: ExportQuestion) -> Export:
-    """Return the block in the form that the question names."""
+    """Export the block of the question in the requested form."""
     form = require_form(question.form or "torch")
     part: Part = one_of(option("part"), question.part or FORMS[form].part, Part)
     if form != "onnx" and (question.seed is not None or question.large):
@@ -175,7 +176,7 @@ export = call(ExportQuestion, exported, "export")
 
 
 def require_form(form: str) -> str:
-    """Return the form of that name."""
+    """Return `form` if it is the name of a form; raise FFNError otherwise."""
     if form not in FORMS:
         hint = did_you_mean(form, [*FORMS], f"use {', '.join(FORMS)}")
         raise FFNError(f"{option('form')}: unknown form {shown(form)}", hint)
@@ -206,7 +207,7 @@ _WRITERS: Mapping[str, Callable[[ExportProblem], tuple[dict[str, str], tuple[str
 
 
 def _onnx(resolved: Resolved, problem: ExportProblem, question: ExportQuestion) -> Export:
-    """Write the weights of the source, else random ones."""
+    """Export an ONNX model with the weights of the source, or with random weights if it has none."""
     from ffncli.run.engine.prepare import prepare
     from ffncli.run.export.onnx_model import check_exportable, onnx_bytes
 

@@ -1,9 +1,10 @@
-"""The form flashinfer-trace: the files that FlashInfer-Bench and SOL-ExecBench load: Definition, Workloads, a Solution.
+"""The form flashinfer-trace: the files that FlashInfer-Bench and SOL-ExecBench load (Definition, Workloads, a
+Solution).
 
-Definition, Workload and Solution are the schemas of flashinfer-bench 0.1.2 (`flashinfer_bench.data`), which names axes,
-tensors over them, and a reference whose function `run` takes the inputs in order. SOL-ExecBench reads the same files,
-and demands that arguments have the names of the inputs. Neither has a field for FLOPs, bytes or a tolerance relative to
-the largest value, so these are in a folder `figures`, which both pass over.
+Definition, Workload and Solution are schemas of flashinfer-bench 0.1.2 (`flashinfer_bench.data`): named axes, tensors
+over these axes, and a reference whose function `run` takes the inputs in order. SOL-ExecBench reads the same files, and
+requires that arguments have the names of the inputs. Neither program has a field for FLOPs, bytes or a tolerance
+relative to the largest value, so these figures are in a folder `figures`, which both ignore.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Return path in the data set → the file's text; refuse inputs or a dtype that the arena's schema lacks."""
+    """Return path in the data set → text of the file; raise FFNError for inputs or a dtype that the schema does not
+    support."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
         raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")
@@ -50,7 +52,7 @@ def trace_files(problem: ExportProblem) -> dict[str, str]:
 
 
 def notes(problem: ExportProblem) -> tuple[str, ...]:
-    """Tell a user of the arena that its limits are absolute, and that its weights are not a model's."""
+    """Return notes that the arena's limits are absolute, and that its weights are random."""
     drawn = "the arena draws weights from N(0, 1) too, so that outputs are large"
     limit = f"its --atol 0.01 is too strict, {problem.tolerance:.2g} times the largest output is right"
     overflow = ["fp16 may overflow there, --dtype bf16 does not"] if problem.dtype.name == "fp16" else []
@@ -58,7 +60,7 @@ def notes(problem: ExportProblem) -> tuple[str, ...]:
 
 
 def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
-    """Return the Definition: every axis but `tokens` is constant, the inputs are x and the weights in step order."""
+    """Return the Definition: every axis except `tokens` is constant; the inputs are x and the weights in step order."""
     axes = _Axes(problem)
     inputs = {argument_: {"shape": shape, "dtype": problem.dtype.torch} for argument_, shape in axes.inputs().items()}
     output = {"shape": ["tokens", axes.name(_d_model(problem))], "dtype": problem.dtype.torch}
@@ -80,9 +82,10 @@ def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
 
 
 def reference(problem: ExportProblem) -> str:
-    """Return the source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to x's dtype.
+    """Return the source code of `run(x, gate, up, down)`, which computes in float64 and rounds its output to x's dtype.
 
-    One expert's weights are widened at a time: all would take four times the memory of bf16.
+    Only one expert's weights are widened at a time, because all of them in float64 would take four times the memory of
+    bf16.
     """
     about = "One assignment for each step of the block."
     block = _IMPORTS + plain_functions(problem.steps, "block", about, "[e].double()")
@@ -97,7 +100,8 @@ def _d_model(problem: ExportProblem) -> Axis:
 
 
 class _Axes:
-    """The axes by unique names: a name that a second size or an input has already gets the size added."""
+    """The axes of a definition, with unique names: the name of an axis is extended if an input has the same name, or an
+    axis with another size."""
 
     def __init__(self, problem: ExportProblem) -> None:
         self.steps = problem.steps
@@ -112,7 +116,8 @@ class _Axes:
         return name
 
     def inputs(self) -> dict[str, list[str]]:
-        """Map x, what other parts of a model compute, and the weights in step order to the names of their axes."""
+        """Map x, the inputs computed by other parts of a model, and the weights in step order to the names of their
+        axes."""
         axis, states = feature_axis(self.steps), state_inputs(self.steps)
         assert axis is not None
         shapes = {name: ["tokens", self.name(states.get(name, axis))] for name in block_inputs(self.steps)}
@@ -122,7 +127,7 @@ class _Axes:
 
 
 def _name(problem: ExportProblem) -> str:
-    """`ffn_llama_2_7b_d4096_f11008_fp16`; a bare block is named after its activation."""
+    """Return a name such as `ffn_llama_2_7b_d4096_f11008_fp16`; a bare block is named after its activation."""
     spec, moe = problem.spec, problem.spec.moe
     kind = f"{spec.activation}_{'gated' if spec.gated else 'plain'}" if problem.bare else problem.name
     layer = "" if problem.bare or not problem.layer.index else f"_l{problem.layer.index}"
@@ -133,7 +138,7 @@ def _name(problem: ExportProblem) -> str:
 
 
 def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]:
-    """Return each as a Trace without a solution, which is how the data set stores it."""
+    """Return every workload as a Trace without a solution, the format in which the data set stores workloads."""
     names = list(_Axes(problem).inputs())
     return [
         {
@@ -151,7 +156,8 @@ def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]
 
 
 def _solution(problem: ExportProblem, name: str) -> dict[str, Any]:
-    """Return the same steps in the inputs' dtype, one torch call each: the time that a kernel has to beat."""
+    """Return a Solution with the same steps in the inputs' dtype, one torch call each; its time is the baseline for
+    kernels."""
     source = _IMPORTS + plain_functions(problem.steps, "run", "One assignment for each step of the block.")
     return {
         "name": f"{name}_torch",

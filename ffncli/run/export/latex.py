@@ -1,4 +1,4 @@
-"""The form latex: the block's formulas with their shapes, and a small table of its cost, for \\input in a paper."""
+"""The form latex: the block's formulas with shapes, and a small table of its cost, for \\input in a paper."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _UNICODE = {"×": r"$\times$", "·": r"$\cdot$", "−": "$-$", "√": r"$\surd$"
 
 
 def latex_text(problem: ExportProblem) -> str:
-    """Return an align* environment with one line for each step, those of an expert after them, then a table."""
-    rows: Any = ("T",), ("T_e",)  # shapes only pass them on
+    """Return an align* environment with one line per step, another for the steps inside an expert, and a table."""
+    rows: Any = ("T",), ("T_e",)  # symbols instead of sizes; `shapes` only passes them on
     blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, rows[0]))]
     for step in problem.steps:
         if isinstance(step.op, Experts):
@@ -54,13 +54,13 @@ def latex_text(problem: ExportProblem) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape any text for LaTeX."""
+    """Escape text for LaTeX."""
     out = "".join(_ESCAPED.get(letter, _UNICODE.get(letter, letter)) for letter in clean(text))
     return out.encode("latin-1", "replace").decode("latin-1")
 
 
 def _functions(steps: Sequence[Step]) -> list[str]:
-    """Return the activation functions of a block, those of experts too."""
+    """Return the names of the activation functions in a block, including its experts."""
     names = [step.op.function for _, step in walk(steps) if isinstance(step.op, Activation)]
     return [name for name in dict.fromkeys(names) if name != "identity"]
 
@@ -80,15 +80,16 @@ def _space(shape: Shape) -> str:
 
 
 def _name(name: str) -> str:
-    """Return a step's name, upright: `\\mathrm{up}`; a letter or digit stays as it is."""
+    """Return a step's name in upright type, `\\mathrm{up}`; a single character stays unchanged."""
     return name if len(name) == 1 else "\\mathrm{" + name.replace("_", "\\_") + "}"
 
 
 def _symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
-    """`W_{1}`, `W_{\\mathrm{shared}, 1}`, `b_{\\mathrm{router}}`, `\\mathrm{alpha\\_p}_{\\mathrm{act}}`."""
+    """Return a parameter's symbol: `W_{1}`, `W_{\\mathrm{shared}, 1}`, `b_{\\mathrm{router}}`,
+    `\\mathrm{alpha\\_p}_{\\mathrm{act}}`."""
     prefix, _, rest = weight_symbol(output, parameter, steps).rpartition(".")
     letter, _, name = rest.partition("_") if len(rest.partition("_")[0]) == 1 else (rest[:1], "", rest[1:])
-    if parameter not in ("weight", "bias", "correction", "factor"):  # it has a name, such as xielu's alphas
+    if parameter not in ("weight", "bias", "correction", "factor"):  # named, such as xielu's alphas
         letter, name = _name(parameter), output.rpartition(".")[2]
     under = [_name(part) for part in (prefix, name) if part]
     return letter + (f"_{{{', '.join(under)}}}" if under else "")
@@ -140,7 +141,7 @@ def _activation(op: Activation, x: str) -> str:
 
 
 def _norm(op: Norm, x: str, symbols: Mapping[str, str]) -> str:
-    """Write a norm with its weight and bias: x over its root mean square, or standardised."""
+    """Return the formula of a norm with its weight and bias: x divided by its root mean square, or x standardised."""
     weight = f"(1 + {symbols['weight']})" if op.weight == "one_plus" else symbols.get("weight", "")
     bias = f" + {symbols['bias']}" if "bias" in symbols else ""
     inner = f"{weight} \\odot {x}" if weight and op.weigh == "input" else x
@@ -152,7 +153,7 @@ def _norm(op: Norm, x: str, symbols: Mapping[str, str]) -> str:
 
 
 def _number(value: float) -> str:
-    """`10^{-5}`, `1.5 \\cdot 10^{-5}`, `0.01`."""
+    """Return a number in LaTeX: `10^{-5}`, `1.5 \\cdot 10^{-5}`, `0.01`."""
     digits, _, exponent = f"{value:g}".partition("e")
     if not exponent:
         return digits
@@ -193,7 +194,7 @@ def _experts(op: Experts, x: Sequence[str]) -> str:
 
 
 def _table(problem: ExportProblem) -> str:
-    """Return parameters, and FLOPs and bytes for each number of tokens."""
+    """Return a table with the number of parameters, and the FLOPs and bytes for each token count."""
     figures = [(one.tokens, one.matmul_flops, one.elementwise_flops, one.bytes) for one in problem.workloads]
     rows = [f"  {' & '.join(map(_grouped, row))} \\\\" for row in figures]
     return "\n".join([
@@ -209,5 +210,5 @@ def _table(problem: ExportProblem) -> str:
 
 
 def _grouped(number: int) -> str:
-    """`135{,}266{,}304`."""
+    """Return a number with grouped digits: `135{,}266{,}304`."""
     return f"{number:,}".replace(",", "{,}")

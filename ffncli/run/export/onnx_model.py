@@ -1,8 +1,8 @@
-"""The form onnx: the block as a graph of standard operators, its weights inside, the number of tokens open.
+"""The form onnx: the block as a graph of standard operators, with weights, for any number of tokens.
 
-Linear is Gemm with torch's [out, in]; norms are written out, because no operator of that name takes float64; an
-activation is the operator of its name where opset 20 has it in every dtype, else its formula. In float64 so is GELU,
-whose operator is defined with constants in float32. Facts: onnx 1.23.
+Linear becomes Gemm with torch's [out, in]. Norms are written as formulas, because ONNX's norm operators do not accept
+float64. An activation becomes the operator with its name if opset 20 has that operator in every dtype, otherwise a
+formula. GELU in float64 is also a formula, because its operator is defined with float32 constants. Source: onnx 1.23.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ffncli.version import __version__
 
 FORM = "onnx"
 OPSET = 20
-USUAL_BYTES, MOST_BYTES = 200_000_000, 2_000_000_000  # without `large`; what protobuf can write
+USUAL_BYTES, MOST_BYTES = 200_000_000, 2_000_000_000  # the limit without `large`; the limit of protobuf
 _OPERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "relu": ("Relu", {}), "gelu": ("Gelu", {}), "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
     "sigmoid": ("Sigmoid", {}), "tanh": ("Tanh", {}),
@@ -49,7 +49,7 @@ _SIGNS = {
 
 
 def check_exportable(problem: ExportProblem, large: bool) -> None:
-    """Refuse a mixture, a file that is too large, and (exit 3) a machine without onnx."""
+    """Raise FFNError for a mixture, for a file that would be too large, and (exit 3) if onnx is not installed."""
     if any(isinstance(step.op, (Experts, Route)) for step in problem.steps):
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
     size = problem.params * problem.dtype.block_bytes
@@ -63,7 +63,8 @@ def check_exportable(problem: ExportProblem, large: bool) -> None:
 
 
 def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: str) -> bytes:
-    """Return the model's file. `weights` are canonical, in the problem's dtype; `origin` says where they come from."""
+    """Return the contents of the model file. `weights` are canonical, in the problem's dtype; `origin` says where they
+    come from."""
     onnx = import_module("onnx")
     graph = _Graph(onnx, problem)
     for step in problem.steps:
@@ -81,7 +82,7 @@ def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: st
 
 
 class _Graph:
-    """Nodes, in order; every intermediate has its step's name."""
+    """A graph under construction: nodes in order; every intermediate has the name of its step."""
 
     def __init__(self, onnx: Any, problem: ExportProblem) -> None:
         self.onnx, self.problem = onnx, problem
@@ -106,25 +107,25 @@ class _Graph:
                 self._chain("Add", [*x[:-1], last, *params.values()], step.output)
             case Norm() as op:
                 self._norm(op, x[0], params, step.output)
-            case Dropout():  # in eval mode it changes nothing
+            case Dropout():  # dropout is the identity in eval mode
                 self.node("Identity", x, step.output)
             case _:
                 raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
 
     def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """Add a node; return the name of its output, a new one if none is given."""
+        """Add a node and return the name of its output, which is generated if `output` is empty."""
         output = output or f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
     def number(self, value: float, element: int | None = None) -> str:
-        """Return a constant by its name."""
+        """Return the name of a constant, which is added if missing."""
         element = self.element if element is None else element
         tensor = self.onnx.helper.make_tensor(f"constant_{len(self.constants)}", element, [], [value])
         return str(self.constants.setdefault((value, element), tensor).name)
 
     def _chain(self, kind: str, inputs: Sequence[str], output: str) -> None:
-        """Put the same operator between all inputs; pass a single one through."""
+        """Combine all inputs with the same binary operator; a single input is passed through."""
         if len(inputs) == 1:
             self.node("Identity", inputs, output)
             return
@@ -146,7 +147,8 @@ class _Graph:
         self.node("Identity", [y], output)
 
     def _formula(self, term: FormulaTerm) -> str:
-        """Return the nodes of a formula; log1p and expm1 are written with what ONNX has."""
+        """Add the nodes of a formula and return the name of its output; log1p and expm1 are composed of operators that
+        ONNX has."""
         if term.name == "leaf":
             return str(term.value)
         if term.name == "number":
@@ -160,7 +162,7 @@ class _Graph:
         return self.node(_SIGNS[term.name], of)
 
     def _norm(self, op: Norm, x: str, params: Mapping[str, str], output: str) -> None:
-        """Add a norm, its statistics in float32 at least."""
+        """Add a norm; its statistics are computed in at least float32."""
         narrow = self.problem.dtype.block_bytes < 4
         element = self.onnx.TensorProto.FLOAT if narrow else self.element
 
@@ -182,7 +184,7 @@ class _Graph:
         self.node("Cast", [y], output, to=self.element)
 
     def _mean(self, x: str) -> str:
-        """Add a mean over the last axis, which stays."""
+        """Add a mean over the last axis, which is kept with size 1."""
         axes = self.constants.setdefault(
             (-1.0, self.onnx.TensorProto.INT64),
             self.onnx.helper.make_tensor("last_axis", self.onnx.TensorProto.INT64, [1], [-1]),
@@ -190,7 +192,7 @@ class _Graph:
         return self.node("ReduceMean", [x, axes.name], keepdims=1)
 
     def model(self, weights: Mapping[str, Tensor]) -> Any:
-        """Return the model of all nodes, with the weights as initializers under our names."""
+        """Return the model with all nodes; the weights are initializers under their canonical names."""
         helper, steps = self.onnx.helper, self.problem.steps
         shapes = input_shapes(steps, ())
         inputs = [self._value(name, shapes[name][-1]) for name in block_inputs(steps)]

@@ -1,4 +1,4 @@
-"""The subject of an export: the block's steps, its workloads, its tolerance. No torch."""
+"""The subject of an export: the block's steps, workloads and tolerance. This file must not import torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """One size of the input, and what the block does on it by CONVENTIONS."""
+    """An input size, with the block's FLOPs and bytes for it, as defined in CONVENTIONS."""
 
     tokens: int
     matmul_flops: int
@@ -40,7 +40,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class ExportProblem:
-    """One block to export, or the FFN in it: `part`. `tolerance` is the relative error that `dtype` allows."""
+    """A block to export, or only its FFN, as `part` says. `tolerance` is the largest relative error accepted for
+    `dtype`."""
 
     name: str
     source: str
@@ -56,28 +57,28 @@ class ExportProblem:
 
     @property
     def spec(self) -> FFNSpec:
-        """The block's choices."""
+        """The specification of the block."""
         return self.layer.spec
 
     @property
     def routed(self) -> bool:
-        """Whether it has a router."""
+        """Whether the block has a router."""
         return any(isinstance(step.op, Route) for step in self.steps)
 
     @property
     def conventions(self) -> dict[str, str]:
-        """What the figures of its workloads mean, by their names."""
+        """The definitions of the workloads' figures, by name."""
         names = ("matmul_flops", "elementwise_flops", "bytes", *(("bytes_of_experts",) if self.routed else ()))
         return {name: CONVENTIONS[name] for name in names}
 
     @property
     def formulas(self) -> tuple[str, ...]:
-        """`up = x · W1 + b1`, one line for each step."""
+        """The formulas of the block, one per step, such as `up = x · W1 + b1`."""
         return tuple(f"{name} = {right_hand_side(step, self.steps)}" for name, step in walk(self.steps))
 
     @property
     def title(self) -> str:
-        """`llama-2-7b, decoder layer 0: d_model 4096, d_ff 11008, silu, gated`."""
+        """A title such as `llama-2-7b, decoder layer 0: d_model 4096, d_ff 11008, silu, gated`."""
         spec, moe = self.spec, self.spec.moe
         where = "" if self.bare else f", {self.layer.stack} layer {self.layer.index}"
         kind = "gated" if spec.gated else "plain"
@@ -89,7 +90,8 @@ def problem_of(
     resolved: Resolved, part: Part, layer: int | str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
 ) -> ExportProblem:  # fmt: skip
-    """Describe one layer of a model; `exact` are its steps if its files do not describe all of them."""
+    """Describe one layer of a model. `exact` are the steps to export, if the model's files do not describe all steps of
+    the layer."""
     chosen = layer_of(resolved, layer)
     block = steps(chosen.spec) if exact is None else exact
     block = kernel_steps(block) if part == "ffn" else block
@@ -114,7 +116,7 @@ def problem_of(
 
 
 def layer_of(resolved: Resolved, text: int | str | None) -> Layer:
-    """Return the layer of that name, else the first of the most frequent kind of layer."""
+    """Return the layer named by `text`; if it is None, the first layer of the most common kind."""
     if text is not None:
         return resolved.model.layer(text)
     group = resolved.model.main
@@ -122,7 +124,7 @@ def layer_of(resolved: Resolved, text: int | str | None) -> Layer:
 
 
 def _dtype(resolved: Resolved, name: str | None) -> DType:
-    """Return the requested dtype, else the one that the model was released or is stored in, else fp32."""
+    """Return the requested dtype, else the dtype in which the model was released or is stored, else fp32."""
     if name is not None:
         return dtype(name)
     stored = find_storage(resolved.model.dtype)
@@ -137,5 +139,5 @@ def _workload(block: tuple[Step, ...], kind: DType, tokens: int) -> Workload:
 
 
 def refused(form: str, problem: ExportProblem, why: str, instead: str = "torch") -> FFNError:
-    """Return the error for a block that a form cannot express: named, never approximated."""
+    """Return the error for a block that a form cannot express; forms never approximate a block."""
     return FFNError(f"{option('form', form)}: {shown(problem.name)} {why}", f"{option('form', instead)} writes it")

@@ -1,4 +1,4 @@
-"""A block's steps as lines of torch code: one reader of the list, for a module's methods and for plain functions."""
+"""A block's steps as lines of torch code, for the methods of a module and for plain functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffncli.block.steps import Activation, Add, Dropout, Experts, Linear, Multip
 from ffncli.block.value import unlimited
 from ffncli.kernels.choice import by_argument
 
-_WRITTEN = {  # shorter than the table's formulas, which are the same functions
+_WRITTEN = {  # the same functions as the formulas in TABLE, but shorter code
     "identity": "{x}",
     "relu2": "F.relu({x}).square()",
     "gelu_10": "F.gelu({x}).clamp(max=10.0)",
@@ -24,9 +24,10 @@ _WRITTEN = {  # shorter than the table's formulas, which are the same functions
 
 @dataclass(frozen=True)
 class Spelling:
-    """How code names things. `parameters` maps our names to expressions, `modules` a step to the module that computes
-    it (none in a plain function), `names` a step to its variable where that is not its name. `training` is the
-    expression that says whether dropout applies, `of_one` what picks an expert's tensor from those of all.
+    """The names in generated code. `parameters` maps canonical names to expressions; `modules` maps a step to the
+    module that computes it (empty in a plain function); `names` maps a step to its variable if that is not its own
+    name. `training` is the expression that says whether dropout applies; `of_one` is the index that selects one
+    expert's tensor from the tensor of all experts.
     """
 
     parameters: Mapping[str, str]
@@ -36,17 +37,17 @@ class Spelling:
     of_one: str = "[e]"
 
     def variable(self, name: str) -> str:
-        """Return the variable that has a step's output: `shared__gate` for shared.gate."""
+        """Return the variable that holds a step's output: `shared__gate` for shared.gate."""
         return self.names.get(name, name.replace(".", "__"))
 
     def of(self, step: Step) -> dict[str, str]:
-        """Return a step's parameters by the last part of their names."""
+        """Return a step's parameters: last part of the name → expression."""
         names = (*step.parameters(), *step.tables())
         return {name.rpartition(".")[2]: self.parameters[name] for name in names if name in self.parameters}
 
 
 def plain_spelling(steps: Sequence[Step]) -> Spelling:
-    """Name things as `def run(x, gate, up, down)` does: the arguments that `ffn bench` gives a user's kernel."""
+    """Return the names for `def run(x, gate, up, down)`, with the same arguments as a user's kernel in `ffn bench`."""
     arguments = by_argument(steps)
     parameters = {name: argument for argument, name in arguments.items()}
     outputs = {step.output: step.output.replace(".", "__") for step in steps}
@@ -55,13 +56,13 @@ def plain_spelling(steps: Sequence[Step]) -> Spelling:
 
 
 def body_lines(steps: Sequence[Step], spelling: Spelling) -> list[str]:
-    """Write one or more lines for each step, then the return."""
+    """Return one or more lines per step, followed by the return statement."""
     lines = [line for step in steps for line in step_lines(step, spelling)]
     return [*lines, f"return {spelling.variable(steps[-1].output)}"]
 
 
 def step_lines(step: Step, spelling: Spelling) -> list[str]:
-    """`up = F.linear(x, up)`, or `up = self.up(x)`."""
+    """Return the lines of one step, such as `up = F.linear(x, up)` or `up = self.up(x)`."""
     out, x = spelling.variable(step.output), [spelling.variable(name) for name in step.inputs]
     params = spelling.of(step)
     match step.op:
@@ -90,7 +91,7 @@ def step_lines(step: Step, spelling: Spelling) -> list[str]:
 
 
 def _activation(op: Activation, out: str, x: str, params: Mapping[str, str]) -> list[str]:
-    """Return the clip, the function and the limit behind it, in one line if there is nothing to clip."""
+    """Return the lines for clipping x, the function and its upper limit; a single line if there is nothing to clip."""
     limits = ", ".join(f"{name}={v!r}" for name, v in (("min", op.low), ("max", op.high)) if v is not None)
     lines = [f"{out} = {x}.clamp({limits})"] if limits else []
     inner = out if limits else x
@@ -104,7 +105,7 @@ def _activation(op: Activation, out: str, x: str, params: Mapping[str, str]) -> 
 
 
 def call(function: str, x: str) -> str | None:
-    """`F.silu(x)`; None for a function whose formula has to be written out."""
+    """Return a call such as `F.silu(x)`; None for a function that has to be written as a formula."""
     native = TABLE[function].native
     if native is None:
         return _WRITTEN[function].format(x=x) if function in _WRITTEN else None
@@ -129,7 +130,7 @@ def _norm(op: Norm, x: str, params: Mapping[str, str]) -> str:
 
 
 def _route(op: Route, out: str, x: Sequence[str], params: Mapping[str, str]) -> list[str]:
-    """Write the weights [tokens, experts], zero for experts that are not chosen."""
+    """Return the lines for the router's weights [tokens, experts]; unchosen experts have weight 0."""
     work = x[0] if op.score_dtype == "input" else f"{x[0]}.float()"
     if not (op.chooses or op.renormalise):
         scale = "" if op.scale == 1 else f" * {op.scale!r}"
@@ -195,18 +196,19 @@ def _one_by_one(op: Route, work: str) -> list[str]:
 
 
 def expert_name(step: Step) -> str:
-    """Return what the function or method of one expert is called."""
+    """Return the name of the function or method that runs one expert."""
     return "expert" if not step.prefix else f"{step.prefix.rstrip('.')}_expert"
 
 
 def expert_arguments(step: Step) -> dict[str, str]:
-    """Return the parameters of one expert's program → their names as arguments of a plain function."""
+    """Map the parameters of one expert's program to their names as arguments of a plain function."""
     assert isinstance(step.op, Experts)
     return {name: argument for argument, name in by_argument(step.op.program).items()}
 
 
 def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spelling) -> list[str]:
-    """Run every expert on the tokens that chose it. In a module it gets the expert's number, else its weights."""
+    """Return the lines that run every expert on the tokens routed to it. In a module, the method of an expert is passed
+    the expert's number; a plain function is passed its weights."""
     entries, size = op.entries, op.experts.size
     part = f"[:, -{size}:]" if op.always else f"[:, {entries.start}:{entries.stop}]"
     if spelling.modules:
@@ -234,13 +236,14 @@ def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spel
 
 
 def function_text(name: str, steps: Sequence[Step], spelling: Spelling, arguments: Sequence[str], doc: str) -> str:
-    """Return a plain function of the block's inputs and weights."""
+    """Return the code of a plain function of the block's inputs and weights."""
     head = f"def {name}({', '.join([*map(spelling.variable, block_inputs(steps)), *arguments])}):"
     return "\n".join([head, f'    """{doc}"""', *(f"    {line}" for line in body_lines(steps, spelling))]) + "\n"
 
 
 def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[e]") -> str:
-    """Return the block as a function `name(x, gate, up, down)`, after a function for one expert, if it has experts."""
+    """Return the code of the block as a function `name(x, gate, up, down)`; if there are experts, a function for one
+    expert comes first."""
     texts, spelling = [], replace(plain_spelling(steps), of_one=of_one)
     for step in steps:
         if isinstance(step.op, Experts):
@@ -251,16 +254,15 @@ def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[
     return "\n\n".join([*texts, function_text(name, steps, spelling, list(by_argument(steps)), doc)])
 
 
-# A formula of the activation table as a tree: its `f(x, m)` is called on a term, over a namespace of terms.
-#
-# One formula then prints as torch code, and becomes nodes of an ONNX graph.
+# A formula of the activation table becomes a tree by calling its `f(x, m)` with a term and a namespace of functions on
+# terms. The tree is then printed as torch code, or becomes nodes of an ONNX graph.
 
-_BINARY = {"+": 2, "-": 2, "*": 3, "/": 3, "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1}  # sign → how tightly it binds
+_BINARY = {"+": 2, "-": 2, "*": 3, "/": 3, "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1}  # operator → precedence
 _ATOM = 5
 
 
 class FormulaTerm:
-    """A number of a formula: a function's name or a sign, and what it is applied to; `value` for a leaf."""
+    """A node of a formula: the name of a function or operator and its operands (`of`); a leaf has a `value`."""
 
     def __init__(self, name: str, *of: FormulaTerm, value: object = None) -> None:
         self.name, self.of, self.value = name, of, value
@@ -308,12 +310,12 @@ class FormulaTerm:
 
 
 def term(value: Any) -> FormulaTerm:
-    """Return a term as it is; a number as a leaf."""
+    """Return a term unchanged, and a number as a leaf."""
     return value if isinstance(value, FormulaTerm) else FormulaTerm("number", value=float(value))
 
 
 def leaf(value: object) -> FormulaTerm:
-    """Return what a printer or a graph knows by this value: the input, or a learned parameter."""
+    """Return the leaf for an input or a learned parameter; `value` is its text in code, or its name in a graph."""
     return FormulaTerm("leaf", value=value)
 
 
@@ -325,18 +327,18 @@ _NAMESPACE = SimpleNamespace(**{name: partial(_call, name) for name in vars(SCAL
 
 
 def formula_of(op: Activation, x: FormulaTerm, learned: Mapping[str, FormulaTerm]) -> FormulaTerm:
-    """Return what an activation computes without its limits, a soft cap included."""
+    """Return the formula of an activation without its limits, but with its soft cap."""
     out: FormulaTerm = unlimited(op, x, with_learned(_NAMESPACE, learned))
     return out
 
 
 def as_torch(node: FormulaTerm) -> str:
-    """Return the formula as an expression over torch; leaves print as they are."""
+    """Return the formula as a torch expression; the values of leaves are printed unchanged."""
     return _printed(node)[0]
 
 
 def _printed(node: FormulaTerm) -> tuple[str, int]:
-    """Return (the text, how tightly it binds)."""
+    """Return (the text, the precedence of its outermost operator)."""
     if node.name == "leaf":
         text = str(node.value)
         return text, _ATOM

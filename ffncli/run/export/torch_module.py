@@ -1,4 +1,5 @@
-"""The form torch: a Python file with the block as an nn.Module, its reference in float64, its workloads and limits."""
+"""The form torch: a Python file with the block as an nn.Module, its reference in float64, its workloads and its
+tolerance."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def drawn(fan_in, *shape):
 
 
 def torch_file(problem: ExportProblem) -> str:
-    """Return the file's text: it needs torch alone, and has no weights."""
+    """Return the text of the file, which needs only torch and contains no weights."""
     made = list(_initial_lines(problem.steps))
     holder = _HOLDER if any("Parameters(" in line for line in made) else ""
     body = [
@@ -89,7 +90,7 @@ def torch_file(problem: ExportProblem) -> str:
 
 
 def _header(problem: ExportProblem) -> list[str]:
-    """Write comments, which no text from a file can leave."""
+    """Return the comments at the top. Text from model files is cleaned, so it cannot break out of a comment."""
     about = "the whole block" if problem.part == "block" else "the FFN alone: no norm around it, no residual"
     return [
         f"# {clean(problem.title)}; {about}.",
@@ -115,19 +116,19 @@ def _constants(problem: ExportProblem) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Return a comment in lines of at most 110 characters."""
+    """Return a text as comment lines of at most 110 characters."""
     return [f"# {line}" for line in textwrap.wrap(text, 108)]
 
 
 def _shapes(problem: ExportProblem) -> str:
-    """`x [..., 4096] → [..., 4096]`."""
+    """Return the block's docstring, which begins with `x [..., 4096] → [..., 4096]`."""
     shapes = input_shapes(problem.steps, ())
     inputs = ", ".join(f"{name} [..., {shape[-1]}]" for name, shape in shapes.items())
     return f"{inputs} → [..., {problem.spec.d_model}]. Weights are [out, in], those of experts [experts, out, in]."
 
 
 def _inputs(problem: ExportProblem) -> str:
-    """Return a function that draws the block's inputs."""
+    """Return the code of a function that draws the block's inputs."""
     ids, drawn = id_inputs(problem.steps), []
     for name, shape in input_shapes(problem.steps, ()).items():
         ids_text = f"torch.randint({ids.get(name)}, (tokens, 1))"
@@ -140,7 +141,8 @@ def _inputs(problem: ExportProblem) -> str:
 
 
 def _initial_lines(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield what __init__ makes, in step order: torch's layers where it has them, named as our weights are."""
+    """Yield the lines of __init__ in step order. Modules are torch's layers where possible, and have the names of the
+    canonical weights."""
     made: set[str] = set()
     for step in steps:
         for name, value in _modules(step).items():
@@ -159,7 +161,7 @@ def _initial_lines(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _modules(step: Step) -> dict[str, str]:
-    """Map a module's name to the expression that makes it."""
+    """Map the names of a step's modules to the expressions that create them."""
     op = step.op
     if text := _layer(op):
         return {step.output: text}
@@ -175,7 +177,7 @@ def _modules(step: Step) -> dict[str, str]:
 
 
 def _layer(op: Op) -> str:
-    """Write torch's own layer for an op; empty if it has none with the same parameters."""
+    """Return the expression for torch's own layer for an op; empty if torch has no layer with the same parameters."""
     if isinstance(op, Linear):
         return f"nn.Linear({op.into.size}, {op.out.size}, bias={op.bias})"
     if isinstance(op, Norm) and op.weight == "plain" and op.weigh == "output":
@@ -187,7 +189,7 @@ def _layer(op: Op) -> str:
 
 
 def _tensors(op: Op, stack: tuple[int, ...]) -> str:
-    """`Parameters(weight=drawn(...))` with leading axes `stack`; empty for an op without parameters."""
+    """Return `Parameters(weight=drawn(...))` with leading axes `stack`; empty for an op without parameters."""
     given = []
     for name, axes in op.parameters().items():
         shape = ", ".join(str(size) for size in (*stack, *(axis.size for axis in axes)))
@@ -196,7 +198,7 @@ def _tensors(op: Op, stack: tuple[int, ...]) -> str:
 
 
 def _first(op: Op, name: str, shape: str) -> str:
-    """Return a parameter's first value, as ffn draws it."""
+    """Return the expression for a parameter's initial value, which matches ffncli's random weights."""
     if isinstance(op, Linear):
         return f"drawn({op.into.size}, {shape})"
     if isinstance(op, Activation):
@@ -206,7 +208,7 @@ def _first(op: Op, name: str, shape: str) -> str:
 
 
 def _methods(steps: Sequence[Step]) -> Iterator[str]:
-    """Write forward, and a method for one expert of every mixture."""
+    """Yield the lines of forward, and of a method for one expert of every mixture."""
     names = {name: f"self.{name}" for step in steps for name in (*step.parameters(), *step.tables())}
     modules = {step.output: f"self.{step.output}" for step in steps if _layer(step.op)}
     spelling = Spelling(names, modules, {}, "self.training")
