@@ -31,7 +31,7 @@ from ffncli.run.engine.reference import output_and_experts, routing_steps
 from ffncli.show.text import percent
 
 _LIFT = 0.05  # times (1 + the range of a token's logits)
-Draw = Callable[[int, torch.Generator], Tensor]  # (tokens, generator) → the experts of each, booleans [tokens, experts]
+Draw = Callable[[int, torch.Generator], Tensor]  # (tokens, generator) → booleans [tokens, experts]
 
 
 class PrescribedRouting:
@@ -92,9 +92,9 @@ class ExpertLoad:
     """The number of tokens that each expert received, over many calls. Sums stay on the device until they are read."""
 
     def __init__(self, experts: int = 0, d_model: int = 0) -> None:
-        self._experts, self._d_model = experts, d_model  # experts that have weights: any others return the token
+        self._experts, self._d_model = experts, d_model  # only experts that have weights
         self._calls = 0
-        self._received: Tensor | None = None  # [experts + 2]: then the experts touched, the tokens that went elsewhere
+        self._received: Tensor | None = None  # [experts + 2]; the last two: touched experts, tokens elsewhere
         self._tokens = 0
 
     def add(self, chosen: Tensor, wanted: Tensor | None = None) -> None:
@@ -205,7 +205,7 @@ def _draw_of(case: Case, op: Route) -> Draw:
 
         return draw
     ranks = list(range(1, op.experts.size + 1))
-    Random(f"popularity {case.label} {case.routing}").shuffle(ranks)  # the same in every process: rows can be averaged
+    Random(f"popularity {case.label} {case.routing}").shuffle(ranks)  # the same in every process
     popularity = -exponent * torch.tensor(ranks, dtype=torch.float64).log()
     return lambda tokens, generator: popular(op, popularity, tokens, generator)
 

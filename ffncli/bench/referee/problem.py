@@ -73,7 +73,7 @@ class Referee:
     """
 
     def inputs(self, number: int) -> Inputs:
-        """The inputs of that number, 1 upward: different numbers have different values."""
+        """Return the inputs with this number, from 1 upward; different numbers have different values."""
         inputs: Inputs = self._ask("inputs", number)
         return inputs
 
@@ -195,7 +195,7 @@ class Problem:
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
     def inputs(self, number: int) -> Inputs:
-        """The inputs of that number, 1 upward: different numbers have different values."""
+        """Return the inputs with this number, from 1 upward; different numbers have different values."""
         return replace(self.referee.inputs(number) if self.referee else self._inputs(number), number=number)
 
     @property
@@ -492,5 +492,5 @@ def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
 
 
 def size(tensor: Tensor) -> float:
-    """max|b|."""
+    """Return max|b|."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0

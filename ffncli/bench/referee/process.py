@@ -37,7 +37,7 @@ from ffncli.run.engine.weights import require_memory
 from ffncli.system.child import ending, require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-_CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
+_CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # minimum, as a fraction and in s: less may be waiting
 _LINE_BYTES = 1 << 20  # bytes of waiting samples; the system may allow fewer
 
 

@@ -33,7 +33,7 @@ from ffncli.run.measure.gap import declared_tolerance, rms_tolerance, tolerance_
 from ffncli.run.measure.statistics import in_words, not_finite
 
 GRADIENTS = 2  # factor on `allowed` if gradients are checked, as twice as many products are chained
-TIMES = 4  # the error of a passing baseline
+TIMES = 4  # factor on the error of a passing baseline
 
 # The relative precision to which float32 products may first be rounded (torch.set_float32_matmul_precision): TF32 has
 # 10 bits, bf16 has 7.
@@ -73,7 +73,7 @@ class Rulings(Referee):
         self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
     ) -> None:
         self._problem, self._baseline, self.users = problem, baseline, users
-        self._entered: set[tuple[str, bytes]] = set()  # tokens of each kernel's samples; two may share whole inputs
+        self._entered: set[tuple[str, bytes]] = set()  # (kernel, token): kernels may get the same inputs
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
@@ -172,7 +172,7 @@ class Rulings(Referee):
     def _of_samples(self, kernel: str, errors: Sequence[Error], samples: Sequence[CallSample]) -> Ruling:
         worst = reduce(Error.worst, errors)
         wrong = self._beyond_limit(kernel, OUTPUT, worst)
-        if wrong is None and not self._problem.backward:  # there the errors are the worst of outputs and gradients
+        if wrong is None and not self._problem.backward:  # else gradients are in the errors
             together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in errors) / len(errors)))
             values, rounding = sum(s.out.numel() for s in samples), self._problem.first.rounding
             if self._beyond_rms(kernel, together, values, rounding):
