@@ -79,8 +79,8 @@ def _request(question: BenchQuestion) -> BenchRequest:
         return build_request(grid, *named, certificates=certificates)[0]
     method = question.method
     if method and replace(method, **{name: getattr(Method(), name) for name in _OF_TIME}) != Method():
-        what = f"{option('suite', question.suite)} contradicts a method of yours"
-        raise FFNError(what, f"of it choose {', '.join(_OF_TIME)} alone")
+        what = f"{option('suite', question.suite)} fixes the rest of the method"
+        raise FFNError(what, f"in your method, set only {', '.join(_OF_TIME)}")
     public, track = public_suite(question.suite), track_of(listed(question.device) or ("cpu",))
     how = question.method_over(replace(method, seed=public.seed) if method else public.method(track))
     return suite_request(public, track, listed(question.kernel), how, certificates=certificates)[0]

@@ -49,7 +49,7 @@ class CompareQuestion(Options):
         Opt(
             metavar="NEW",
             accepts=PATHS,
-            help="The same kind of file, compared against BASE. With --plot BASE can be alone.",
+            help="The same kind of file, to compare with BASE. Optional with --plot.",
         ),
     ] = field(default=None, kw_only=False)
     fail_if_slower: Annotated[
@@ -125,7 +125,7 @@ def paths_of(side: Sequence[str], both: Sequence[Sequence[str]] = ()) -> tuple[P
         hint = "make results with ffn bench --save FILE.csv, a trace with ffn trace --save FILE"
         raise FFNError(f"{shown(missing[0], 200)} {what}", hint)
     if not names:
-        raise FFNError("a side without files", "give one file, or several results")
+        raise FFNError("one side has no files", "give one file, or several results")
     return tuple(Path(os.path.expanduser(name)) for name in names)
 
 
@@ -148,7 +148,7 @@ def are_results(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bo
     if kinds[0] != kinds[1]:
         names = [shown(",".join(map(str, paths)), 200) for paths in sides]
         first, second = ("results" if kind else "a saved trace" for kind in kinds)
-        raise FFNError(f"{names[0]} holds {first}, {names[1]} {second}", "give two of one kind")
+        raise FFNError(f"{names[0]} holds {first}, {names[1]} holds {second}", "give two files of the same kind")
     if kinds[0] and "tolerance" in options:
         hint = f"for results, {option('margin')} sets what counts as the same"
         raise FFNError(f"{option('tolerance')} is for saved traces", hint)

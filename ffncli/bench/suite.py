@@ -286,7 +286,7 @@ class _Run:
         words = launches.endings(wait=True)
         for rank, (kernel, why) in words.items():
             if self.stage is not None and kernel in self.request.names:
-                self._broke(kernel, f"saw it raise on rank {rank}: {why}")
+                self._broke(kernel, f"it raised on rank {rank}: {why}")
                 return True
         more = "; ".join(f"rank {rank}: {why}" for rank, (_, why) in words.items() if why)
         raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)

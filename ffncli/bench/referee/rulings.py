@@ -187,7 +187,7 @@ class Rulings(Referee):
         limit = self.limit(kernel)
         if error.largest <= limit:
             return None
-        return Ruling(f"{what} is off by {error.largest:.2g}, {limit:.2g} is allowed", error=error)
+        return Ruling(f"{what} is off by {error.largest:.2g}; the limit is {limit:.2g}", error=error)
 
     def _beyond_rms(self, kernel: str, error: Error, values: int, rounding: float) -> Ruling | None:
         """Rule on the rms error of an output in a 16-bit dtype or a declared format; return None if rounding explains
@@ -198,8 +198,8 @@ class Rulings(Referee):
         limit = declared_tolerance(computes)[1] if computes else rms_tolerance(self._problem.dtype, rounding, values)
         if error.rel <= limit:
             return None
-        text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
-        advice = f"it declares {computes}" if computes else "a kernel of fewer bits declares them (`computes`)"
+        text = f"{OUTPUT} has an rms error of {error.rel:.2g}; the limit is {limit:.2g}"
+        advice = f"it declares {computes}" if computes else "a kernel of fewer bits must declare them (`computes`)"
         return Ruling(f"{text}; {advice}", WrongCode.LOWER_PRECISION, error)
 
     def _fault_of(self, sample: CallSample) -> Ruling | None:
@@ -223,7 +223,7 @@ class Rulings(Referee):
         self._entered |= tokens
         if not again or sample.kernel not in self.users:
             return None
-        return Ruling("an input of its timed calls comes twice", WrongCode.PATCHED_FFN)
+        return Ruling("an input of its timed calls was repeated", WrongCode.PATCHED_FFN)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

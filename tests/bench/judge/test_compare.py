@@ -478,7 +478,7 @@ def test_what_it_refuses(base, tmp_path):
         ((trace, trace), {"margin": 0.1}, "margin is for results of ffn bench; two saved traces"),
         (("no.csv", base), {}, "'no.csv' does not exist"),
         (([base, trace], base), {}, "is not a CSV; only results"),
-        (([], base), {}, "a side without files"),
+        (([], base), {}, "one side has no files"),
     ):
         with pytest.raises(ffncli.FFNError, match=words):
             ffncli.compare(*arguments, **options)

@@ -111,7 +111,7 @@ def test_turns_in_which_the_gpu_waited_for_the_host_say_so():
     found = sustained(*arms(), Waiting())
     assert [turns.launch_bound for turns in found] == [True, False]
     assert note(*found, 1.1) == (
-        "sustained: the GPU waited for the host in these turns, so its clock is not that of full work"
+        "sustained: the GPU waited for the host in these turns, so its clock is not the clock under full load"
     )
 
 

@@ -138,8 +138,8 @@ def test_rows_of_one_side_alone_are_listed(call, tmp_path, base):
 def test_files_of_two_kinds(call, tmp_path, base):
     trace = str(tmp_path / "t.npz")
     assert call("trace", "8x16:gelu", "--save", trace)[0] == 0
-    expect_refusal(call("compare", base, trace), "holds results", "a saved trace; give two of one kind")
-    expect_refusal(call("compare", trace, base), "give two of one kind")
+    expect_refusal(call("compare", base, trace), "holds results", "a saved trace; give two files of the same kind")
+    expect_refusal(call("compare", trace, base), "give two files of the same kind")
     expect_refusal(call("compare", trace, trace, *GATE), "--fail-if-slower is for results of ffn bench")
     expect_refusal(call("compare", trace, trace, "--strict"), "--strict is for results")
     expect_refusal(call("compare", base, base, "--tolerance", "1"), "--tolerance is for saved traces")

@@ -147,7 +147,7 @@ class Inspector:
             return Ruling(), []
         self._entry_points.restore()
         if left := self._entry_points.changes():
-            self.notes.append(f"{in_words(left)}, for all kernels of this process: it could not be put back")
+            self.notes.append(f"{in_words(left)} and could not be restored, which affects all kernels of this process")
         return Ruling(in_words(changes), changes[0].code), changes
 
 

@@ -95,7 +95,7 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
     for name in kernels:
         count, total = flagged((name,))
         if count >= _STREAM_BLOCKS and count > share * total:
-            text = f"in {count} of {total} blocks the GPU still worked when the stream that is timed had finished"
+            text = f"in {count} of {total} blocks the GPU was still working after the timed stream had finished"
             wrong[name] = Ruling(text, WrongCode.OTHER_STREAM)
     return wrong
 
@@ -105,7 +105,7 @@ def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: boo
     REPORTER.calls(placed.name)
     with computing(backward):
         if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
-            text = "after its calls the GPU still worked when the stream that is timed had finished"
+            text = "after its calls the GPU was still working after the timed stream had finished"
             raise WrongResult(Ruling(text, WrongCode.OTHER_STREAM))
 
 
@@ -144,7 +144,7 @@ class Probes:
             share = max(share, times.share)
             if times.share >= _KEPT * min(1.0, base.share if base else 1.0):
                 return
-        text = f"on an input that it has had it takes {share:.2g} of its time on another one"
+        text = f"on an input that it has seen before, it takes {share:.2g} of its time on a new one"
         raise WrongResult(Ruling(text, WrongCode.REPLAY_BY_CONTENT))
 
     def _require_same_clock(self, placed: PlacedKernel) -> None:
@@ -159,7 +159,7 @@ class Probes:
             times, base = self._times(placed)
             if base is None or timed / times.other >= _FASTER * min(1.0, timed_base / base.other):
                 return
-        text = f"its timed calls took {timed * 1e-3:.3g} µs each, and by another clock none takes less than "
+        text = f"its timed calls took {timed * 1e-3:.3g} µs each, but by another clock no call takes less than "
         raise WrongResult(Ruling(text + f"{times.other * 1e-3:.3g} µs", WrongCode.PATCHED_CLOCK))
 
     def _timed(self, placed: PlacedKernel | None) -> float | None:
@@ -228,7 +228,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
             before, after = (placed.built.compute(placed.x, p).double() for p in (placed.copies[0], params))
     apart = float((before + after).abs().max()) / (float(before.abs().max()) or 1.0)
     if not apart <= 2 * problem.rules.limit(placed.name):
-        text = f"with the weights of down negated its output should be negated; it is off by {apart:.2g}"
+        text = f"with the weights of down negated, its output should be negated; it is off by {apart:.2g}"
         raise WrongResult(Ruling(text, WrongCode.STALE_WEIGHTS))
 
 

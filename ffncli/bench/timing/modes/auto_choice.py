@@ -88,8 +88,8 @@ def keep(key: Mapping[str, str], choice: AutoChoice, case: str = "") -> None:
         with written_whole(path) as file:
             file.write(json.dumps({"case": case, "key": dict(key), "choice": asdict(choice)}, indent=1).encode())
     except OSError as error:
-        why = f"it cannot be kept in {shown_path(path.parent)}: {error.strerror}"
-        raise FFNError(why, "set XDG_CACHE_HOME to a folder that can be written", ExitCode.ENVIRONMENT) from None
+        why = f"the choice cannot be stored in {shown_path(path.parent)}: {error.strerror}"
+        raise FFNError(why, "set XDG_CACHE_HOME to a writable folder", ExitCode.ENVIRONMENT) from None
 
 
 def choices() -> list[tuple[str, AutoChoice]]:

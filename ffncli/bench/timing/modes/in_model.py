@@ -99,7 +99,7 @@ class _TimedModel:
         """Verify every kernel in the model, and compare the model's answers with and without the kernel."""
         alone = answer_of(self.forward())
         if not alone.isfinite().all():
-            raise FFNError("the model's answer is not finite", "take another --dtype", ExitCode.FAILED)
+            raise FFNError("the model's answer is not finite", "use another --dtype", ExitCode.FAILED)
         gone = self.job.gone_in(self.case)
         for choice in self.job.kernels:
             name = model_with(choice.label)
@@ -129,11 +129,11 @@ class _TimedModel:
         others = {reason: count for reason, count in replaced.calls.items() if reason != "kernel"}
         if others:
             reason = max(others, key=lambda text: others[text])
-            raise FFNError(f"{sum(others.values())} FFN calls were computed by the model: {reason}")
+            raise FFNError(f"the model itself computed {sum(others.values())} FFN calls: {reason}")
         error = float("inf") if apart.unlike else apart.relative
         limit = _BOTH * max(ffn.tolerance for ffn in replaced.ffns) * sqrt(len(replaced.ffns))
         if not self.mixture and not error <= limit:
-            raise WrongResult(Ruling(f"logits {error:.1e} from the model's, more than {limit:.1e}"))
+            raise WrongResult(Ruling(f"logits differ from the model's by {error:.1e}, more than {limit:.1e}"))
         self.replaced[name] = replaced
         base = self.outcomes[MODEL]
         alone_error = max(base.error_max or 0.0, *(ffn.model_error for ffn in replaced.ffns))

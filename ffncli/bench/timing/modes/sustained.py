@@ -102,7 +102,7 @@ def note(kernel: Turns, baseline: Turns, equal_clock: float) -> str:
     If the turns were launch-bound, the note says so whatever the ratio, as they then say nothing about sustained work.
     """
     if kernel.launch_bound or baseline.launch_bound:
-        return "sustained: the GPU waited for the host in these turns, so its clock is not that of full work"
+        return "sustained: the GPU waited for the host in these turns, so its clock is not the clock under full load"
     ratio = kernel.time_s / baseline.time_s
     low, high = sorted(a / b for a, b in zip(kernel.times, baseline.times, strict=True))
     one_says_the_same = log(low / equal_clock) <= 0 <= log(high / equal_clock)

@@ -75,11 +75,11 @@ def test_a_file_that_holds_something_else_is_no_choice(cache, text):
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(FFNError, match=r"it cannot be kept in .*: Not a directory") as caught:
+    with pytest.raises(FFNError, match=r"the choice cannot be stored in .*: Not a directory") as caught:
         auto_choice.keep(key(), AutoChoice("packed", ""))
     assert "XDG_CACHE_HOME" in caught.value.hint
     assert caught.value.code == 3
-    assert "it cannot be kept in" in choose(CASE).note  # and is made all the same
+    assert "the choice cannot be stored in" in choose(CASE).note  # and is made all the same
 
 
 def test_a_choice_is_made_once(cache):
