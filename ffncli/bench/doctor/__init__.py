@@ -1,1 +1,1 @@
-"""What this machine can do, and how small a difference it can measure."""
+"""Checks of what this machine can do, and how small a difference it can measure."""

@@ -1,4 +1,4 @@
-"""doctor: the tools that this machine has for measuring, row by row, and how to fix what is missing; torch is imported
+"""doctor: a row for every tool that this machine has for measuring, with advice on anything missing. torch is imported
 inside functions."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _GIB = 1 << 30
-_BUSY = 0.25  # of a core, above which other work matters
+_BUSY = 0.25  # of a core; more load means that other work is running
 _STOLEN = 0.01
 _MARGIN = Method().margin
 
@@ -59,7 +59,8 @@ CheckStatus = Literal["ok", "note", "missing", "bad"]
 class DoctorCheck:
     """One checked item. `advice` says what to do, empty if there is nothing to do.
 
-    `missing` can be installed, `bad` is installed but does not work, `note` is worth knowing.
+    Each `status` besides `ok`: `missing` can be installed, `bad` is installed but does not work, `note` is worth
+    knowing.
     """
 
     name: str
@@ -69,7 +70,7 @@ class DoctorCheck:
 
 
 def checks() -> Iterator[DoctorCheck]:
-    """Every row, in the order of the page."""
+    """Yield every row, in the order of the page."""
     yield from _software()
     yield from _processor(ROOT)
     yield from _memory(ROOT)
@@ -90,17 +91,17 @@ def _software() -> Iterator[DoctorCheck]:
     yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
     for name, least in REQUIRED.items():
         check = _package(name, least)
-        if name in ("torch", "numpy") or check.status != "ok":  # for the others, only problems
+        if name in ("torch", "numpy") or check.status != "ok":  # the others get a row only if there is a problem
             yield check
 
 
 def lacking(rows: Iterable[DoctorCheck]) -> list[DoctorCheck]:
-    """The rows for required packages."""
+    """Return the rows of required packages that are missing or do not work."""
     return [check for check in rows if check.name in REQUIRED and check.status in ("missing", "bad")]
 
 
 def _package(name: str, least: str) -> DoctorCheck:
-    """A distribution that must be installed, at this version or a later one; torch and numpy are also imported."""
+    """Check a required package: its version must be `least` or later; torch and numpy must also load."""
     current = installed(name)
     if current is None:
         return DoctorCheck(name, "missing", "missing", install_command(name))
@@ -112,7 +113,7 @@ def _package(name: str, least: str) -> DoctorCheck:
 
 
 def older(current: str, least: str) -> bool:
-    """Whether a version is before another, by their leading numbers."""
+    """Return True if one version is older than another, by their leading numbers."""
 
     def numbers(text: str) -> tuple[int, ...]:
         parts = text.partition("+")[0].split(".")
@@ -132,7 +133,7 @@ def _import_error(name: str) -> str:
 
 
 def _extra(name: str) -> DoctorCheck:
-    """One of the extras: the installed versions, or how to install what is missing."""
+    """Return the row of an extra: the installed versions, or how to install what is missing."""
     wanted = EXTRAS[name]
     versions = {package: installed(package) for package in wanted}
     missing = [package for package, have in versions.items() if have is None]
@@ -176,7 +177,7 @@ WITHOUT_AMX = "export ONEDNN_MAX_CPU_ISA=AVX10_1_512"
 
 
 def bf16_product_ending() -> int:
-    """The exit code of a process that multiplies in bfloat16; negative is a signal. Two seconds."""
+    """Return the exit code of a process that multiplies in bfloat16; negative for a signal. Takes two seconds."""
     product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
     return subprocess.run([sys.executable, "-c", product], capture_output=True, check=False).returncode
 
@@ -191,7 +192,7 @@ def _cores(cores: host.Cores) -> DoctorCheck:
 
 
 def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
-    """`L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, identical ones counted."""
+    """Return `L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, with a count of identical ones."""
     kinds: dict[tuple[int, str, int], int] = {}
     for cache in caches:
         if cache.kind != "Instruction":
@@ -221,7 +222,7 @@ def _libraries() -> Iterator[DoctorCheck]:
         from ffncli.bench.machine import machine
 
         runtimes, blas = machine.openmp_runtimes(), machine.blas()
-    except Exception:  # torch, numpy or threadpoolctl does not load: reported above
+    except Exception:  # torch, numpy or threadpoolctl does not load, which another row reports
         return
     several = "several OpenMP runtimes in one process compete for cores" if len(runtimes) > 1 else ""
     yield DoctorCheck("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
@@ -247,7 +248,7 @@ def _compiler() -> DoctorCheck:
 
 
 def _program_output(*command: str) -> str:
-    """The output of a program; empty if it fails."""
+    """Return the output of a program; empty if it fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -277,7 +278,7 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
 
 
 def _results(here: Path) -> DoctorCheck:
-    """Whether `ffn bench` can write to its default folder for results."""
+    """Check whether `ffn bench` can write to its default folder for results."""
     wanted = results_folder(here)
     nearest = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
@@ -287,7 +288,7 @@ def _results(here: Path) -> DoctorCheck:
 
 
 def noise_check(noise: Noise | None) -> DoctorCheck:
-    """The noise test as a row."""
+    """Return the noise test as a row."""
     if noise is None:
         advice = "its processes failed; to see why: python -m ffncli.bench.doctor.noise 0 1 0"
         return DoctorCheck("noise", "not measured", "bad", advice)
@@ -306,10 +307,10 @@ def noise_check(noise: Noise | None) -> DoctorCheck:
 
 
 def gpu_checks() -> Iterator[DoctorCheck]:
-    """Rows for every GPU that torch counts; one row if there is none, or none that can be used."""
+    """Yield rows for every GPU that torch counts; one row if there is no GPU, or no usable one."""
     try:
         import torch
-    except Exception:  # its own row shows it
+    except Exception:  # the row of torch shows it
         return
     count = torch.cuda.device_count()
     if not count:
@@ -331,7 +332,7 @@ def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
     device = f"cuda:{index}"
     properties = torch.cuda.get_device_properties(index)
     handles, why = gpu_handles(device)
-    state = gpu_state(handles) if handles else None  # before this process has anything there
+    state = gpu_state(handles) if handles else None  # read before this process uses any memory there
     named = f"{properties.name}, {size_text(properties.total_memory)}, L2 {size_text(machine.llc_bytes(device))}"
     if problem := problem_of(index, torch):
         yield DoctorCheck(f"gpu {index}", f"{named}: {problem.message}", "bad", problem.hint)
@@ -349,7 +350,7 @@ def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
 
 
 def state_checks(index: int, state: GpuState) -> Iterator[DoctorCheck]:
-    """A GPU's memory and neighbours, its clock and power limit, its modes."""
+    """Yield rows on a GPU's memory and neighbours, its clock and power limit, and its modes."""
     if state.memory_free is not None and state.memory_total is not None:
         value = f"{size_text(state.memory_free)} free of {size_text(state.memory_total)}"
         value += f", {state.neighbours}" if state.neighbours else ", no other process"
@@ -366,7 +367,7 @@ def state_checks(index: int, state: GpuState) -> Iterator[DoctorCheck]:
 
 
 def _modes(index: int, state: GpuState) -> Iterator[DoctorCheck]:
-    """Persistence, compute mode and MIG, if the driver tells any of them."""
+    """Yield a row on persistence, compute mode and MIG, if the driver reports any of them."""
     modes, advice = [], []
     if state.persistence is not None:
         modes.append(f"persistence mode {'on' if state.persistence else 'off'}")
@@ -383,7 +384,7 @@ def _modes(index: int, state: GpuState) -> Iterator[DoctorCheck]:
 
 
 def size_text(count: int) -> str:
-    """`35.8 MiB`."""
+    """Return a size such as `35.8 MiB`."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -1,11 +1,13 @@
-"""noise: the difference this machine can resolve. One small product against itself, measured as in `ffn bench`.
+"""noise: the smallest difference that this machine can resolve. A small product is timed against itself, as in `ffn
+bench`.
 
-Fresh processes, one after another; in each, placements of interleaved rounds of two arms with the same code. The
+Fresh processes run one after another; in each, placements of interleaved rounds of two arms run the same code. The
 interval of their ratio contains 1, and its width is the machine's noise. The parent needs no torch.
 
-The whole bench is not used: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU per process
-while 3.0 are enough here, and a run 46 to 73 s instead of 22 to 32 (measured). It would also measure less: it has no
-small product against itself, and no blocks of a single code, which `sequential_difference` needs.
+The whole bench is not used here: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU time per
+process, where 3.0 s are enough, and a run takes 46 to 73 s instead of 22 to 32 s (measured). It would also measure
+less: it has no small product timed against itself, and no blocks of identical code, which `sequential_difference`
+needs.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
 
 TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: a few tenths of a millisecond, in most caches
 GEMM = "gemm"
-_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # this many, or fewer if there are fewer than this many seconds
-_OVERDUE = 1.2  # times the requested seconds
-_LEAST = 0.3  # s of measuring in a process, no matter how long it took to start
+_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # _PROCESSES processes, or _FEWER if less than _SHORT seconds are requested
+_OVERDUE = 1.2  # times the requested seconds; then no further process starts
+_LEAST = 0.3  # minimum s of measuring in a process, however long it took to start
 _TROUBLED = 0.1  # of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The result; differences and shares are of 1 (0.01: 1 %).
+    """The result of the noise test; differences and fractions are relative to 1 (0.01: 1 %).
 
-    `resolvable_difference`: the half-width of the 95 % interval of the A/A ratio over processes, or the distance of the
-    interval's end from 1 if it does not contain 1. `sequential_difference`: the same for timing one arm after the
-    other in the same time, from the same blocks; `sequential_times_longer`: how many times longer that would have
-    to run to resolve as much, if its errors averaged out. `troubled`: the share of blocks that were preempted,
-    throttled or stolen from.
+    `resolvable_difference` is the half-width of the 95 % interval of the A/A ratio over processes or, if the interval
+    does not contain 1, the larger distance of its ends from 1. `sequential_difference` is the same for timing one arm
+    after the other in the same time, computed from the same blocks; `sequential_times_longer` is how many times longer
+    that method would have to run for the same resolution, if its errors averaged out. `troubled` is the fraction of
+    blocks that were preempted, throttled or stolen from.
     """
 
     resolvable_difference: float
@@ -69,10 +71,11 @@ def measure_noise(
     run: Callable[[int, int, float], Sequence[TimedBlock]] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Noise | None:
-    """Measure for about `seconds`, including the start of the processes; None if fewer than two of them succeeded.
+    """Measure for about `seconds`, including the start of the processes; return None if fewer than two of them
+    succeeded.
 
-    `tell` is called for each process that ended. `run(process, threads, until)` measures in a separate process. If
-    processes are slow to start, those after the third are left out.
+    `tell` is called after each process. `run(process, threads, until)` measures in a separate process. If processes are
+    slow to start, those after the third are left out.
     """
     run = run or _in_a_process
     count, began = processes_for(seconds), now()
@@ -86,12 +89,12 @@ def measure_noise(
 
 
 def processes_for(seconds: float) -> int:
-    """How many processes share that many seconds."""
+    """Return the number of processes for this many seconds."""
     return _PROCESSES if seconds >= _SHORT else _FEWER
 
 
 def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise | None:
-    """The noise in the blocks of all processes; None if they come from fewer than two processes."""
+    """Compute the noise from the blocks of all processes; None if fewer than two processes have blocks."""
     twin = ratios.paired(blocks, TWIN, GEMM)
     if twin is None or twin.one_process or not twin.interval.bounded:
         return None
@@ -115,10 +118,11 @@ def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise 
 
 
 def _sequential(blocks: Sequence[TimedBlock]) -> float:
-    """Half-width of the log ratio of a timer that times one arm, then the other, in each process.
+    """Return the half-width of the log ratio of a timer that times one arm, then the other, in each process.
 
-    All blocks of a process are of the same code, in the order of time: the median of the first half over that of the
-    second is what such a timer would have reported as their ratio. The truth is 1, so the errors scatter around 0.
+    All blocks of a process run the same code and are in chronological order. Such a timer would have reported the
+    median of the first half divided by the median of the second half as the ratio. The true ratio is 1, so the errors
+    scatter around 0.
     """
     errors = []
     for process in sorted({block.process for block in blocks}):
@@ -135,7 +139,7 @@ def _sequential(blocks: Sequence[TimedBlock]) -> float:
 
 
 def _in_a_process(process: int, threads: int, until: float) -> Sequence[TimedBlock]:
-    """The blocks of a separate process; none if it failed."""
+    """Return the blocks of a separate process; none if it failed."""
     command = [sys.executable, "-m", "ffncli.bench.doctor.noise", str(process), str(threads), repr(until)]
     try:
         done = subprocess.run(
@@ -154,7 +158,7 @@ def _in_a_process(process: int, threads: int, until: float) -> Sequence[TimedBlo
 
 
 def main(process: int, threads: int, until: float) -> None:
-    """In the process: measure until that moment of the monotonic clock and print the blocks as JSON."""
+    """Measure in this process until `until` on the monotonic clock, and print the blocks as JSON."""
     import torch
 
     from ffncli.bench.machine.counters import SystemCounters
@@ -171,7 +175,7 @@ def main(process: int, threads: int, until: float) -> None:
 
 
 def _arms(placement: int) -> Sequence[Arm]:
-    """Both arms, each with its own buffers at random places in memory."""
+    """Return both arms, each with its own buffers at random places in memory."""
     return [_arm(name) for name in (GEMM, TWIN)]
 
 
@@ -182,7 +186,7 @@ def _arm(name: str) -> Arm:
 
     spaces = [torch.empty(64 * SystemRandom().randrange(1, 4096), dtype=torch.uint8) for _ in range(3)]
     x, w, out = (torch.randn(shape) for shape in ((TOKENS, D_MODEL), (D_FF, D_MODEL), (TOKENS, D_FF)))
-    del spaces  # later tensors are again allocated elsewhere
+    del spaces  # so that later tensors are again allocated elsewhere
     return Arm(name, lambda: torch.mm(x, w.t(), out=out))
 
 

@@ -1,1 +1,1 @@
-"""Cases dealt to slots on other machines, by SLURM or by Ray. No torch: what measures is in the slots."""
+"""Distribution of cases to slots on other machines, by SLURM or by Ray. Nothing here needs torch: the slots measure."""

@@ -1,7 +1,7 @@
-"""The parent of a grid over machines: deals cases to slots, one at a time each, and stores what comes back.
+"""The parent of a grid over machines: gives each slot one case at a time, and stores the answers.
 
-A case is the smallest piece: all its kernels and processes run in one slot, so every ratio is of one machine. What has
-come back is in the journal; a case that was lost with its machine is dealt again.
+A case is the smallest unit of distribution: all its kernels and processes run in one slot, so that every ratio comes
+from one machine. Answers are stored in the journal; a case that is lost with its machine is given out again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ffncli.bench.results.journal import Journal, require_unit_of
 from ffncli.bench.suite import Result
 from ffncli.errors import ExitCode, FFNError, clean
 
-MOST_TRIES = 3  # of a case whose machines are lost
-_PATIENCE = 1.0  # s between looks at silent slots
-_LONGEST_REASON = 200  # characters of a launcher's text
-_START = 30.0  # s of a process, in which a busy machine loads torch and verifies the kernels
+MOST_TRIES = 3  # for a case whose machines are lost
+_PATIENCE = 1.0  # s to wait for events of the slots
+_LONGEST_REASON = 200  # maximum characters of a launcher's text
+_START = 30.0  # s per process, in which a busy machine loads torch and verifies the kernels
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """How far a run is: finished cases, where the others run, by place, and `news`: a loss or a refusal."""
+    """The progress of a run: finished cases, the places where the others are running, and `news` of a loss or a
+    refusal."""
 
     finished: int
     cases: int
@@ -38,14 +39,14 @@ class Dealt:
 def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda dealt: None) -> Result:
     """Measure every unfinished case in the slots of the request's cluster; the journal is deleted at the end.
 
-    Raises FFNError for a cluster that cannot be used; finished cases are kept.
+    Raises FFNError if the cluster cannot be used; finished cases are kept.
     """
     request = journal.request
     assert request.cluster is not None
     if all(journal.complete(case.key) for case in request.cases):
         return _finished(journal)
     logs = journal.files.csv.with_suffix(f".{request.cluster.launcher}")
-    # Three times what a case is expected to take, as a first call may compile.
+    # Three times the expected time of a case, as a first call may compile.
     seconds = 3 * (request.method.max_time + request.method.processes * _START)
     with open_slots(request.cluster, slot_size(request.cases), seconds, logs) as slots:
         return run_in_slots(journal, slots, tell)
@@ -53,7 +54,8 @@ def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda deal
 
 @contextmanager
 def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
-    """The slots of the cluster; a case takes some `seconds`, and `logs` is a folder for a launcher that writes files.
+    """Open the slots of the cluster; a case takes about `seconds`, and `logs` is a folder for a launcher that writes
+    files.
 
     Raises FFNError (exit 3) if the launcher's package is missing, or if the cluster cannot be reached.
     """
@@ -70,14 +72,14 @@ def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Pa
 
 
 def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] = lambda dealt: None) -> Result:
-    """Deal every unfinished case; the rows in the order of the cases.
+    """Measure every unfinished case in the slots; the rows are in the order of the cases.
 
-    A machine that refuses a case ends the run (FFNError), once the cases that run elsewhere are finished.
+    A machine that refuses a case ends the run (FFNError), once the cases that are running elsewhere are finished.
     """
     todo = deque(case for case in journal.request.cases if not journal.complete(case.key))
     dealing = _Dealing(journal, tell, {case.key: case for case in todo}, todo)
     dealing.report()
-    # After a refusal, only the cases that already run are waited for.
+    # After a refusal, wait only for the cases that are already running.
     while dealing.places if dealing.refusal is not None else dealing.todo or dealing.submitted:
         while dealing.todo and slots.free and dealing.refusal is None:
             case = dealing.todo.popleft()
@@ -86,7 +88,7 @@ def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] =
         events = slots.events(_PATIENCE)
         for event in events:
             dealing.take(event)
-        if events and not (dealing.todo and slots.free):  # else those that are free begin the next case at once
+        if events and not (dealing.todo and slots.free):  # otherwise, the free slots first get their next cases
             dealing.report()
     if dealing.refusal is not None:
         raise dealing.refusal
@@ -102,7 +104,8 @@ def _finished(journal: Journal) -> Result:
 
 @dataclass
 class _Dealing:
-    """A run: what is still to be dealt, what is in a slot or waits for one there, and how often each case was lost."""
+    """A run in progress: the cases not yet given out, the cases submitted to slots, and how often each case was
+    lost."""
 
     journal: Journal
     tell: Callable[[Dealt], None]
@@ -114,7 +117,7 @@ class _Dealing:
     refusal: FFNError | None = None
 
     def take(self, event: SlotEvent) -> None:
-        """Take in one event; one of a case that no slot has any more is passed over."""
+        """Handle an event; ignore an event of a case that no slot has any longer."""
         if event.case not in self.submitted:
             return
         if event.kind == "started":
@@ -136,7 +139,7 @@ class _Dealing:
         self.tell(Dealt(finished, len(cases), running, news))
 
     def _answered(self, key: str, place: str, answer: str) -> None:
-        """Store a case, unless the answer is a refusal, or does not belong to the case."""
+        """Store the units of a case; end the run if the answer is a refusal or does not belong to the case."""
         case, request, where = self.cases[key], self.journal.request, f"the answer of {clean(place)}"
         try:
             units = units_of(answer, place)
@@ -155,7 +158,7 @@ class _Dealing:
             self.journal.add(unit, died_there)
 
     def _lost(self, key: str, place: str, why: str) -> None:
-        """Deal the case again; if that has happened too often, its rows say so."""
+        """Give the case out again or, after too many losses, store failed rows that say so."""
         self.losses[key] += 1
         news = f"{clean(place)} was lost with {key}: {why}"
         if self.losses[key] < MOST_TRIES:
@@ -165,7 +168,7 @@ class _Dealing:
         case, request = self.cases[key], self.journal.request
         note = f"lost {self.losses[key]} times with its machine; the last: {why}"
         outcomes = tuple(Outcome(name, "failed", note) for name in request.names)
-        environment = {**self.journal.software, "device": case.device}  # not which machines tried
+        environment = {**self.journal.software, "device": case.device}  # leaves out which machines tried
         unit = TimedUnit(0, key, request.baseline, case.cache, outcomes, (), environment=environment)
         self.journal.add(unit, died=True)
         self.report(f"{news}; it will not be run again")
@@ -176,6 +179,6 @@ class _Dealing:
 
 
 def _shortened(text: str) -> str:
-    """A launcher's text in one line."""
+    """Return a launcher's text as one line, shortened."""
     line = " ".join(clean(text.replace("\n", " ")).split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"

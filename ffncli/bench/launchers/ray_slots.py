@@ -1,4 +1,5 @@
-"""Slots of a Ray cluster: one actor each, which Ray places, and which ends with its machine or with this program."""
+"""Slots of a Ray cluster: each is an actor that Ray places on a machine, and that ends with its machine or with this
+program."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
 _MOST_FAILED_STARTS = 3  # in a row
-_ANSWER = 10.0  # s at most, until a cluster's port answers
-_RECOUNT = 2.0  # s between looks at which machines the cluster has
+_ANSWER = 10.0  # maximum s until a cluster's port answers
+_RECOUNT = 2.0  # s between two counts of the cluster's machines
 
 
 class _SlotOnRay:
-    """The actor. ffncli is loaded on its machine, where the class is looked up by its name."""
+    """The actor of a slot. ffncli is loaded on the actor's machine, where Ray looks this class up by its name."""
 
     def host(self) -> str:
         import platform
@@ -32,17 +33,19 @@ class _SlotOnRay:
         return platform.node()
 
     def measure(self, task: str) -> str:
-        """The answer to a task, measured at the usual priority: Ray's processes let all others go first (nice 15)."""
+        """Return the answer to a task, measured at normal priority: Ray's processes have the lowest priority (nice
+        15)."""
         from ffncli.bench.launchers.slot import measured
 
-        with suppress(OSError):  # only root may; else `RAY_worker_niceness=0 ray start` does it
+        with suppress(OSError):  # only root may do this; other users run `RAY_worker_niceness=0 ray start`
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         return measured(task)
 
 
 @contextmanager
 def ray_slots(cluster: LauncherChoice, size: SlotSize) -> Iterator[RaySlots]:
-    """The slots of a running cluster; at the end its actors are ended. Raises FFNError (exit 3) without one."""
+    """Yield the slots of a running cluster; end its actors afterwards. Raises FFNError (exit 3) if there is no
+    cluster."""
     require_extra("ray", "ray")
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from ray.util.scheduling_strategies import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -59,7 +62,8 @@ def ray_slots(cluster: LauncherChoice, size: SlotSize) -> Iterator[RaySlots]:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join the cluster. Raises FFNError (exit 3) if nothing answers there: Ray would try for ten minutes."""
+    """Join the cluster. Raises FFNError (exit 3) if nothing answers at the address, where Ray would try for ten
+    minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
         try:
@@ -71,11 +75,11 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=None)
     except ConnectionError as error:
         raise _no_cluster(address) from error
-    except (RuntimeError, ValueError) as error:  # another version of Ray or of Python; not an address
+    except (RuntimeError, ValueError) as error:  # another version of Ray or Python, or an invalid address
         text = " ".join(str(error).split())[:200]
         raise FFNError(f"cannot use the Ray cluster: {text}", code=ExitCode.ENVIRONMENT) from error
     finally:
-        signal.signal(signal.SIGTERM, before)  # Ray's handler would skip ours
+        signal.signal(signal.SIGTERM, before)  # Ray's handler would bypass ours
 
 
 def _no_cluster(address: str) -> FFNError:
@@ -86,7 +90,7 @@ def _no_cluster(address: str) -> FFNError:
 
 @dataclass(frozen=True)
 class _Actor:
-    """An actor, its number among all that were started, and the machine that it was started for (empty: any)."""
+    """An actor, its number among all started actors, and the machine that it was started on (empty: any)."""
 
     handle: Any
     number: int
@@ -95,18 +99,19 @@ class _Actor:
 
     @property
     def place(self) -> str:
-        """`node7, slot 2`."""
+        """The slot's place as text: `node7, slot 2`."""
         return f"{self.host or 'a machine'}, slot {self.number}"
 
 
 @dataclass
 class RaySlots:
-    """One actor for each GPU, or for each machine with enough cores; `count` of them, wherever there is room."""
+    """One actor for each GPU, or for each machine with enough cores; with `count`, that many actors, wherever there is
+    room."""
 
     ray: Any
     size: SlotSize
     count: int | None = None
-    on_node: Callable[[str], Any] = str  # a machine's id → Ray's strategy to be there and nowhere else
+    on_node: Callable[[str], Any] = str  # a machine's id → Ray's strategy for running only there
     _starting: dict[Any, _Actor] = field(default_factory=dict)  # by the reference of its first answer
     _idle: list[_Actor] = field(default_factory=list)
     _busy: dict[Any, tuple[_Actor, str]] = field(default_factory=dict)
@@ -117,7 +122,7 @@ class RaySlots:
 
     @property
     def free(self) -> int:
-        """How many actors wait for a case."""
+        """The number of actors that wait for a case."""
         return len(self._idle)
 
     def submit(self, case: str, task: str) -> None:
@@ -127,7 +132,7 @@ class RaySlots:
         self._start_events.append(SlotEvent("started", case, actor.place))
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
-        """What the actors answered, and which of them are gone."""
+        """Return the answers of actors since the last call, and which actors are lost."""
         self._refill()
         events, self._start_events = self._start_events, []
         waiting = [*self._busy, *self._starting]
@@ -143,7 +148,7 @@ class RaySlots:
         return events
 
     def require_room(self) -> None:
-        """Raises FFNError (exit 3) if no machine of the cluster has room for a single slot."""
+        """Raise FFNError (exit 3) if no machine of the cluster has room for even one slot."""
         if any(self._rooms().values()):
             return
         what = f"{self.size.gpus} GPU and " if self.size.gpus else ""
@@ -151,7 +156,7 @@ class RaySlots:
         raise FFNError(why, "use fewer --threads, or add machines", ExitCode.ENVIRONMENT)
 
     def _answer(self, reference: Any, actor: _Actor, case: str) -> SlotEvent:
-        """The event that a busy actor's answer is; one that answered waits for the next case."""
+        """Return the event for a busy actor's answer; an actor that has answered becomes idle."""
         try:
             answer = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
@@ -165,7 +170,7 @@ class RaySlots:
         return SlotEvent("answered", case, actor.place, str(answer))
 
     def _welcome(self, reference: Any, actor: _Actor) -> None:
-        """A new actor is there. Raises FFNError (exit 3) if several in a row could not start."""
+        """Add a newly started actor. Raises FFNError (exit 3) if several in a row could not start."""
         try:
             host = str(self.ray.get(reference))
         except self.ray.exceptions.RayError as error:
@@ -179,19 +184,19 @@ class RaySlots:
         self._idle.append(_Actor(actor.handle, actor.number, actor.node, host))
 
     def _refill(self) -> None:
-        """Start the actors that are missing, on the machines that the cluster has now."""
+        """Start the missing actors, on the machines that the cluster has at present."""
         if time.monotonic() - self._counted < _RECOUNT:
             return
         self._counted = time.monotonic()
         actors = [*self._starting.values(), *self._idle, *(actor for actor, _ in self._busy.values())]
-        wanted = self._rooms() if self.count is None else Counter({"": self.count})  # without an id: on any machine
+        wanted = self._rooms() if self.count is None else Counter({"": self.count})  # an empty id means any machine
         for node, number in (wanted - Counter(actor.node for actor in actors)).items():
             for _ in range(number):
                 self._start(node)
 
     def _rooms(self) -> Counter[str]:
-        """How many slots each machine has room for, by its id: one for each GPU; without GPUs one, as two would share
-        its memory's speed."""
+        """Return the number of slots that each machine has room for, by its id: one per GPU or, without GPUs, one, as
+        two would share the memory bandwidth."""
         rooms: Counter[str] = Counter()
         for node in self.ray.nodes():
             resources = node["Resources"]
@@ -210,6 +215,6 @@ class RaySlots:
 
 
 def _last_line(error: BaseException) -> str:
-    """What a traceback from another machine ends with."""
+    """Return the last line of a traceback from another machine."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

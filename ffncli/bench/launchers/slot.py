@@ -1,7 +1,8 @@
-"""What a slot does: one case with all its kernels and all its processes, as `ffn bench` measures it, on its machine.
+"""The work of a slot: it measures one case, with all its kernels and processes, as `ffn bench` does, on its own
+machine.
 
-Task and answer are texts in JSON, so any launcher can carry them; the parent checks an answer like a file. Slots are
-places on other machines that each measure one case at a time.
+Task and answer are JSON texts, so any launcher can transport them; the parent checks an answer as strictly as a file.
+Slots are places on other machines that each measure one case at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ffncli.version import __version__
 
 @dataclass(frozen=True)
 class _MeasuredUnit:
-    """A finished unit, with its blocks; `died`: its case ended a worker, and is over."""
+    """A finished unit, with its blocks; `died` is true if its case ended a worker, so that no other unit follows."""
 
     unit: TimedUnit
     died: bool
@@ -39,7 +40,7 @@ class _MeasuredUnit:
 
 @dataclass(frozen=True)
 class _SlotAnswer:
-    """The units of a case; or why the machine cannot measure it, with a hint and the exit code."""
+    """The units of a case, or the reason why the machine cannot measure it, with a hint and the exit code."""
 
     host: str
     units: tuple[_MeasuredUnit, ...] = ()
@@ -49,13 +50,13 @@ class _SlotAnswer:
 
 
 def task_of(request: BenchRequest, case: Case) -> str:
-    """The task of a slot: the request with this case alone."""
-    alone = replace(request, cases=(case,), cluster=None, certificates={})  # the parent enters these into the rows
+    """Return the task of a slot: the request with only this case."""
+    alone = replace(request, cases=(case,), cluster=None, certificates={})  # the parent adds these to the rows
     return json.dumps({"ffncli": __version__, "request": to_json(alone)}, allow_nan=False)
 
 
 def measured(task: str, command: Sequence[str] = WORKER) -> str:
-    """Measure a task here; the answer. An error of this machine is an answer too."""
+    """Measure a task on this machine and return the answer, which may be an error of this machine."""
     try:
         units = _measured(task, command)
         answer = _SlotAnswer(platform.node(), units)
@@ -65,8 +66,8 @@ def measured(task: str, command: Sequence[str] = WORKER) -> str:
 
 
 def units_of(answer: str, place: str) -> tuple[tuple[TimedUnit, bool], ...]:
-    """(unit, whether its case ended a worker) of an answer. Raises FFNError, with the place, for a refusal and for
-    anything that is not an answer."""
+    """Return (unit, whether its case ended a worker) for each unit of an answer. Raises FFNError, naming the place, for
+    a refusal and for anything that is not an answer."""
     where = f"the answer of {clean(place)}"
     read: _SlotAnswer = record_of(_SlotAnswer, parse_object(answer.encode(), where), where)
     if read.refusal or not read.units:
@@ -88,7 +89,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
     require_gpu((case.device,), request.method.sustained)
     cores = locked_cores(case.threads) if case.device == "cpu" else nullcontext()
     with cores, tempfile.TemporaryDirectory(prefix="ffn-slot-") as folder:
-        if not request.files:  # the user's folder need not exist here
+        if not request.files:  # the user's folder need not exist on this machine
             request = replace(request, directory=folder)
         with new_run(Path(folder, "case.csv"), request) as journal:
             run(journal, command=command)
@@ -96,7 +97,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
 
 
 def _require_files(request: BenchRequest) -> None:
-    """Raises FFNError if a file of the user's is missing on this machine, or has another content."""
+    """Raise FFNError if a user's file is missing on this machine, or has other content."""
     share = "put it where every machine sees it under the same path"
     for name, digest in request.files.items():
         here = sha256(Path(name))
@@ -112,11 +113,11 @@ def _require_files(request: BenchRequest) -> None:
 
 @dataclass(frozen=True)
 class SlotEvent:
-    """What happened to a case in a slot. `place` is the machine, with the slot or the job there: `node7, slot 2`.
+    """An event of a case in a slot. `place` is the machine, with its slot or job: `node7, slot 2`.
 
-    `started`: the slot measures it now. `answered`: `text` is the answer, which `units_of` reads. `lost`: the machine
-    failed, or the job was ended, as `text` says. `refused`: the slot could not even begin, for the reason in `text`,
-    which another try does not remove.
+    `started`: the slot is measuring the case now. `answered`: `text` is the answer, which `units_of` reads. `lost`: the
+    machine failed or the job was killed, as `text` says. `refused`: the slot could not start, for the reason in `text`,
+    so that another attempt would not help.
     """
 
     kind: Literal["started", "answered", "lost", "refused"]
@@ -126,14 +127,14 @@ class SlotEvent:
 
 
 class Slots(Protocol):
-    """The slots of a launcher. At the end, the work that is left in them is ended too."""
+    """The slots of a launcher. Work that is left in them at the end is ended too."""
 
     @property
     def free(self) -> int:
-        """How many cases can be submitted now."""
+        """The number of cases that can be submitted now."""
 
     def submit(self, case: str, task: str) -> None:
-        """Measure that case, whose task is `slot.task_of`."""
+        """Measure this case; `task` is made by `slot.task_of`."""
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
-        """The events since the last call; waits so many seconds for the first."""
+        """Return the events since the last call; wait up to `patience` seconds for the first."""

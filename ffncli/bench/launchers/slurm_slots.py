@@ -1,4 +1,5 @@
-"""Slots of SLURM: one job for each case, through submitit, which also runs jobs on this machine (cluster=local)."""
+"""Slots of SLURM: one job for each case, submitted by submitit, which can also run jobs on this machine
+(cluster=local)."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
-_JOBS = 16  # at most at once, waiting or running, unless --slots says another number
+_JOBS = 16  # maximum at the same time, waiting or running, unless --slots is given
 _CLUSTERS = ("slurm", "local")
 
 
 @contextmanager
 def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> Iterator[SlurmSlots]:
-    """The jobs of a run, `logs` their folder, which every machine must see; at the end those that are left are ended.
+    """Yield the jobs of a run; end remaining jobs afterwards. `logs` is their folder, which every machine must see.
 
-    Raises FFNError for an option that sbatch does not have, and (exit 3) without SLURM.
+    Raises FFNError for an option that sbatch does not have, and (exit 3) if there is no SLURM.
     """
     require_extra("submitit", "slurm")
     import submitit  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -49,14 +50,14 @@ def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: P
 
 
 def parameters(options: Mapping[str, str], size: SlotSize, seconds: float, known: set[str]) -> dict[str, Any]:
-    """submitit's parameters of a job. `known` are sbatch's options that submitit names; others are passed on as they
-    are. Raises FFNError for a time that is not in minutes."""
+    """Return submitit's parameters of a job. `known` are the sbatch options that submitit names; others are passed on
+    unchanged. Raises FFNError for a time that is not in minutes."""
     minutes = options.get("time", str(max(10, math.ceil(seconds / 60))))
     if not minutes.isdecimal() or not int(minutes):
         raise FFNError(f"--launcher-option time: {shown(minutes)} is not a number of minutes", "as in time=60")
     given = {key: _value(value) for key, value in options.items() if key not in ("cluster", "time")}
     if "setup" in options:
-        given["setup"] = [options["setup"]]  # the shell's commands before the job
+        given["setup"] = [options["setup"]]  # shell commands that run before the job
     more = {key: value for key, value in given.items() if key not in known}
     settings = {f"slurm_{key}": value for key, value in given.items() if key in known}
     if more:
@@ -68,7 +69,7 @@ def parameters(options: Mapping[str, str], size: SlotSize, seconds: float, known
 
 
 def _value(text: str) -> Any:
-    """A number or a flag as submitit expects it."""
+    """Return a number or a flag in the type that submitit expects."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return int(text) if text.isdecimal() else text
@@ -85,11 +86,11 @@ class SlurmSlots:
 
     @property
     def free(self) -> int:
-        """How many more jobs may wait or run."""
+        """The number of further jobs that may wait or run."""
         return self.count - len(self._jobs)
 
     def submit(self, case: str, task: str) -> None:
-        """Submit the case's job. Raises FFNError (exit 3) if SLURM refuses it."""
+        """Submit the case's job. Raises FFNError (exit 3) if SLURM rejects it."""
         from submitit.core.utils import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
             FailedJobError,
             FailedSubmissionError,
@@ -102,7 +103,7 @@ class SlurmSlots:
             raise FFNError(f"SLURM did not take the job: {text}", code=ExitCode.ENVIRONMENT) from None
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
-        """Which jobs have begun, and which are over."""
+        """Return which jobs have started, and which are finished."""
         events = list(self._look())
         if not events:
             time.sleep(patience)
@@ -110,7 +111,7 @@ class SlurmSlots:
         return events
 
     def cancel(self) -> None:
-        """End the jobs that are left."""
+        """Cancel the remaining jobs."""
         for job in self._jobs.values():
             with suppress(Exception):  # it is over already, or SLURM does not answer: nothing else can be done here
                 job.cancel(check=False)
@@ -129,7 +130,7 @@ class SlurmSlots:
 
 
 def _ended(case: str, job: Any) -> SlotEvent:
-    """What a finished job's end means for its case."""
+    """Return the event for the end of a case's job."""
     from submitit.core.utils import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
         FailedJobError,
         UncompletedJobError,
@@ -138,7 +139,7 @@ def _ended(case: str, job: Any) -> SlotEvent:
     place = _place(job)
     try:
         return SlotEvent("answered", case, place, str(job.result()))
-    except FailedJobError as error:  # the job's Python raised: its traceback, then where the logs are
+    except FailedJobError as error:  # the job's Python code raised; the error is a traceback and the place of the logs
         trace = str(error).split("-" * 22)
         lines = (trace[1] if len(trace) > 2 else trace[0]).strip().splitlines()
         why = f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})"
@@ -148,6 +149,6 @@ def _ended(case: str, job: Any) -> SlotEvent:
 
 
 def _place(job: Any) -> str:
-    """`node7, job 4711`."""
+    """Return the job's place: `node7, job 4711`."""
     info = job.get_info()
     return f"{info.get('NodeList') or 'this machine'}, job {job.job_id}"

@@ -1,1 +1,1 @@
-"""The machine's description: for rows, comparisons and advice."""
+"""The description of the machine, for rows, comparisons and advice."""

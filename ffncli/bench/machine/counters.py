@@ -1,4 +1,4 @@
-"""Counters: what the operating system did during a block of calls, read outside the timed part."""
+"""Counters: what the operating system did during a block of calls, read outside the timed section."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-SLICE = 0.01  # s; a thread that is preempted waits for some milliseconds, the length of a scheduler's slice
-WAITED = 0.01  # of a block, in the queue for a core
-STOLEN = 0.1  # of the busy time between two readings; one tick in ten may be chance
+SLICE = 0.01  # s; a preempted thread waits for some milliseconds, the length of a scheduler's slice
+WAITED = 0.01  # fraction of a block, waiting for a core
+STOLEN = 0.1  # fraction of the busy time between two readings; one tick in ten may be chance
 WAITING = 0.9  # of threads × wall
 CLOCK = 0.75  # of the rated clock
 _RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
@@ -25,11 +25,11 @@ _SELDOM = 0.5  # s between two readings of values that change slowly
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counts so far; None where the system does not provide them.
+    """Counts so far; None if the system does not provide them.
 
-    `waited` is how long this process's threads were ready to run but had no core, in seconds; `stolen` is the share of
-    all processors' busy time that other virtual machines took between its last two readings; `load` is set if it is
-    above the number of cores; `clock` is the share of the rated clock.
+    `waited` is the seconds that this process's threads were ready to run but had no core. `stolen` is the fraction of
+    all processors' busy time that other virtual machines took between its last two readings. `load` is set if it
+    exceeds the number of cores. `clock` is the fraction of the rated clock.
     """
 
     preemptions: int = 0
@@ -43,21 +43,21 @@ class Snapshot:
 
 
 class Counters(Protocol):
-    """Reads counts before and after a block and interprets them."""
+    """Reads counts before and after a block, and interprets them."""
 
     def read(self) -> Snapshot:
-        """The counts now."""
+        """Return the present counts."""
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """What happened in a block of `seconds` on `threads` threads (0: its processor time is not judged)."""
+        """Return flags for a block of `seconds` on `threads` threads (0: its processor time is not judged)."""
 
 
 def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-    """`preempted`, `throttled`, `stolen`, and figures if they matter: `faults=`, `cpu=`, `load=`, `clock=`.
+    """Return `preempted`, `throttled`, `stolen`, and values that matter: `faults=`, `cpu=`, `load=`, `clock=`.
 
-    A block is preempted by involuntary context switches that cost it WAITED of its time: most switches are to kernel
-    threads, which take microseconds. If the waiting time is unknown, by one switch for every SLICE of its time. `cpu`
-    is the share of threads × wall in which threads were busy.
+    A block counts as preempted if involuntary context switches cost more than WAITED of its time; most switches are to
+    kernel threads, which take microseconds. If the waiting time is unknown, one switch per SLICE of its time is enough.
+    `cpu` is the fraction of threads × wall time in which threads were busy.
     """
     labels = []
     switches = after.preemptions - before.preemptions
@@ -85,10 +85,11 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
 
 
 class SystemCounters:
-    """The counts of this process (getrusage), its cgroup and the machine (Linux); elsewhere fewer, never an error.
+    """Counts of this process (getrusage), its cgroup and the machine. These are Linux's; other systems provide fewer
+    counts, but no error.
 
-    `launching`: the threads that launch a GPU's work alone are asked how long they waited for a core. All others do not
-    delay it, and on 128 cores asking each of them takes as long as half a block.
+    With `launching`, only the threads that launch a GPU's work are read for their waiting time. Other threads do not
+    delay that work, and on 128 cores, reading every thread takes as long as half a block.
     """
 
     def __init__(self, launching: bool = False) -> None:
@@ -97,13 +98,13 @@ class SystemCounters:
         self._stat_read = self._slow_read = -1.0
         self._stat_every = _RARELY
         self._ticks: tuple[int, int] | None = None
-        self._stolen: float | None = None  # used for every block until it is read again
+        self._stolen: float | None = None  # applies to every block until it is read again
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _fastest_clock("base_frequency")
         self._waiting = _Waiting(_launches if launching else None)
 
     def read(self) -> Snapshot:
-        """The counts now, within microseconds; slow ones are read again only after a while."""
+        """Return the present counts, within microseconds; slow ones are only read again after a while."""
         now = time.monotonic()
         if self._stat is not None and now - self._stat_read >= self._stat_every:
             ticks = _ticks(self._stat)
@@ -128,10 +129,11 @@ class SystemCounters:
 
 
 class _Waiting:
-    """How long this process's threads waited for a core (Linux: schedstat), about 1.5 µs each to read.
+    """The time for which this process's threads waited for a core (Linux: schedstat); reading takes about 1.5 µs per
+    thread.
 
-    The files stay open; a finished thread keeps its waiting time, so that the sum never falls. `only` chooses threads
-    by their folders in /proc; all by default.
+    The files stay open. The waiting time of a finished thread still counts, so that the sum never decreases. `only`
+    selects threads by their folders in /proc (default: all).
     """
 
     def __init__(self, only: Callable[[Path], bool] | None = None) -> None:
@@ -160,12 +162,12 @@ class _Waiting:
 
 
 def _launches(thread: Path) -> bool:
-    """Whether a thread launches a GPU's work: the main one, or torch's for the backward pass."""
+    """Return True if a thread launches a GPU's work: the main thread, and torch's thread for the backward pass."""
     return thread.name == str(os.getpid()) or _text(thread / "comm").startswith("pt_autograd")
 
 
 def _text(path: Path) -> str:
-    """The text of a system file; empty if it cannot be read."""
+    """Return the text of a system file; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -173,7 +175,8 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest one with counts; None without a quota."""
+    """Return the cpu.stat of this process's cgroup (version 2 or 1), the nearest file with counts; None without a
+    quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
@@ -182,12 +185,12 @@ def _throttle_file() -> Path | None:
             for path in (Path(root) / group.strip("/") / "cpu.stat", Path(root) / "cpu.stat"):
                 text = _text(path)
                 if "nr_throttled" in text:
-                    return None if "nr_periods 0\n" in text else path  # no period has passed: no quota
+                    return None if "nr_periods 0\n" in text else path  # no period has passed, so there is no quota
     return None
 
 
 def _throttled(path: Path) -> int | None:
-    """How often the cgroup used up its quota."""
+    """Return how often the cgroup used up its quota."""
     for line in _text(path).splitlines():
         name, _, count = line.partition(" ")
         if name == "nr_throttled" and count.isdigit():
@@ -196,7 +199,8 @@ def _throttled(path: Path) -> int | None:
 
 
 def _ticks(path: Path) -> tuple[int, int] | None:
-    """Stolen and busy ticks (stolen among them) of all processors: user nice system idle iowait irq softirq steal."""
+    """Return (stolen ticks, busy ticks including stolen) of all processors; the fields are user nice system idle iowait
+    irq softirq steal."""
     try:
         with path.open() as file:
             counts = [int(field) for field in file.readline().split()[1:9]]
@@ -206,14 +210,15 @@ def _ticks(path: Path) -> tuple[int, int] | None:
 
 
 def _share_stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """The stolen share of the busy ticks between two readings; None if either is unknown, or no tick has passed."""
+    """Return the fraction of the busy ticks between two readings that were stolen; None if either reading is unknown,
+    or no tick has passed."""
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
 def _load_above_cores() -> float | None:
-    """The load of the last minute if it exceeds the number of cores by more than a half."""
+    """Return the load of the last minute if it exceeds the number of cores by more than 0.5."""
     try:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -222,8 +227,8 @@ def _load_above_cores() -> float | None:
 
 
 def _fastest_clock(name: str) -> int | None:
-    """The largest number in the files of that name, in kHz, for the processors that this process may use (8 at most:
-    the others may be idle); None where the system does not report it."""
+    """Return the largest number, in kHz, in the files named `name` of the processors that this process may use (at most
+    8, as the others may be idle); None if the system does not report it."""
     cores = sorted(os.sched_getaffinity(0))[:8] if hasattr(os, "sched_getaffinity") else []
     texts = (_text(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}")).strip() for core in cores)
     return max((int(text) for text in texts if text.isdigit()), default=None)

@@ -1,8 +1,10 @@
-"""The device of a benchmark: for the parent, which loads torch only if there may be a GPU, and for a worker; and a
-GPU's clocks, power, temperature and throttling reasons between blocks, by NVIDIA's management library. Read-only.
+"""The device of a benchmark: in the parent, which loads torch only if there may be a GPU, and in a worker. Also a GPU's
+clocks, power, temperature and throttling reasons between blocks, read by NVIDIA's management library, which changes
+nothing.
 
-A reading takes microseconds to milliseconds and is taken between blocks only, at most 5 % of the time. Values that a
-card or a driver does not provide are None. What limits the GPU for a whole run is in `system/gpu.py`.
+A reading takes microseconds to milliseconds. Readings are only made between blocks, and take at most 5 % of the time.
+Values that a card or driver does not provide are None. Limits of the GPU that hold for a whole run are in
+`system/gpu.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from ffncli.system.gpu import (
     uuid_of,
 )
 
-_SHARE = 0.05  # of the time that readings may take
+_SHARE = 0.05  # maximum fraction of the time for readings
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), why a clock is below its maximum.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), the reasons for a clock below its
+# maximum.
 IDLE, SETTING, POWER_CAP, DISPLAY = 0x1, 0x2, 0x4, 0x100
 _REASONS = {
     IDLE: "idle",
@@ -42,14 +45,14 @@ _REASONS = {
     0x80: "power brake",
     DISPLAY: "display clock",
 }
-# Why a clock is as low as expected: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a user
-# may lock a lower clock. Below the rated clock for another reason, or for none, the GPU is slow.
+# Expected reasons for a low clock: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a user
+# may lock a lower clock. If the clock is below the rated clock for another reason, or for none, the GPU is slow.
 _EXPECTED = SETTING | POWER_CAP
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # signs of a problem; a power cap is normal for a busy card
 
 
 def default_device() -> str:
-    """A GPU if torch has one, else the CPU."""
+    """Return a GPU if torch has one, otherwise the CPU."""
     if not has_driver():
         return "cpu"
     import torch
@@ -58,10 +61,11 @@ def default_device() -> str:
 
 
 def require_gpu(devices: Sequence[str], sustained: bool) -> None:
-    """Raises FFNError for a GPU that is certainly missing (exit 3), and for `sustained` without one.
+    """Raise FFNError if a GPU is certainly missing (exit 3), and for `sustained` without a GPU.
 
-    Nothing is made on a GPU here: the parent would keep its memory, and in exclusive mode the GPU itself, from the
-    workers, which try it (`use_in_worker`). Without a driver's files torch is asked: a sandbox may not show them.
+    This does not use the GPU: the parent would withhold its memory from the workers and, in exclusive mode, the whole
+    GPU. The workers test it (`use_in_worker`). If there are no driver files, torch is asked, since a sandbox may hide
+    them.
     """
     gpus = [device for device in devices if device_index(device) is not None]
     if sustained and not gpus:
@@ -80,14 +84,14 @@ def use_in_worker(device: str) -> None:
     import torch
 
     if device_index(device) is not None:
-        with suppress(RuntimeError, AssertionError):  # of a GPU that cannot be used: the reason is given below
+        with suppress(RuntimeError, AssertionError):  # the GPU cannot be used; the reason is raised below
             neighbours(device)
     use_device(device, torch)
 
 
 @cache
 def neighbours(device: str) -> str:
-    """Which other processes use a GPU, in words, as it was when first asked: before this process has anything there."""
+    """Return which other processes use a GPU, in words; read on the first call, before this process uses it."""
     gpu, _ = gpu_handles(device)
     return gpu_state(gpu).neighbours if gpu else ""
 
@@ -97,7 +101,7 @@ def neighbours(device: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One reading. Clocks in MHz, power in watts (on recent cards the mean of the last second), temperature in °C."""
+    """One reading: clocks in MHz, power in watts (on recent cards, the mean of the last second), temperature in °C."""
 
     sm_mhz: int | None = None
     memory_mhz: int | None = None
@@ -113,7 +117,7 @@ class Sample:
 
 
 class GpuProbe:
-    """One GPU to be read. `driver` and `rated_mhz` (the highest SM clock) are constant."""
+    """Reads one GPU. `driver` and `rated_mhz` (the highest SM clock) are constant."""
 
     def __init__(self, gpu: GpuHandles, now: Callable[[], float] = time.perf_counter) -> None:
         self._gpu, self._nvml, self._now = gpu, gpu.nvml, now
@@ -123,7 +127,8 @@ class GpuProbe:
         self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """A reading; an empty one if it would exceed its share of the time: the last one is of another arm's block."""
+        """Return a reading, or an empty one if reading would exceed its fraction of the time; the previous reading
+        belongs to another arm's block."""
         began = self._now()
         if began < self._next:
             return Sample()
@@ -142,23 +147,25 @@ class GpuProbe:
         return sample
 
     def fresh(self) -> Sample:
-        """A new reading, regardless of its cost: after a turn of a third of a second."""
+        """Return a new reading, whatever it costs; used after a turn of a third of a second."""
         self._next = float("-inf")
         return self.read()
 
     def energy(self) -> float | None:
-        """Joules since the driver was loaded (Volta and later): the difference of two is exact, whatever they span."""
+        """Return the joules since the driver was loaded (Volta and later). The difference of two values is exact over
+        any period."""
         millijoules = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 
     def _reference(self, clock: int | None, reasons: int | None) -> int | None:
-        """The clock to compare with. Without reasons a power limit cannot be told from trouble: the highest so far."""
+        """Return the clock to compare with: the rated clock or, if no reasons are known, the highest clock so far,
+        because a power limit then looks like a fault."""
         self._fastest = max(self._fastest, clock or 0)
         return self.rated_mhz if reasons is not None else self._fastest or None
 
     def _reasons(self) -> int | None:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            reasons = self._gpu.ask(name)  # the second is the name in drivers before 535
+            reasons = self._gpu.ask(name)  # the second name is that of drivers before 535
             if reasons is not None:
                 return int(reasons)
         return None
@@ -166,14 +173,15 @@ class GpuProbe:
 
 @cache
 def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
-    """(the GPU that torch calls `cuda` or `cuda:1`; the reason if it cannot be read), opened once in a process."""
+    """Return (the probe of the GPU that torch calls `cuda` or `cuda:1`, the reason if it cannot be read); opened once
+    per process."""
     gpu, why = gpu_handles(device)
     return (GpuProbe(gpu), why) if gpu else (None, why)
 
 
 @cache
 def gpu_handles(device: str) -> tuple[GpuHandles | None, str]:
-    """(the GPU for NVML; the reason if it cannot be asked), opened once in a process."""
+    """Return (the GPU's NVML handles, the reason if it cannot be read); opened once per process."""
     import torch
 
     if torch.version.hip:
@@ -183,13 +191,14 @@ def gpu_handles(device: str) -> tuple[GpuHandles | None, str]:
 
 
 def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tuple[str, ...]:
-    """The GPU's state during a block between two readings: `sm=1410` MHz, `power=312` W; `gpu-throttled`,
-    `power-capped`.
+    """Return flags for the GPU's state during a block, from a reading before and after: `sm=1410` MHz, `power=312` W;
+    `gpu-throttled`, `power-capped`.
 
-    `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU, unless the power limit or a clock
-    that somebody set explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the GPU counted
-    it itself; other figures are from the reading after the block, when the GPU has just worked, or from that before it
-    if there was none after. Without a reading there is no `clock`: why it is low is not known.
+    `clock=0.71` is the fraction of the rated clock. It is given if below 0.75, as for a CPU, unless the power limit or
+    a clock set by a user explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the GPU has
+    counted it. Other values come from the reading after the block, just after the GPU has worked, or from the reading
+    before it if the later one is empty. Without a reading there is no `clock`, since the reason for a low clock is
+    unknown.
     """
     newest = before if after == Sample() else after
     sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
@@ -209,5 +218,5 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
 
 
 def _text(answer: object) -> str:
-    """The answer as text: old pynvml versions return bytes."""
+    """Return an answer as text: old pynvml versions return bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

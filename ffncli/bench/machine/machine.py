@@ -1,7 +1,8 @@
-"""The machine a benchmark ran on, as columns of its results (versions, device, driver, BLAS, arithmetic), and its
-memory: what is free, what a kernel keeps, and the peak of a call.
+"""The machine of a benchmark as columns of its results (versions, device, driver, BLAS, arithmetic), and its memory:
+how much is free, how much a kernel keeps, and the peak of a call.
 
-The parts without torch are in `system/host.py`; they are also exported here, so that a worker needs only this module.
+Parts that do not need torch are in `system/host.py`; they are also exported here, so that a worker only needs this
+module.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ __all__ = [
     "finish", "free", "llc_and_room", "llc_bytes", "llc_note", "load", "openmp", "room",
 ]  # fmt: skip
 
-_HASHED = 12  # hexadecimal digits: enough to tell cards apart, too few to be the card's
+_HASHED = 12  # hexadecimal digits: enough to distinguish cards, too few to identify one
 _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12", "nvidia-cublas-cu11")
-_SHARE = 0.6  # of the free memory; the rest is for the calls
-_GPU_CACHE_FALLBACK = 50 << 20  # H100's; used if torch does not report it
+_SHARE = 0.6  # fraction of the free memory; calls need the rest
+_GPU_CACHE_FALLBACK = 50 << 20  # the size on an H100, used if torch does not report the cache
 Cuda: TypeAlias = Any
 
 
 def environment(device: str) -> dict[str, str]:
-    """The columns of `ResultRow` on machine and software that apply to this device, and the device.
+    """Return the columns of `ResultRow` on machine and software that apply to this device, and the device.
 
-    Call it in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are the current
-    ones.
+    Call it in the process that measures, after its settings are made: `math_mode`, `openmp` and `allocator` are the
+    present ones.
     """
     import numpy
 
@@ -71,14 +72,14 @@ def environment(device: str) -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """The device's name from its maker: `NVIDIA H100 80GB HBM3`; for `cpu`, the CPU."""
+    """Return the device name given by its maker: `NVIDIA H100 80GB HBM3`; for `cpu`, the name of the CPU."""
     if is_cuda(device):
         return torch.cuda.get_device_name(torch.device(device))
     return host.cpu_name()
 
 
 def is_cuda(device: str) -> bool:
-    """Whether this is a GPU that torch calls cuda (AMD's too)."""
+    """Return True for a GPU that torch calls cuda, which includes AMD's."""
     return torch.device(device).type == "cuda"
 
 
@@ -86,7 +87,7 @@ def is_cuda(device: str) -> bool:
 
 
 def driver(device: str) -> str:
-    """`580.82.07, CUDA 12.8`: the GPU's driver and the platform of this torch build; empty for a CPU."""
+    """Return `580.82.07, CUDA 12.8`: the GPU's driver, and the platform of this torch build; empty for a CPU."""
     if not is_cuda(device):
         return ""
     if torch.version.hip:
@@ -96,7 +97,7 @@ def driver(device: str) -> str:
 
 @cache
 def nvidia_driver() -> str:
-    """NVIDIA's kernel driver: from /proc, else from nvidia-smi; empty if there is none."""
+    """Return the version of NVIDIA's kernel driver, from /proc or otherwise from nvidia-smi; empty if there is none."""
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(Path("/proc/driver/nvidia/version")))
     if match:
         return match[1]
@@ -111,7 +112,8 @@ def nvidia_driver() -> str:
 
 
 def blas() -> str:
-    """The libraries that multiply matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
+    """Return the libraries that multiply matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas
+    0.3.31`."""
     config = torch.__config__.show()
     parts = []
     if match := re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", config):
@@ -141,13 +143,13 @@ _OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_PO
 
 
 def openmp() -> str:
-    """`libgomp;bind=true;places=cores;wait=passive`: the runtime and its settings for threads."""
+    """Return the OpenMP runtime and its thread settings: `libgomp;bind=true;places=cores;wait=passive`."""
     settings = (f"{name}={os.environ[variable]}" for name, variable in _OPENMP.items() if os.environ.get(variable))
     return ";".join((*openmp_runtimes(), *settings))
 
 
 def openmp_runtimes() -> tuple[str, ...]:
-    """The OpenMP libraries in this process; more than one is a problem, since each has its own threads."""
+    """Return the OpenMP libraries in this process; more than one is a problem, since each has its own threads."""
     from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
     prefixes = (info["prefix"] for info in threadpool_info() if info["user_api"] == "openmp")
@@ -155,7 +157,8 @@ def openmp_runtimes() -> tuple[str, ...]:
 
 
 def allocator(device: str = "cpu") -> str:
-    """The memory allocator and its settings: `glibc;mmap_threshold=...;trim_threshold=...`, `jemalloc`, `system`."""
+    """Return the memory allocator and its settings: `glibc;mmap_threshold=...;trim_threshold=...`, `jemalloc`,
+    `system`."""
     maps = text(Path("/proc/self/maps"))
     library = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if f"lib{name}" in maps), "")
     settings = [
@@ -170,23 +173,23 @@ def allocator(device: str = "cpu") -> str:
     return summary
 
 
-# --- its arithmetic: what torch may use instead of full float32, fixed before anything is measured --------------------
+# --- its arithmetic: what torch may use instead of full float32; set before anything is measured ----------------------
 
 
-# Variables that change a GPU's products behind torch's back: the first wins over `allow_tf32`.
+# Environment variables that change a GPU's products without torch's knowledge: the first one overrides `allow_tf32`.
 _OVERRIDES = {"NVIDIA_TF32_OVERRIDE": "tf32_override", "CUBLAS_WORKSPACE_CONFIG": "cublas_workspace"}
 # torch's float32 matmul precision → the arithmetic of float32 products, on a GPU and (oneDNN) on a CPU.
 MODES = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
 
 
 def set_math_mode(mode: str, device: str = "cpu") -> str:
-    """Fix the arithmetic of this process and return it in the form of the column `math_mode`, read back from torch.
+    """Set the arithmetic of this process; return it in the form of the column `math_mode`, read back from torch.
 
-    `mode` is torch's float32 matmul precision and holds for convolutions too: cuDNN's use TF32 by default, and a
-    kernel made of convolutions would otherwise run in different arithmetic than one made of products. Sums of bf16 and
-    fp16 products keep torch's defaults (partial sums may be rounded), fp16 accumulation stays off, subnormals
-    are kept. The text names the settings that matter on `device` (`cpu`, `cuda`, `cuda:1`). Raises FFNError for an
-    unknown mode.
+    `mode` is torch's float32 matmul precision and applies to convolutions too: cuDNN's convolutions use TF32 by
+    default, and a kernel made of convolutions would otherwise use different arithmetic from one made of products. Sums
+    of bf16 and fp16 products keep torch's defaults (partial sums may be rounded), fp16 accumulation stays off, and
+    subnormals are kept. The text names the settings that matter on `device` (`cpu`, `cuda`, `cuda:1`). Raises FFNError
+    for an unknown mode.
     """
     if mode not in MODES:
         raise FFNError(f"--math-mode: unknown mode {shown(mode)}", f"use {', '.join(MODES)}")
@@ -205,7 +208,8 @@ def set_math_mode(mode: str, device: str = "cpu") -> str:
 
 
 def math_mode(device: str = "cpu") -> str:
-    """The current arithmetic: `fp32=highest subnormals=kept`, on a GPU with TF32 and the sums of bf16 and fp16."""
+    """Return the present arithmetic: `fp32=highest subnormals=kept`; on a GPU, also TF32 and the sums of bf16 and
+    fp16."""
     matmul = torch.backends.cuda.matmul
     words = [f"fp32={torch.get_float32_matmul_precision()}"]
     if device.startswith("cuda"):
@@ -223,19 +227,21 @@ def math_mode(device: str = "cpu") -> str:
 
 
 def _sums(reduced: object) -> str:
-    """torch's flag may be a pair (reduced precision, split-k); the first one tells whether partial sums are rounded."""
+    """Return how partial sums are kept. torch's flag may be a pair (reduced precision, split-k); its first value says
+    whether they are rounded."""
     first = reduced[0] if isinstance(reduced, tuple) else reduced
     return "rounded" if first else "fp32"
 
 
-# --- what makes two GPUs of one model two machines --------------------------------------------------------------------
+# --- what distinguishes two GPUs of the same model
+# ---------------------------------------------------------------------
 
 
 def gpu_columns(device: str) -> dict[str, str]:
-    """The columns of a GPU, empty where they are not known; of a CPU none.
+    """Return the columns of a GPU, empty if unknown; no columns for a CPU.
 
-    Like parts differ by 5 % or more, a power limit of 500 instead of 700 W by more, and another cuBLAS is another
-    `eager`.
+    Cards of the same model differ by 5 % or more; a power limit of 500 instead of 700 W makes a larger difference, and
+    another cuBLAS makes `eager` a different kernel.
     """
     if not is_cuda(device):
         return {}
@@ -257,7 +263,8 @@ def gpu_columns(device: str) -> dict[str, str]:
 
 @cache
 def cublas_version() -> str:
-    """`12.8.4`: of the library in this process, whichever path it was loaded from; else of the installed package."""
+    """Return `12.8.4`, the version of the library that this process has loaded, from any path, or otherwise of the
+    installed package."""
     path = re.search(r"\S*/libcublas\.so\S*", text(Path("/proc/self/maps")))
     if path:
         try:
@@ -268,7 +275,7 @@ def cublas_version() -> str:
 
 
 def property_version(get: Any) -> str:
-    """The version by a function of CUDA's libraries, `get(0|1|2, &value)`: major, minor, patch."""
+    """Return the version reported by a function of CUDA's libraries, `get(0|1|2, &value)`: major, minor, patch."""
     parts = []
     for which in range(3):
         value = ctypes.c_int()
@@ -281,8 +288,9 @@ def property_version(get: Any) -> str:
 
 
 def room(device: str, most: int | None = None) -> int | None:
-    """Bytes of the device's memory that copies may use; None if the free memory is unknown. `most`: the bytes that this
-    process and all that it started may use of a CPU's. What an earlier case has left to malloc is free for the next."""
+    """Return the bytes of the device's memory that copies may use; None if the free memory is unknown. `most` limits
+    the bytes of CPU memory for this process and everything it started. Memory that an earlier case has returned to
+    malloc counts as free."""
     left = free(device)
     if is_cuda(device):
         return None if left is None else int(_SHARE * left)
@@ -295,22 +303,22 @@ def room(device: str, most: int | None = None) -> int | None:
 
 
 def llc_and_room(device: str, most: int | None) -> tuple[int, int | None]:
-    """`llc_bytes` and `room`."""
+    """Return `llc_bytes` and `room`."""
     return llc_bytes(device), room(device, most)
 
 
 def free(device: str) -> int | None:
-    """Bytes of the device's memory that are free, with what torch has cached; None if unknown."""
+    """Return the free bytes of the device's memory, including what torch has cached; None if unknown."""
     return free_memory(device) if device.startswith("cuda") else available_memory()
 
 
 def llc_bytes(device: str) -> int:
-    """Bytes of the device's last-level cache; `llc_note` says if that is a guess."""
+    """Return the bytes of the device's last-level cache; `llc_note` says if that is a guess."""
     return _llc(device)[0]
 
 
 def llc_note(device: str) -> str:
-    """The source of `llc_bytes`, unless it is simply the size of one cache."""
+    """Return the source of `llc_bytes`; empty if it is simply the size of one cache."""
     return _llc(device)[1]
 
 
@@ -323,7 +331,7 @@ def _llc(device: str) -> tuple[int, str]:
     row = hardware.find(properties.name)
     sheet = row.llc_bytes if row else 0
     size = int(getattr(properties, "L2_cache_size", 0) or 0)
-    if sheet > 2 * size:  # AMD: torch knows only the L2 of a die, not the Infinity Cache behind it
+    if sheet > 2 * size:  # AMD: torch only knows the L2 cache of one die, not the Infinity Cache behind it
         return sheet, "from the data sheet"
     return (size, "") if size else (_GPU_CACHE_FALLBACK, f"unknown, {_GPU_CACHE_FALLBACK >> 20} MiB assumed")
 
@@ -335,17 +343,19 @@ def finish(device: str) -> None:
 
 
 def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
-    """Bytes that tensors can still get: what the driver calls free, and what torch has cached of freed tensors.
+    """Return the bytes that tensors can still get: those that the driver calls free, and those that torch has cached
+    from freed tensors.
 
-    What a graph's private pool has cached counts too, though only that graph could use it: graphs are freed first.
+    The cache of a graph's private pool is included, although only that graph could use it, because graphs are freed
+    first.
     """
     free, _ = cuda.mem_get_info(torch.device(device))
     return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
 
 
 def release(device: str, cuda: Cuda = torch.cuda) -> None:
-    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver, a CPU's where it is
-    much to the system.
+    """Free tensors in reference cycles, which takes about 0.1 s. Return a GPU's memory to its driver, and a CPU's
+    memory, if there is much, to the system.
     """
     gc.collect()
     if not device.startswith("cuda"):
@@ -356,7 +366,7 @@ def release(device: str, cuda: Cuda = torch.cuda) -> None:
 
 
 class KernelMemory:
-    """The memory that one kernel needs besides its weights and x, in bytes; nothing is measured on a CPU."""
+    """The bytes of memory that one kernel needs besides its weights and x; nothing is measured on a CPU."""
 
     def __init__(self, device: str, cuda: Cuda = torch.cuda) -> None:
         self.kept = 0
@@ -365,17 +375,18 @@ class KernelMemory:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """What is allocated inside and not freed there is what the kernel keeps: buffers, say."""
+        """Count the memory allocated inside the `with` block and not freed there, such as buffers, as kept by the
+        kernel."""
         before = self._allocated()
         yield
         self.kept += self._allocated() - before
 
     def peak(self, call: Callable[[], object], forget: Callable[[], object]) -> int | None:
-        """The peak of bytes allocated by a call, its output and what the kernel keeps included; None on a CPU.
+        """Return the peak of bytes allocated by a call, including its output and what the kernel keeps; None on a CPU.
 
-        `forget` frees the output of the last call, wherever the caller has it. For a plain call, not a graph's replay,
-        whose memory was allocated at capture. The call is made once before: a library's permanent workspace is not a
-        cost of this call.
+        `forget` frees the last call's output, wherever the caller keeps it. `call` must be a plain call, not a graph's
+        replay, whose memory was allocated at capture. It is called once in advance, so that a library's permanent
+        workspace does not count.
         """
         if not self._counted:
             return None

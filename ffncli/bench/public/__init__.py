@@ -1,1 +1,1 @@
-"""The public suite: frozen cases that anyone can enter a kernel in, and what admits a result."""
+"""The public suite: frozen cases for which anyone can submit a kernel, and the conditions that admit a result."""

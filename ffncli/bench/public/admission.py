@@ -1,7 +1,9 @@
-"""admit: whether a result of a public suite may stand in its table. Nothing is timed: files are read and computed with.
+"""admit: decide whether a result of a public suite may enter its table. Nothing is timed: files are read and
+recomputed.
 
-Everything that follows from the blocks is computed again from them and compared with the rows; what follows from the
-definition, from the definition. Whoever makes up blocks as well can still lie: a result that matters is run again.
+Whatever follows from the blocks is computed from them again and compared with the rows; whatever follows from the
+definition is compared with the definition. Someone who invents the blocks too can still cheat, so an important result
+is measured again.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from ffncli.system.files import read_whole
 MOST_OF_ROOF = 1.02
 _SHA256 = re.compile(r"sha256 ([0-9a-f]{64})\b")
 _MOST_ROUNDS_BYTES = 300_000_000
-_CLOSE = 1e-9  # relative: the same numbers by another machine's logarithm
+_CLOSE = 1e-9  # relative: differences between two machines' logarithms
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of admission: what must hold, and where it does not."""
+    """One condition of admission: what must hold, and where it fails."""
 
     name: str
     statement: str
@@ -43,13 +45,13 @@ class Condition:
 
     @property
     def passed(self) -> bool:
-        """Whether it holds."""
+        """Whether the condition holds."""
         return not self.faults
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The conditions in their order, and the rows that were judged."""
+    """The conditions in order, and the judged rows."""
 
     suite: PublicSuite
     track: str
@@ -64,7 +66,7 @@ class Admission:
 
 
 def admit(path: str | Path, suite: str = "ffn-1") -> Admission:
-    """Judge a result, a CSV of `ffn bench --suite` with its rounds file next to it.
+    """Judge a result: a CSV of `ffn bench --suite` with its rounds file next to it.
 
     Raises FFNError for an unknown suite, and for a file that is not a result of `ffn bench`.
     """
@@ -80,13 +82,13 @@ def admit(path: str | Path, suite: str = "ffn-1") -> Admission:
 
 
 def kernel_sha256(row: ResultRow) -> str:
-    """The sha256 of the file of a user's kernel, from the row's note; empty without one."""
+    """Return the sha256 of a user's kernel file, from the row's note; empty if the note has none."""
     match = _SHA256.search(row.note)
     return match[1] if match else ""
 
 
 def _blocks(files: ResultFiles) -> tuple[dict[tuple[str, str], list[TimedBlock]], str]:
-    """(run_id, case) → its blocks; and why there are none."""
+    """Return (run_id, case) → its blocks, and the reason if there are no blocks."""
     where = shown_path(files.rounds)
     blocks: dict[tuple[str, str], list[TimedBlock]] = {}
     try:
@@ -101,7 +103,7 @@ def _blocks(files: ResultFiles) -> tuple[dict[tuple[str, str], list[TimedBlock]]
 
 @dataclass(frozen=True)
 class _Judged:
-    """A result that is being judged. `no_blocks` says why there are no blocks."""
+    """A result to be judged. `no_blocks` is the reason if there are no blocks."""
 
     suite: PublicSuite
     track: str
@@ -115,7 +117,7 @@ class _Judged:
 
     @cached_property
     def ok(self) -> tuple[ResultRow, ...]:
-        """The rows with times, of the suite's cases."""
+        """The rows with times, for the suite's cases."""
         return tuple(row for row in self.rows if row.status == "ok" and row.case in self.cases)
 
     def of(self, case: str) -> tuple[ResultRow, ...]:
@@ -147,7 +149,7 @@ def _all_cases(judged: _Judged) -> Iterator[str]:
 
 
 def _unlike(row: ResultRow, case: Case, suite: PublicSuite) -> Iterator[str]:
-    """Columns that are not those of the definition."""
+    """Yield the columns that differ from the definition."""
     defined = case_columns(case) | {"seed": suite.seed}
     for name in (*BLOCK_COLUMNS, *ASKED, "world_size", "seed"):
         if name != "cache" and getattr(row, name) != defined[name]:
@@ -190,7 +192,7 @@ def _verified(judged: _Judged) -> Iterator[str]:
 
 
 def _refereed(judged: _Judged) -> Iterator[str]:
-    apart = judged.track == CPU  # on a GPU the answers are in the process that runs the kernels
+    apart = judged.track == CPU  # on a GPU, the reference results are in the process that runs the kernels
     for row in judged.ok:
         if row.referee != "process" if apart else row.referee not in ("process", "worker"):
             yield f"{_name(row)}: its column referee has {shown(row.referee or 'nothing')}" + (
@@ -212,7 +214,7 @@ def _rounds(judged: _Judged) -> Iterator[str]:
 
 
 def _changed(rows: Sequence[ResultRow], again: Mapping[str, ResultRow]) -> Iterator[str]:
-    """Columns that do not follow from the blocks."""
+    """Yield the columns that do not follow from the blocks."""
     for row in rows:
         if row.kernel not in again:
             yield f"{_name(row)} has no blocks"
@@ -248,7 +250,7 @@ def _below_the_roof(judged: _Judged) -> Iterator[str]:
     least: dict[str, float] = {}
     for row in judged.ok:
         if row.roof_fraction is None:
-            if not row.computes:  # that of the case's dtype says nothing of a kernel in fewer bits
+            if not row.computes:  # the roof of the case's dtype says nothing about a kernel in fewer bits
                 yield f"{_name(row)}: no roof was measured"
             continue
         for name, share in (("measured", row.roof_fraction), ("datasheet", row.datasheet_fraction)):
@@ -272,7 +274,7 @@ def _one_machine(judged: _Judged) -> Iterator[str]:
             yield f"{name} is {' and '.join(shown(value, 60) for value in values)}"
 
 
-# A kernel that is `skipped`, `failed` or `oom` in a case has no time there: it is not in that case's table.
+# A kernel that is `skipped`, `failed` or `oom` in a case has no time there, so it is not in that case's table.
 _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
     "suite": ("the result names the suite and the sha256 of its definition", _of_the_suite),
     "cases": ("every case of one track, as defined, and no other", _all_cases),
@@ -291,7 +293,8 @@ _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
 
 
 def recomputed(case: Case, rows: Sequence[ResultRow], blocks: Sequence[TimedBlock]) -> Mapping[str, ResultRow]:
-    """Kernel → its row as its blocks give it; status and errors, which no block has, are the stored ones."""
+    """Return kernel → its row recomputed from its blocks; status and errors, which are not in any block, are the stored
+    ones."""
     outcomes = tuple(
         Outcome(row.kernel, cast(Status, row.status), "", row.error_max, row.error_rel, computes=row.computes)
         for row in rows
