@@ -1,4 +1,5 @@
-"""Whether this process is one of several ranks, from the variables that torchrun sets. No torch: every command asks."""
+"""This process's place among several ranks, from the variables that torchrun sets. It must not import torch, because
+every command reads it."""
 
 from __future__ import annotations
 
@@ -9,16 +10,17 @@ from dataclasses import dataclass
 from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError, clean, shown
 
-RANK_TIMEOUT = 120.0  # s that a rank waits for another by default
+RANK_TIMEOUT = 120.0  # s; the default time that a rank waits for another
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process among the ranks, and where they meet. `local_rank` counts those on the same machine.
+    """The place of this process among the ranks, and the address where they meet. `local_rank` numbers the ranks on one
+    machine.
 
-    `has_agent`: torchrun's agent is the parent process and has the store at that address already; else rank 0 opens it.
-    `attempt` distinguishes a restart by the agent from what it replaces.
+    If `has_agent` is set, torchrun's agent is the parent process and has already opened the store at the address;
+    otherwise rank 0 opens it. `attempt` distinguishes a restart by the agent from earlier attempts.
     """
 
     rank: int
@@ -32,12 +34,13 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether it is rank 0, which prints."""
+        """Whether this process is rank 0, which prints."""
         return self.rank == 0
 
 
 class RanksNeeded(FFNError):
-    """A split that needs more processes than this one: the command line starts them, each with the same command."""
+    """Raised for a split that needs several processes. The command line then starts them, each with the same
+    command."""
 
     def __init__(self, ranks: Ranks) -> None:
         count = ranks.world_size
@@ -47,7 +50,8 @@ class RanksNeeded(FFNError):
 
 
 def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
-    """Return the split of a call: under torchrun over the world, else as --tp and --ep say; None for a whole block."""
+    """Return the split of a call: under torchrun over all ranks, otherwise as --tp and --ep request; None for a whole
+    block."""
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
     ranks = Ranks(tp or 1, ep or 1)
@@ -55,16 +59,17 @@ def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
 
 
 def require_ranks(ranks: Ranks | None) -> None:
-    """Raise RanksNeeded if the split takes several processes, and this is not one of several."""
+    """Raise RanksNeeded if the split needs several processes, but this process is not one of several ranks."""
     if ranks is not None and torchrun() is None:
         raise RanksNeeded(ranks)
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Return this process's place under torchrun, or any launcher that sets the same variables; None without them.
+    """Return this process's place under torchrun, or any launcher that sets the same variables; None if they are not
+    set.
 
-    Clusters set some of them for whole containers; LOCAL_RANK is set for a process. Values that contradict each other
-    are refused.
+    Clusters set some of the variables for whole containers, but LOCAL_RANK is set per process. Raises FFNError for
+    values that contradict each other.
     """
     if any(not environ.get(name) for name in (*_NUMBERS, "MASTER_ADDR")):
         return None
@@ -85,7 +90,7 @@ def follows() -> bool:
 
 
 def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
-    """Return the split over exactly `world_size` ranks; tp by default all that ep leaves.
+    """Return the split over exactly `world_size` ranks; tp defaults to world_size / ep.
 
     >>> split_over(None, None, 4), split_over(None, 2, 8)
     (Ranks(tp=4, ep=1), Ranks(tp=4, ep=2))
@@ -99,7 +104,8 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
 
 
 def device_of(place: Place, device: str) -> str:
-    """Return this rank's device: `cuda` is the GPU with the rank's number on its machine; another GPU is refused."""
+    """Return this rank's device: `cuda` becomes the GPU with the rank's local number; raise FFNError for any other
+    GPU."""
     named = f"cuda:{place.local_rank}"
     if device not in ("cpu", "cuda", named):
         raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {named}", "use --device cuda")

@@ -1,4 +1,4 @@
-"""Join the other ranks of a run, and report lost ones."""
+"""Joining the other ranks of a run, and reporting lost ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from ffncli.run.ranks.process import ignore_termination
 from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankGroup, RankStore, absent, open_store
 from ffncli.system.gpu import device_index, use_device
 
-# How errors of a collective begin: gloo's name their file; NCCL's and the stores' have a type.
+# The beginnings of a collective's error messages. gloo's errors name a source file; errors of NCCL and the stores have
+# their own types.
 _LOST = re.compile(r"gloo/|pair closure|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe")
 _WAITED = re.compile(r"[Tt]imed out|[Tt]imeout")
 
 
 @contextmanager
 def joined(ranks: Ranks, device: str, timeout: float) -> Iterator[RankGroup]:
-    """Join `ranks` in a process group with a mesh (gloo for CPUs, NCCL for GPUs), until the end of the block.
+    """Join `ranks` in a process group with a mesh (gloo for CPUs, NCCL for GPUs), until the end of the with block.
 
-    `timeout`: seconds to wait for the other ranks, to join and in every collective. A process that is not a rank is
-    refused (exit 2); a rank that is lost or does not come is an error (exit 3).
+    `timeout` is the number of seconds to wait for the other ranks, both to join and in every collective. Raises
+    FFNError if this process is not a rank (exit 2), and if another rank is lost or does not join (exit 3).
     """
     place = torchrun()
     if place is None:
@@ -66,7 +67,8 @@ def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timed
 
 
 def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
-    """Return the grid [ep, tp] of the ranks; its groups are made here: torch's own would wait for half an hour."""
+    """Return the mesh [ep, tp] of the ranks. Its groups are created here with `limit`, because groups created by torch
+    would wait for half an hour."""
     grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
     subgroups: Any = distributed.new_subgroups_by_enumeration
     groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
@@ -74,7 +76,7 @@ def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
 
 
 def _device(device: str, place: Place) -> torch.device:
-    """Return the device of this rank: the GPU of its number on this machine."""
+    """Return the device of this rank: the CPU, or the GPU with the rank's local number."""
     index = device_index(device)
     if index is None:
         return torch.device("cpu")
@@ -82,7 +84,8 @@ def _device(device: str, place: Place) -> torch.device:
 
 
 def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError | Terminated | None:
-    """Return the error to raise: a lost rank by its number, or None for the error itself."""
+    """Return the error to raise instead of `error`, such as an FFNError that names a lost rank; None to raise `error`
+    itself."""
     terminated, lost = isinstance(error, Terminated), _is_lost(error)
     if not (terminated or lost):
         _leave_word(store, isinstance(error, KeyboardInterrupt))
@@ -92,7 +95,7 @@ def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError 
     try:
         store.answer(STOPPED if terminated else TIMED_OUT if waited else CLOSED)
         answers = store.answers()
-    except Exception:  # the store is lost, with the machine that had it
+    except Exception:  # the store is lost, together with the machine that ran it
         return None if terminated else FFNError("the other ranks are lost", code=ExitCode.ENVIRONMENT)
     silent = [rank for rank in range(store.place.world_size) if rank not in answers]
     if silent:
@@ -106,7 +109,7 @@ def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError 
 
 
 def _leave_word(store: RankStore, stopped: bool) -> None:
-    """Tell the others, which lose this rank, that it was stopped, or reports an error of its own."""
+    """Tell the other ranks, which lose this rank, that it was stopped or reports its own error."""
     ignore_termination()
     with suppress(Exception):  # the store may be lost too
         store.answer(STOPPED if stopped else FAILED)
@@ -115,7 +118,7 @@ def _leave_word(store: RankStore, stopped: bool) -> None:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Return whether a collective reported that another rank has ended, or does not answer."""
+    """Return whether `error` is a collective's report that another rank has ended or does not answer."""
     if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))

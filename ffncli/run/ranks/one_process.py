@@ -1,4 +1,5 @@
-"""A block over ranks, in one process: what each rank stores, computes and sends, and their sum against the whole."""
+"""A block split over ranks, run in one process: the weights, steps and traffic of each rank, and their sum compared
+with the whole block."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ WIRE_RANKS = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class RankWeight:
-    """A parameter with one rank's shape and the whole's, matrices as they multiply, [in, out], as in the formula.
+    """A parameter with its shape on one rank and as a whole; matrices are [in, out], as in the formula.
 
-    `place` is as in `parallel.Slice`.
+    `place` is defined in `parallel.Slice`.
     """
 
     name: str
@@ -56,9 +57,9 @@ class RankWeight:
 
 @dataclass(frozen=True)
 class RankStep:
-    """A step of the FFN as rank 0 runs it; `partial`: its output is complete only after the next all-reduce.
+    """A step of the FFN as rank 0 runs it. If `partial` is set, its output is complete only after the next all-reduce.
 
-    `shape` is None inside experts, where it depends on the tokens of each.
+    `shape` is None inside experts, because it depends on the tokens routed to each expert.
     """
 
     name: str
@@ -70,11 +71,11 @@ class RankStep:
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank: its place in the grid, what it stores, receives and sends.
+    """The share of one rank: its place in the grid, its parameters, and its traffic.
 
-    `tokens` are the tokens that it enters, `experts` the numbers of its routed experts, `rows` the rows that these
-    receive (None unless experts are split over ranks). Bytes are sent by this rank, of activations in the run's dtype,
-    for the choices of its tokens.
+    `tokens` is the number of tokens that the rank contributes, `experts` the numbers of its routed experts, `rows` the
+    number of rows that these experts receive (None unless experts are split over ranks). Bytes are the activations that
+    this rank sends, in the run's dtype, for the actual choices of experts.
     """
 
     rank: int
@@ -91,7 +92,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class RankTensor:
-    """An excerpt of one rank's tensor; `tokens` is the token index of each row; None if all tokens."""
+    """An excerpt of one rank's tensor; `tokens` is the token index of each row, or None if the rows are all tokens."""
 
     rank: int
     shape: tuple[int, ...]
@@ -102,7 +103,8 @@ class RankTensor:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that makes one tensor of the ranks' `parts`: their sum, or experts' results sent back to the tokens.
+    """A collective that combines the ranks' `parts` into one tensor: their sum, or experts' results sent back to the
+    tokens.
 
     `agreement` compares the result with the step `step` of the whole block.
     """
@@ -119,9 +121,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class WireBytes:
-    """Bytes that each of `ranks` tensor-parallel ranks sends to sum a tensor: over a ring, or every rank to all others.
+    """The bytes that each of `ranks` tensor-parallel ranks sends to sum a tensor, with two methods: a ring, or every
+    rank sends to all others.
 
-    The second is how distributed-llama does it: the partial sums are gathered on every node and added there.
+    distributed-llama uses the second method: the partial sums are gathered on every node and added there.
     """
 
     ranks: int
@@ -131,11 +134,12 @@ class WireBytes:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """A block over tp × ep ranks. `agreement` compares the output with the whole block's.
+    """A trace of a block over tp × ep ranks. `agreement` compares the output with the output of the whole block.
 
-    `all_reduces` and `all_to_alls` count the collectives that rank 0 takes part in. `reduced_bytes` are the bytes of
-    the tensors that one rank gives to all-reduces. `unneeded_all_gather_bytes` is what each rank would send to give the
-    input of its down projection to all others. `expected_dispatch_bytes` is the mean of a rank's with even routing.
+    `all_reduces` and `all_to_alls` count the collectives of rank 0. `reduced_bytes` is the size of the tensors that one
+    rank contributes to all-reduces. `unneeded_all_gather_bytes` is the number of bytes that each rank would have to
+    send if it shared the input of its down projection with all other ranks. `expected_dispatch_bytes` is the mean of a
+    rank's dispatch bytes with even routing.
     """
 
     tp: int
@@ -155,7 +159,7 @@ class RankTrace:
 
 
 def compared_steps(steps: Sequence[Step], ranks: Ranks) -> frozenset[str]:
-    """Return the steps of the whole block whose tensors are compared with those over ranks."""
+    """Return the names of the whole block's steps whose tensors are compared with the tensors over ranks."""
     first = rank_steps(steps, 0, ranks)
     reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
     return frozenset(reduced | {step.output for step in first if _exchanged(step)} | {steps[-1].output})
@@ -170,9 +174,10 @@ def rank_trace(
     show: int | None = 8,
     events: Iterable[RankEvent] | None = None,
 ) -> RankTrace:
-    """Run the block over ranks; `whole` are the tensors of `compared_steps`, `show` values per axis are recorded.
+    """Run the block over ranks. `whole` contains the tensors of `compared_steps`; `show` is the number of values
+    recorded per axis.
 
-    `events` are those of a run over processes; by default all ranks are run here.
+    `events` are the events of a run over processes; by default, all ranks run in this process.
     """
     seen = _Seen(steps, ranks, inputs)
     with torch.no_grad():
@@ -202,9 +207,9 @@ def rank_trace(
 
 
 class _Seen:
-    """What a run over ranks leaves of its events: its collectives, the routes, shapes on rank 0, the last tensors.
+    """The parts of a run's events that are kept: the collectives, the routes, the shapes on rank 0, the output.
 
-    `reduced` are the values that each rank gives to all-reduces.
+    `reduced` counts the values that each rank contributes to all-reduces.
     """
 
     def __init__(self, steps: Sequence[Step], ranks: Ranks, inputs: Mapping[str, Tensor]) -> None:
@@ -217,11 +222,11 @@ class _Seen:
         self.output: tuple[Tensor, ...] = ()
 
     def take(self, event: RankEvent) -> None:
-        """Keep what one event adds."""
+        """Keep the relevant parts of one event."""
         inside = event.name != event.step.output
         if isinstance(event.step.op, AllReduce):
             start = 0
-            if inside:  # `experts.3.down.sum`: of the rank that has expert 3
+            if inside:  # `experts.3.down.sum` belongs to the ranks that have expert 3
                 (experts,) = self._routes.values()
                 each = experts.experts.size // self._ranks.ep
                 start = self._ranks.tp * (int(event.name.split(".")[1]) // each)
@@ -238,12 +243,13 @@ class _Seen:
 
 
 def _exchanged(step: Step) -> bool:
-    """Return whether two all-to-alls carry the rows of this step, because its experts are split over ranks."""
+    """Return whether the rows of this step are exchanged by two all-to-alls, because its experts are split over
+    ranks."""
     return isinstance(step.op, Experts) and step.op.ranks > 1
 
 
 def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[int, ...]]) -> tuple[RankStep, ...]:
-    """Return the FFN's steps on rank 0, those inside experts before the step that mixes them."""
+    """Return the FFN's steps on rank 0; steps inside experts come before the step that mixes their results."""
     first, other = (rank_steps(steps, rank, ranks) for rank in (0, ranks.tp - 1))
     cut = {one.name: one for one in slices(steps, first, other, dtype("fp32"), ranks)}
     reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
@@ -262,7 +268,8 @@ def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[
 
 
 def _weights(step: Step, steps: Sequence[Step], cut: Mapping[str, Slice], prefix: str = "") -> tuple[RankWeight, ...]:
-    """Return the parameters of a step, by the slices of all; those of experts begin with `prefix`."""
+    """Return the parameters of a step. `cut` contains the slices of all parameters; the names of expert parameters
+    begin with `prefix`."""
     out = []
     for name in step.parameters():
         one, matrix = cut[prefix + name], isinstance(step.op, Linear) and name.endswith(".weight")
@@ -300,12 +307,12 @@ def _shares(steps: Sequence[Step], ranks: Ranks, seen: _Seen, width: int, tokens
 
 
 def _collective(event: RankEvent, ranks: Ranks, whole: Mapping[str, Tensor], show: int | None) -> Collective:
-    """Describe one collective at the top level of the block, with every rank's part."""
+    """Describe one collective outside the experts, with every rank's part."""
     reduces = isinstance(event.step.op, AllReduce)
     step = event.step.inputs[0] if reduces else event.name
     tensors = [event.tensors[start :: ranks.tp] for start in range(ranks.tp)]
     if reduces or _reduced_inside(event.step):
-        tensors = tensors[:1]  # all tensor-parallel ranks have the same, not a part each
+        tensors = tensors[:1]  # all tensor-parallel ranks have the whole result, not a part of it
     result = sum(joined(one, Ranks(ep=ranks.ep)) for one in tensors).reshape(whole[step].shape)  # type: ignore
     index, values = excerpt(result, show)
     parts = []
@@ -321,12 +328,12 @@ def _collective(event: RankEvent, ranks: Ranks, whole: Mapping[str, Tensor], sho
 
 
 def _reduced_inside(step: Step) -> bool:
-    """Return whether experts are summed over tensor-parallel ranks in their own program."""
+    """Return whether the experts' own program sums over tensor-parallel ranks."""
     return isinstance(step.op, Experts) and any(isinstance(one.op, AllReduce) for one in step.op.program)
 
 
 def _entering_down(program: Sequence[Step], tokens: int) -> int:
-    """Return one rank's inputs of its row-parallel matrices, in experts the inputs for all chosen experts."""
+    """Count the input values of one rank's row-parallel matrices; inside experts, those for all chosen experts."""
     taken = experts_per_token(program)
     out = 0
     for step in program:

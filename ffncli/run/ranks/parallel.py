@@ -1,11 +1,12 @@
-"""A block whose weights are split over ranks: what `block/shard.py` says, executed with DTensor.
+"""A block whose weights are split over ranks: the steps from `block/shard.py`, executed with DTensor.
 
-A Linear that is split along its outputs is ColwiseParallel, one along its inputs RowwiseParallel; the other steps run
-on a rank's values as in `engine/execute.py`.
+A Linear that is split along its outputs becomes ColwiseParallel; a Linear that is split along its inputs becomes
+RowwiseParallel. The other steps run on a rank's values as in `engine/execute.py`.
 
-Under expert parallelism a forward has two all-to-alls over the mesh dimension `ep`: a rank sends one row for each
-choice of its tokens (dispatch) and receives as many results (combine). A small all-gather, of one integer per expert
-and rank, says beforehand how many rows come from where. No row is dropped, however many an expert gets.
+Under expert parallelism, a forward pass has two all-to-alls over the mesh dimension `ep`: a rank sends one row per
+choice of its tokens (dispatch) and receives one result per row (combine). Before that, a small all-gather of one
+integer per expert and rank tells each rank how many rows it receives from every other rank. No row is dropped,
+regardless of the load of an expert.
 
 `gathered_events` runs the block step by step and yields the tensors of every rank, as `engine/sharded.py` does.
 """
@@ -34,20 +35,21 @@ from ffncli.run.ranks.store import RankGroup
 
 
 class Dispatch:
-    """Sends rows to experts as the route says."""
+    """The default policy for sending rows to experts: as the route says."""
 
     def choices(self, step: Step, route: Tensor) -> Choices:
-        """Return the entries of the route [tokens, experts] to a step's experts that are not zero."""
+        """Return the nonzero entries of the route [tokens, experts] to a step's experts."""
         experts, tokens = route.t().nonzero(as_tuple=True)
         return Choices(tokens, experts)
 
     def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
-        """Return each rank's rows for each expert [ranks, experts], on the CPU; without `ep`, this rank alone."""
+        """Count each rank's rows for each expert, [ranks, experts] on the CPU; if `ep` is None, only this rank's
+        rows."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
     def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
-        """Add the weighed results [rows, d] of a step's choices to their tokens in `out` [tokens, d]."""
+        """Add the weighted results [rows, d] of a step's choices to their tokens in `out` [tokens, d]."""
         return out.index_add(0, choices.tokens, results)
 
 
@@ -55,12 +57,14 @@ _ROUTED = Dispatch()
 
 
 class ParallelBlock(nn.Module):
-    """The block of `steps` on one rank of `group`, in eval mode; its weights are frozen until `requires_grad_()`.
+    """The part of the block `steps` on one rank of `group`, in eval mode; its weights are frozen until
+    `requires_grad_()`.
 
-    After one all-reduce over the dimension `tp` all its ranks have the output; backward has one for the input's
-    gradient. Over `ep` every rank enters its own tokens, as many as it likes: the gradients of copied weights are then
-    those of its tokens, to be summed over `ep` as in data parallelism. `weights` are the whole block's, on any device;
-    each rank keeps its part of them. `reduce` may be replaced, to leave the all-reduces out, for example.
+    After one all-reduce over the dimension `tp`, all ranks along `tp` have the output; the backward pass has one
+    all-reduce for the input's gradient. Along `ep`, every rank passes its own tokens, any number of them. The gradients
+    of replicated weights then cover only the rank's own tokens, and must be summed over `ep` as in data parallelism.
+    `weights` are the weights of the whole block, on any device; each rank keeps its part of them. `reduce` may be
+    replaced, for example to skip the all-reduces.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class ParallelBlock(nn.Module):
         self.steps = rank_steps(steps, group.rank, group.ranks)
         self.styles, self.divided = styles(steps, self.steps), divided(steps, self.steps)
         last = group.rank - group.rank % group.ranks.tp + group.ranks.tp - 1
-        everywhere = parameters(rank_steps(steps, last, group.ranks)).keys()  # a bias added once is on rank 0 alone
+        everywhere = parameters(rank_steps(steps, last, group.ranks)).keys()  # a bias added only once is on rank 0
         self.spread_parameters = spread_parameters(steps, self.steps) & everywhere
         self.group, self.tp, self.dispatch = group, group.mesh["tp"], dispatch
         self.reduce: Callable[[Tensor], Tensor] = self.summed
@@ -87,7 +91,7 @@ class ParallelBlock(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Map x [..., d_model], and a block's further inputs in the order of `block_inputs`, to the block's output."""
+        """Map the block's inputs, x [..., d_model] and others in the order of `block_inputs`, to the block's output."""
         tensors = dict(zip(block_inputs(self.steps), inputs, strict=True))
         last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
         entered: dict[str, DTensor] = {}
@@ -101,27 +105,28 @@ class ParallelBlock(nn.Module):
 
     @property
     def local_weights(self) -> dict[str, Tensor]:
-        """This rank's parts of the weights, by the block's names."""
+        """This rank's parts of the weights, by canonical name."""
         return {name: _local(parameter).detach() for name, parameter in self.parts.named_parameters()}
 
     def summed(self, part: Tensor) -> Tensor:
-        """Return the sum of the parts of all ranks along `tp`: the all-reduce."""
+        """Return the sum of `part` over all ranks along `tp` (an all-reduce)."""
         partial = DTensor.from_local(part, self.tp, [Partial()], run_check=False)
         return partial.redistribute(placements=[Replicate()]).to_local()
 
     def spread(self, x: Tensor) -> Tensor:
-        """Pass on x, which all ranks along `tp` have, to a part of theirs: backward sums its gradient over them."""
+        """Return x, which all ranks along `tp` have and use in a part of their own; the backward pass sums its gradient
+        over these ranks."""
         if self.group.ranks.tp == 1 or not (torch.is_grad_enabled() and x.requires_grad):
             return x
         copied = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)
         return copied.to_local(grad_placements=[Partial()])
 
     def _result(self, step: Step, tensors: Mapping[str, Tensor], entered: dict[str, DTensor]) -> Tensor:
-        """Return one step's output, complete or this rank's part."""
+        """Return one step's output: the complete output or this rank's part of it."""
         if style := self.styles.get(step.output):
             return self._product(step, style, tensors[step.inputs[0]], entered)
         params = {name: self._local(name) for name in (*step.parameters(), *step.tables())}
-        for name in params:  # in the same order on all ranks, which is that of their gradients' all-reduces
+        for name in params:  # The order must be the same on all ranks, because the gradients' all-reduces follow it
             if name in self.spread_parameters:
                 params[name] = self.spread(params[name])
         inputs = [tensors[name] for name in step.inputs]
@@ -134,7 +139,8 @@ class ParallelBlock(nn.Module):
         return apply(step, {n.rpartition(".")[2]: p for n, p in params.items()}, inputs, Mode(reduce=self.reduce))
 
     def _product(self, step: Step, style: ParallelStyle, x: Tensor, entered: dict[str, DTensor]) -> Tensor:
-        """Return a split Linear's output; gate and up read one DTensor, whose gradients backward sums at once."""
+        """Return a split Linear's output. gate and up share one DTensor as input, so the backward pass sums their
+        gradients in one all-reduce."""
         linear, (name,) = self.parts.get_submodule(step.output), step.inputs
         if isinstance(style, ColwiseParallel):
             if name not in entered:
@@ -144,9 +150,9 @@ class ParallelBlock(nn.Module):
         return part if linear.bias is None else part + linear.bias  # type: ignore[operator]  # a Linear's bias
 
     def _add_linear(self, step: Step, style: ParallelStyle, weights: Mapping[str, Tensor]) -> None:
-        """Add a Linear that is split, with torch's own style; it holds this rank's part."""
+        """Add a split Linear, parallelized by torch's own style; it holds this rank's part."""
         params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
-        bias = params.pop("bias", None) if isinstance(style, RowwiseParallel) else None  # rank 0 adds it
+        bias = params.pop("bias", None) if isinstance(style, RowwiseParallel) else None  # added by rank 0
         out, into = params["weight"].shape
         kind = nn.Linear if isinstance(style, ColwiseParallel) else _RowLinear
         linear = kind(into, out, "bias" in params, device="meta")
@@ -159,7 +165,8 @@ class ParallelBlock(nn.Module):
             linear.bias = _frozen(bias.to(self.group.device))
 
     def _part(self, tensor: Tensor, whole: Sequence[Axis], local: Sequence[Axis]) -> Tensor:
-        """Return this rank's part of a parameter that no Linear's style splits, or the whole if every rank has it."""
+        """Return this rank's part of a parameter that is not split by a Linear's style, or the whole parameter if every
+        rank has it."""
         split = {
             "ep" if before.name == "experts" else "tp": Shard(at)
             for at, (before, after) in enumerate(zip(whole, local, strict=True))
@@ -181,7 +188,8 @@ class ParallelBlock(nn.Module):
         return _local(getattr(holder, key))
 
     def _holder(self, name: str) -> tuple[nn.Module, str]:
-        """Return (the submodule of `shared.up.weight` or `shared.up`, added if missing; the last part of the name)."""
+        """Return (the submodule that holds `shared.up.weight` or `shared.up`, added if missing; the last part of the
+        name)."""
         *path, key = name.split(".")
         module = self.parts
         for part in path:
@@ -192,7 +200,7 @@ class ParallelBlock(nn.Module):
 
 
 class _RowLinear(nn.Linear):
-    """The product alone: rank 0 adds the bias to its part of the sum."""
+    """A row-parallel Linear without its bias, which rank 0 adds to its part of the sum."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in / ranks] to this rank's part of the sum [..., out]."""
@@ -200,9 +208,9 @@ class _RowLinear(nn.Linear):
 
 
 def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelStyle]:
-    """Map each Linear that a rank's steps have a part of to its style.
+    """Map each Linear that is split over ranks to its style.
 
-    The output of a row-parallel one stays a part of the sum: the steps say where it is reduced.
+    The output of a row-parallel Linear stays a part of the sum; an AllReduce step reduces it.
     """
     ops = {step.output: step.op for step in whole}
     out: dict[str, ParallelStyle] = {}
@@ -217,7 +225,7 @@ def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelSt
 
 
 def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return the outputs of a rank's steps that differ between tensor-parallel ranks: d_ff, and parts of sums."""
+    """Return the names of outputs that differ between tensor-parallel ranks: slices of d_ff, and parts of sums."""
     split, ops, out = styles(whole, local).keys(), {step.output: step.op for step in whole}, set[str]()
     for step in local:
         before = ops.get(step.output)
@@ -231,7 +239,8 @@ def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
 
 
 def spread_parameters(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return parameters of steps with `divided` outputs that no Linear has: learned ones of activations, factors."""
+    """Return the parameters, other than those of Linears, of steps with `divided` outputs: learned parameters of
+    activations, factors."""
     out: set[str] = set()
     ops = {step.output: step.op for step in whole}
     names = divided(whole, local)
@@ -254,23 +263,26 @@ def _local(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Choices:
-    """A rank's rows, one for each choice of its tokens, ordered by expert: the token and the expert of each [rows]."""
+    """A rank's rows, one per choice of its tokens, ordered by expert: the token [rows] and the expert [rows] of each
+    row."""
 
     tokens: Tensor
     experts: Tensor
 
 
 def gathered(rows: Tensor, ep: DeviceMesh) -> Tensor:
-    """Return all ranks' `rows` [experts] as [ranks, experts]: the all-gather before the rows are sent."""
+    """All-gather the row counts `rows` [experts] of all ranks into [ranks, experts], before the rows are sent."""
     return DTensor.from_local(rows[None], ep, [Shard(0)], run_check=False).full_tensor()
 
 
 @dataclass(frozen=True)
 class ExpertStep:
-    """An Experts step on one rank: its op there, with the rank's experts, and their weights by the step's names.
+    """An Experts step on one rank: its op, with only the rank's experts, and their weights by the step's parameter
+    names.
 
-    `spread` marks a tensor that all tensor-parallel ranks have where it meets one rank's part of d_ff; `reduce` is for
-    norms inside the experts. With `divided` the output is one rank's part of a sum.
+    `spread` is applied where a tensor that all tensor-parallel ranks have is combined with one rank's part of d_ff;
+    `reduce` sums over ranks before norms inside the experts. If `divided` is True, the output is one rank's part of a
+    sum.
     """
 
     step: Step
@@ -281,7 +293,8 @@ class ExpertStep:
     reduce: Callable[[Tensor], Tensor]
 
     def mixed(self, x: Tensor, route: Tensor, dispatch: Dispatch, ep: DeviceMesh | None) -> Tensor:
-        """Map x [..., d] and its route [..., entries] to the experts' weighed sum [..., d]; `ep` has other experts."""
+        """Map x [..., d] and its route [..., entries] to the weighted sum [..., d] of the experts; other experts are on
+        the ranks along `ep`."""
         op, experts = self.op, self.op.experts.size * (1 if ep is None else ep.size())
         flat, share = x.flatten(0, -2), route.flatten(0, -2)
         if self.divided:
@@ -297,22 +310,25 @@ class ExpertStep:
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:
-        """Exchange rows: other ranks' experts compute ours while this rank's experts compute theirs."""
+        """Exchange rows with the other ranks: send each row to the rank of its expert, compute the received rows, send
+        the results back."""
         ours, place = self.op.experts.size, ep.get_local_rank()
         sent = counts[place].reshape(-1, ours).sum(1).tolist()
         incoming = counts[:, place * ours : (place + 1) * ours]
         received = incoming.sum(1).tolist()
         arrived = all_to_all_single_autograd(rows, received, sent, ep.get_group())
         experts = torch.arange(ours).repeat(ep.size()).repeat_interleave(incoming.flatten())
-        order = experts.argsort(stable=True).to(rows.device)  # they arrive by rank, and are run by expert
+        order = experts.argsort(stable=True).to(rows.device)  # rows arrive sorted by rank, and run sorted by expert
         results = self._results(arrived[order], incoming.sum(0).tolist())
         results = torch.empty_like(results).index_copy(0, order, results)
         return all_to_all_single_autograd(results, sent, received, ep.get_group())
 
     def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
-        """Return every expert's results for its rows, one after the other; one all-reduce for all, if any is needed."""
+        """Return every expert's results for its rows, concatenated; if an all-reduce is needed, one serves all
+        experts."""
         rows = rows if self.divided else self.spread(rows)
-        busy = [e for e, count in enumerate(per_expert) if count] or [0]  # without rows the graph stays connected
+        # One expert even if there are no rows, so the autograd graph stays connected.
+        busy = [e for e, count in enumerate(per_expert) if count] or [0]
         ends = list(accumulate(per_expert))
         for number, stage in enumerate(stages(self.op.program)):
             rows, (entry,) = self.reduce(rows) if number else rows, block_inputs(stage)
@@ -325,16 +341,17 @@ class ExpertStep:
 
 
 def stages(program: Sequence[Step]) -> list[tuple[Step, ...]]:
-    """Return the steps between the AllReduces of a program, which each pass on one tensor."""
+    """Split a program at its AllReduce steps, each of which passes on one tensor."""
     cuts = [at for at, step in enumerate(program) if isinstance(step.op, AllReduce)]
     return [tuple(program[a + 1 : b]) for a, b in pairwise([-1, *cuts, len(program)])]
 
 
 @dataclass
 class StepOnRank:
-    """A step on one rank, on the CPU: its tensor, and what the rank gave to its all-reduces.
+    """A step on one rank, on the CPU: its tensor, and the tensors that the rank contributed to its all-reduces
+    (`given`).
 
-    `choices` and `results` [rows, d]: for experts that are split over ranks, those of this rank's tokens.
+    If experts are split over ranks, `choices` and `results` [rows, d] belong to this rank's tokens.
     """
 
     tensor: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -344,7 +361,7 @@ class StepOnRank:
 
 
 class RecordingBlock(ParallelBlock):
-    """A block on one rank that records every step."""
+    """A ParallelBlock that records every step."""
 
     def __init__(self, steps: Sequence[Step], weights: Mapping[str, Tensor], group: RankGroup) -> None:
         self.recorded: list[StepOnRank] = []
@@ -356,7 +373,7 @@ class RecordingBlock(ParallelBlock):
         return super().forward(*inputs)
 
     def summed(self, part: Tensor) -> Tensor:
-        """Return the same all-reduce, with this rank's part kept."""
+        """Record this rank's part, and return the all-reduced sum."""
         self.recorded[-1].given.append(part.detach().cpu())
         return super().summed(part)
 
@@ -368,7 +385,7 @@ class RecordingBlock(ParallelBlock):
 
 
 class _RecordingDispatch(Dispatch):
-    """The same rows, with what came back from other ranks' experts kept in the last record."""
+    """A Dispatch that stores the results returned by the experts in the last record."""
 
     def __init__(self, recorded: list[StepOnRank]) -> None:
         self.recorded = recorded
@@ -383,9 +400,10 @@ class _RecordingDispatch(Dispatch):
 def gathered_events(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks, device: str
 ) -> list[RankEvent]:
-    """Run the block over the processes of this run; return every step's tensors from all ranks, on rank 0 alone.
+    """Run the block over the processes of this run. Return every step's tensors from all ranks on rank 0, and an empty
+    list on other ranks.
 
-    Expert-parallel ranks share the tokens (`tokens_of_rank`).
+    The tokens are split over expert-parallel ranks (`tokens_of_rank`).
     """
     every: list[list[StepOnRank] | None] = [None] * ranks.world_size
     with joined(ranks, device, RANK_TIMEOUT) as group, torch.no_grad():
@@ -399,7 +417,8 @@ def gathered_events(
 
 
 def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[RankEvent]:
-    """Return a step on all ranks, by their records, after the all-reduces inside its experts."""
+    """Return the event of a step on all ranks, from their records, preceded by the events of all-reduces inside its
+    experts."""
     tensors = tuple(one.tensor for one in records)
     together = list(zip(*(one.given for one in records), strict=True))
     if isinstance(step.op, AllReduce):
@@ -411,7 +430,8 @@ def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[Ran
 
 
 def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent:
-    """Return an all-reduce inside experts: one for all of a group of ranks, under the name of their first."""
+    """Return the event of an all-reduce inside experts, which serves all experts of a group of ranks and is named after
+    the first of these experts."""
     assert isinstance(step.op, Experts)
     expert = first_rank // len(parts) * step.op.experts.size
     reduces = Step(f"{step.output}.sum", AllReduce(len(parts)), (step.output,))
@@ -420,7 +440,8 @@ def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent
 
 
 def _results_by_rank(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> tuple[Tensor, ...]:
-    """Return the results [tokens, d] of each rank's experts for all ranks' tokens, from each rank's choices."""
+    """Return, for each rank, the results [tokens, d] of its experts for the tokens of all ranks; empty if experts are
+    not split."""
     if not (isinstance(step.op, Experts) and step.op.ranks > 1):
         return ()
     sizes = [one.tensor.shape[0] for one in records[:: ranks.tp]]

@@ -1,7 +1,7 @@
-"""How a process behaves as one of several ranks, and how local ranks are started.
+"""The behaviour of a process as one of several ranks, and the start of local ranks.
 
-Rank 0 prints, and of an error that several ranks have, one line is seen. Local ranks are as many processes of one
-command, started by torch's elastic launcher, as torchrun starts them.
+Only rank 0 prints; if several ranks have an error, only one prints it. Local ranks are processes with the same command,
+started by torch's elastic launcher in the same way as by torchrun.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ffncli.system.files import remove_process_folders
 from ffncli.system.host import available_memory, default_threads
 from ffncli.system.packages import require_installed
 
-_HEAD_START = 1.0  # s that rank 0 has to report an error that every rank has
-_PATIENCE, _LONGER = 2.0, 10.0  # s to reach the common store: an agent's, or rank 0's, which may still be starting
+_HEAD_START = 1.0  # s that the other ranks wait for rank 0 to report an error that all ranks have
+_PATIENCE, _LONGER = 2.0, 10.0  # s to reach the store of an agent, or of rank 0, which may still be starting
 
 
 def follow(place: Place) -> None:
-    """Close standard output on all ranks but 0, before torch is loaded; no rank outlives the agent that started it."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's log of every try to reach another rank
+    """Close standard output on all ranks except 0, and make this rank end with the agent that started it. Called before
+    torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # hides torch's log of every attempt to reach another rank
     if place.has_agent:
         end_with_parent()
     if not place.first:
@@ -39,11 +40,11 @@ def follow(place: Place) -> None:
 
 
 def error_line(place: Place, text: str) -> str | None:
-    """Return an error's line as this rank prints it; None if another rank reports it, and for Ctrl-C, which the
-    launcher reports. If the ranks never met, one of each machine prints."""
+    """Return the line that this rank prints for an error; None if another rank reports the error, and for Ctrl-C, which
+    the launcher reports. If the ranks never met, one rank per machine prints."""
     if text == "interrupted":
         return None
-    if place.first and "MASTER_PORT" in text:  # the port is in use, by whom nobody knows: the ranks never met
+    if place.first and "MASTER_PORT" in text:  # the port is in use by an unknown process, so the ranks never met
         return text
     ignore_termination()
     from ffncli.run.ranks.store import open_store
@@ -62,28 +63,30 @@ def error_line(place: Place, text: str) -> str | None:
 
 
 def ignore_termination() -> None:
-    """Survive termination while this rank says why it ends: the agent terminates all ranks when one ends."""
+    """Ignore SIGTERM while this rank reports why it ends, because the agent terminates all ranks when one ends."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank at once: torch's threads of a process group can abort an interpreter that ends in order."""
+    """End this rank immediately, because the threads of torch's process group can abort an interpreter that shuts down
+    normally."""
     sys.stdout.flush()
     sys.stderr.flush()
     remove_process_folders(os.getpid())
     os._exit(code)
 
 
-_GRACE = 5  # s that the ranks have to end before they are killed
-_OF_ONE = 300 << 20  # bytes that a process with torch takes
+_GRACE = 5  # s; the time that ranks have to end before they are killed
+_OF_ONE = 300 << 20  # bytes of memory for a process that imports torch
 
 
 def run_ranks(count: int, command: Sequence[str]) -> int:
     """Run the command (a program and its arguments) in `count` processes, and return their common exit code.
 
-    Their output passes through as it comes. Every rank computes with its share of the cores, unless OMP_NUM_THREADS is
-    set. A rank that a signal kills is an error (exit 3); Ctrl-C and SIGTERM are raised again once all ranks have ended.
+    Output of the ranks is passed through immediately. Every rank computes with its share of the cores, unless
+    OMP_NUM_THREADS is set. Raises FFNError (exit 3) if a signal kills a rank; Ctrl-C and SIGTERM are raised again after
+    all ranks have ended.
     """
     _require_memory(count)
     require_installed("torch")
@@ -100,7 +103,7 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
     program, *arguments = command
     try:
         with _quiet(), _threads(count):
-            elastic_launch(config, program)(*(word.replace("$", "$$") for word in arguments))  # it fills in templates
+            elastic_launch(config, program)(*(word.replace("$", "$$") for word in arguments))  # $ marks its templates
     except ChildFailedError as error:
         return common_exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as stop:
@@ -111,11 +114,12 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
 
 
 def common_exit_code(codes: Mapping[int, int]) -> int:
-    """Return the exit code of a run from those of its ranks that failed; a negative one is a signal.
+    """Return the exit code of a run, given the exit codes of its failed ranks; a negative code is a signal.
 
-    A rank that exits with a code has said why, or knows that another has. The code that names the cause is neither 143,
-    with which ranks end after another has failed, nor 3 if others only lost that rank. If all ended by signals, nobody
-    has said anything: an error (exit 3).
+    A rank that exits with a positive code has reported the reason, or knows that another rank has. The code of the
+    actual cause is preferred over 143, with which ranks end after another rank has failed, and over 3, with which ranks
+    end that lost another rank. If all ranks were killed by signals, none has reported anything, so this raises FFNError
+    (exit 3).
     """
     exits = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
     killed = {rank: code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
@@ -137,7 +141,7 @@ def _require_memory(count: int) -> None:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Return the ranks' share of the cores, which they inherit."""
+    """Set OMP_NUM_THREADS, which the ranks inherit, to their share of the cores."""
     name = "OMP_NUM_THREADS"
     given = os.environ.get(name)
     os.environ[name] = given or str(max(1, default_threads() // count))
@@ -150,7 +154,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the launcher's own log of the processes it starts and of those that fail."""
+    """Hide the launcher's own log of started and failed processes."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,9 +1,8 @@
-"""What a split block exchanges, counted in two ways: from its steps, and by running it on simulated ranks.
+"""The traffic of a split block, counted in two ways: from its steps, and by running it on simulated ranks.
 
-A simulated rank runs without the others: torch's fake process group, and tensors that have shapes alone. The
-collectives are those that the program itself calls, which makes them a second way to what
-`models/counting` derives from the steps. Nothing is computed: a layer of any size, over thousands of ranks, takes
-a second and no memory.
+A simulated rank runs without other ranks, in torch's fake process group and with tensors that have only shapes. The
+program itself calls the collectives, so they are an independent check of the counts that `models/counting` derives from
+the steps. Nothing is computed: a layer of any size, over thousands of ranks, takes a second and no memory.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ from ffncli.show.text import bytes_text, plural
 
 @dataclass(frozen=True)
 class CollectiveCheck:
-    """The collectives of one layer of a group of equal ones, of a rank that enters `entered` tokens.
+    """The collectives of one of `layers`, which are all alike, on a rank with `entered` tokens.
 
-    `counted` is the closed form, `simulated` what the program called, both with as many tokens for every expert.
+    `counted` is the closed form; `simulated` is the count of the collectives that the program called. Both assume the
+    same number of tokens for every expert.
     """
 
     stack: str
@@ -51,12 +51,12 @@ class CollectiveCheck:
 
     @property
     def same(self) -> bool:
-        """Whether the two ways agree, to the byte."""
+        """Whether both counts agree, to the byte."""
         return self.counted == self.simulated
 
 
 def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[CollectiveCheck]:
-    """Check every kind of layer, split and number of tokens."""
+    """Yield a check for every kind of layer, every split and every number of tokens."""
     kind = activation_dtype(planner.weights)
     for group in planner.model.groups:
         for ranks in splits:
@@ -83,7 +83,8 @@ def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequenc
 
 
 def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:
-    """Round the tokens up, if they are sent to ranks, to a number that divides evenly over all experts."""
+    """Return the number of tokens; if experts are split over ranks, it is rounded up to divide evenly over all
+    experts."""
     moe = group.spec.moe
     if moe is None or ranks.ep == 1:
         return entered
@@ -93,10 +94,11 @@ def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What one rank exchanges in a forward pass of one block: collectives, bytes that enter them, bytes that it sends.
+    """The traffic of one rank in a forward pass of one block: its collectives, the bytes that enter them, the bytes
+    that it sends.
 
-    Each of the `ep` places enters `tokens` tokens. An all-reduce is sent around a ring; in an all-to-all, rows for the
-    rank's own experts stay. The all-gather has the counts of rows, not activations.
+    Each expert-parallel rank has `tokens` tokens. An all-reduce is sent around a ring; in an all-to-all, rows for the
+    rank's own experts are not sent. The all-gather transfers row counts, not activations.
     """
 
     ranks: Ranks
@@ -114,9 +116,9 @@ class Simulated:
 
 
 def simulate(steps: Sequence[Step], ranks: Ranks, tokens: int, dtype: torch.dtype = torch.bfloat16) -> Simulated:
-    """Run rank 0 of `ranks`, with a routing that gives all experts the same number of rows, as nearly as it can.
+    """Run rank 0 of `ranks`, with a routing that gives all experts the same number of rows, or one row more.
 
-    A block that cannot be split so is refused, and a process that is already one of several ranks.
+    Raises FFNError if the block cannot be split over `ranks`, or if this process is already one of several ranks.
     """
     rank_steps(steps, 0, ranks)
     with _fake_ranks(ranks) as group, torch.no_grad():
@@ -131,18 +133,18 @@ def simulate(steps: Sequence[Step], ranks: Ranks, tokens: int, dtype: torch.dtyp
 
 
 class _Balanced(Dispatch):
-    """A routing by the numbers of tokens alone: every expert gets as many rows as any other, or one more."""
+    """A routing that depends only on the number of tokens: all experts get the same number of rows, or one row more."""
 
     def __init__(self, per_token: Mapping[str, int]) -> None:
-        self.per_token = per_token  # by the name of a step, how many of its experts a token goes to
+        self.per_token = per_token  # step name → the number of its experts per token
 
     def choices(self, step: Step, route: Tensor) -> Choices:
-        """Return rows without values: only their number counts."""
+        """Return rows without values, because only their number matters."""
         rows = _shape([route.shape[0] * self.per_token[step.output]], torch.int64)
         return Choices(rows, rows)
 
     def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
-        """Return the same on every rank; gathered values are unused."""
+        """Return the same counts for every rank; the gathered values are not used."""
         each, more = divmod(len(choices.tokens), experts)
         rows = torch.full((experts,), each) + (torch.arange(experts) < more)
         if ep is None:
@@ -155,7 +157,7 @@ class _Balanced(Dispatch):
 def _fake_ranks(ranks: Ranks) -> Iterator[RankGroup]:
     if distributed.is_initialized():
         raise FFNError("ranks are simulated in a process of their own, not in one of several ranks")
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # this import registers the backend
 
     distributed.init_process_group("fake", rank=0, world_size=ranks.world_size, store=FakeStore())
     try:
@@ -194,9 +196,9 @@ _NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_ga
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective on one rank: its name, the shape and dtype of the rank's tensor, the number of ranks.
+    """A call of a collective on one rank: its name, the shape and dtype of the rank's tensor, the number of ranks.
 
-    `kept_bytes` of an all-to-all are the rows that the rank keeps.
+    `kept_bytes` is the size of the rows that the rank keeps in an all-to-all.
     """
 
     name: str
@@ -207,24 +209,24 @@ class CollectiveCall:
 
     @property
     def bytes(self) -> int:
-        """The size of that tensor."""
+        """The size of the rank's tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property
     def tensor(self) -> str:
-        """`[16, 64] float32, 4.096 KB`."""
+        """The tensor in words: `[16, 64] float32, 4.096 KB`."""
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}, {bytes_text(self.bytes)}"
 
 
 class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
-    """Within it, torch's count of the collectives, each with its tensor in `done`."""
+    """A context in which torch counts collectives, and every call is recorded in `done`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.done: list[CollectiveCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let torch count, and note what it has counted."""
+        """Let torch count the call, and record it if it was counted as a collective."""
         before = self.get_total_counts()
         out = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if self.get_total_counts() > before:
@@ -233,14 +235,14 @@ class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
 
 
 def _exchange(name: str, args: Sequence[Any]) -> CollectiveCall:
-    """Describe a call to an operator, whose last argument is the name of its group."""
+    """Describe the call of a collective operator; its last argument is the name of the process group."""
     tensor, group = args[0], _resolve_process_group(args[-1])
     kept = args[2][group.rank()] * prod(tensor.shape[1:]) * tensor.itemsize if name == "all_to_all_single" else 0
     return CollectiveCall(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype, group.size(), kept)
 
 
 def in_words(exchanges: list[CollectiveCall]) -> str:
-    """`1 all-reduce of [16, 64] float32, 4.096 KB`; without any, `no collective`."""
+    """Return `1 all-reduce of [16, 64] float32, 4.096 KB`, or `no collective` if the list is empty."""
     counts = Counter(exchanges)
     texts = [f"{count} {plural(one.name, count)} of {one.tensor}" for one, count in counts.items()]
     return "; ".join(texts) or "no collective"

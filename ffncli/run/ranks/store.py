@@ -1,4 +1,5 @@
-"""The store of a run's ranks (torch's TCPStore, opened by torchrun's agent or rank 0): who is there, who failed."""
+"""The store of a run's ranks (torch's TCPStore, opened by torchrun's agent or rank 0), which records the ranks that
+joined and failed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ffncli.run.ranks.environment import Place
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a run, which of them this process is, and their mesh with the dimensions `ep` and `tp`."""
+    """The ranks of a run, the rank and device of this process, and the mesh with dimensions `ep` and `tp`."""
 
     ranks: Ranks
     rank: int
@@ -26,21 +27,22 @@ class RankGroup:
     mesh: DeviceMesh
 
 
-STORE_ERRORS = (DistNetworkError, DistStoreError)  # of a store that cannot be reached, or no longer
-_BETWEEN = 0.02  # s between two looks
-_ANSWERING = 1.5  # s in which a rank that runs answers the others, after an error that all of them see
+STORE_ERRORS = (DistNetworkError, DistStoreError)  # raised if a store cannot be reached, or no longer
+_BETWEEN = 0.02  # s between two polls of the store
+_ANSWERING = 1.5  # s within which a running rank answers the others, after an error that all ranks see
 LEFT, FAILED, STOPPED, TIMED_OUT, CLOSED = "left", "failed", "stopped", "timed out", "closed"
 
 
 @dataclass(frozen=True)
 class RankStore:
-    """The common store of the ranks, as one of them uses it."""
+    """The common store of the ranks, as used by the rank at `place`."""
 
     place: Place
     shared: Store
 
     def arrive(self, limit: float) -> None:
-        """Wait until all ranks have arrived, handling signals; raise FFNError (exit 3) after `limit`."""
+        """Wait until all ranks have arrived; signals are handled meanwhile. Raise FFNError (exit 3) after `limit`
+        seconds."""
         self.shared.set(f"here/{self.place.rank}", "1")
         until = time.monotonic() + limit
         others = [rank for rank in range(self.place.world_size) if rank != self.place.rank]
@@ -53,11 +55,11 @@ class RankStore:
             time.sleep(_BETWEEN if others else 0)
 
     def answer(self, how: str) -> None:
-        """Leave for the others how this rank ends."""
+        """Tell the other ranks how this rank ends."""
         self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:
-        """Return how the ranks end, by rank; leave out those that say nothing within a moment."""
+        """Return how the ranks end, by rank, without the ranks that do not answer in time."""
         until = time.monotonic() + _ANSWERING
         silent = list(range(self.place.world_size))
         while (silent := self._without("ended", silent)) and time.monotonic() < until:
@@ -66,12 +68,12 @@ class RankStore:
         return {rank: self.shared.get(f"ended/{rank}").decode() for rank in heard}
 
     def may_report(self) -> bool:
-        """Return whether this rank is the first to ask: it prints the error of them all."""
+        """Return whether this rank is the first to ask, and should therefore print the error for all ranks."""
         mine = str(self.place.rank)
         return self.shared.compare_set("reporter", "", mine).decode() == mine
 
     def reported(self) -> bool:
-        """Return whether some rank has."""
+        """Return whether a rank has already claimed the report."""
         return self.shared.check(["reporter"])
 
     def _without(self, key: str, ranks: list[int]) -> list[int]:
@@ -79,7 +81,8 @@ class RankStore:
 
 
 def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
-    """Open the store on rank 0 if no agent has, and if it `opens` one at all; else connect within `limit` s."""
+    """Open the store if this is rank 0, no agent has opened it, and `opens` is True; otherwise connect within `limit`
+    s."""
     master = opens and place.first and not place.has_agent
     try:
         store = TCPStore(
@@ -96,6 +99,6 @@ def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
 
 
 def absent(ranks: list[int], what: str) -> FFNError:
-    """Return the error about missing ranks: `rank 1 did not join within 60 s`."""
+    """Return the error for missing ranks, such as `rank 1 did not join within 60 s`."""
     named = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
     return FFNError(f"rank{'s' if len(ranks) > 1 else ''} {named} {what}", code=ExitCode.ENVIRONMENT)
