@@ -76,7 +76,7 @@ def replace(
 
     counts = TOKENS if tokens is None else tuple(map(_count, [tokens] if isinstance(tokens, int) else tokens))
     if not counts:
-        raise FFNError("tokens must be a whole number from 1, or several of them")
+        raise FFNError("tokens must be one or more whole numbers from 1")
     chosen = None if kernel == AUTO else _parsed(kernel)
 
     def choose(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
@@ -105,5 +105,5 @@ def _count(tokens: int) -> int:
     except TypeError:
         number = 0
     if number < 1:
-        raise FFNError(f"tokens must be a whole number from 1, or several of them, got {shown(tokens)}")
+        raise FFNError(f"tokens must be one or more whole numbers from 1, got {shown(tokens)}")
     return number

@@ -41,7 +41,7 @@ CONVENTIONS: Mapping[str, str] = {
     "elementwise_flops": "1 per element for bias, activation, multiply, add; RMSNorm 4, LayerNorm 7; dropout 0;"
     " routing: 1 per logit for the score and for a choice correction, top_k for a renormalisation and for a scale,"
     " and the multiplies and adds that mix the chosen experts",
-    "d_ff": "width of one projection; in MoE of one routed expert",
+    "d_ff": "width of one projection; in MoE, the width of one routed expert",
 }
 
 

@@ -67,7 +67,7 @@ class DType:
             return ceil(numbers * self.mean)
         if row % self.block and not self.flat:
             raise FFNError(
-                f"{self.name} stores {self.block} weights in a block, and a row of {row} is not a whole number of them",
+                f"{self.name} stores {self.block} weights in a block; a row of {row} is not a whole number of blocks",
                 "choose another --dtype",
             )
         return -(-numbers // self.block) * self.block_bytes
@@ -163,9 +163,9 @@ def _key(text: str) -> str:
 
 
 CONVENTIONS: Mapping[str, str] = {
-    "weight_bytes": "plain formats: parameters × width; a stored format packs the projection matrices, scales"
-    " included, and keeps every other parameter at 4 bytes (ggml's) or 2 (the others); scales of whole tensors,"
-    " rows or tiles of fp8, int8 and nvfp4 and all scales of int4 are not counted",
+    "weight_bytes": "compute formats: parameters × width; a storage-only format packs the projection matrices, scales"
+    " included, and keeps every other parameter at 4 bytes (ggml's formats) or 2 (other formats); not counted: scales"
+    " of whole tensors, rows or tiles in fp8, int8 and nvfp4, and all scales in int4",
 }
 
 

@@ -204,7 +204,7 @@ def check_moe(moe: MoE) -> None:
     size("shared_experts", moe.shared_experts, low=0)
     size("identity_experts", moe.identity_experts, low=0)
     if moe.identity_experts and moe.groups > 1:
-        raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
+        raise FFNError(f"identity_experts = {moe.identity_experts}: they cannot be combined with groups")
     if moe.latent is not None:
         size("latent", moe.latent)
     elif moe.latent_norm or moe.mixed_norm:
@@ -231,9 +231,11 @@ def _check_choice(moe: MoE) -> None:
     if len(special) > 1 or (special and (moe.groups > 1 or moe.identity_experts or not plain)):
         raise FFNError(f"{special[0]} cannot be combined with another way to choose experts")
     if moe.lookup and moe.correction:
-        raise FFNError("lookup: the token ids choose, so that a correction of the choice has no effect")
+        raise FFNError("lookup: the token ids choose the experts, so a correction has no effect")
     if moe.shared_routed and (not moe.shared_experts or moe.shared_d_ff or moe.shared_gate or moe.shared_scale != 1):
-        raise FFNError("shared_routed needs shared experts that are as wide as the routed ones and weighed once")
+        raise FFNError(
+            "shared_routed needs shared experts that are as wide as the routed experts and weighed only once"
+        )
 
 
 def check_limits(limits: Limits, function: str) -> None:
@@ -244,7 +246,7 @@ def check_limits(limits: Limits, function: str) -> None:
     _number("up_plus", limits.up_plus)
     if limits.gate_cap is not None and function not in activations.SOFT_CAPPED:
         raise FFNError(
-            f"a soft cap of the gate needs a function with a linear factor, which {function} has not",
+            f"a soft cap of the gate needs a function with a linear factor, which {function} does not have",
             "use one of " + ", ".join(activations.SOFT_CAPPED),
         )
 

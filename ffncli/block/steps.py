@@ -204,7 +204,7 @@ class Route(Op, RoutingRule):
     def shape(self, *inputs: Shape) -> Shape:
         """Return the logits' shape, unchanged. Raises FFNError unless there is exactly one token id per token."""
         if self.lookup:
-            require_axis(ONE, inputs[1], "Route, of token ids,")
+            require_axis(ONE, inputs[1], "Route, for its token ids,")
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:

@@ -40,11 +40,11 @@ from ffncli.block.steps import (
 from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {
-    "weight_bytes_read": "every weight once; of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
-    " expected to touch; over n expert-parallel ranks one n-th of those that n times the tokens touch",
-    "activation_bytes": "unfused: every step's inputs read and output written, norm and residual too, the steps of"
-    " elementwise_flops; fused: the block's inputs and output",
-    "flops_per_byte": "matmul FLOPs over weight and activation bytes",
+    "weight_bytes_read": "every weight once; of E experts, only the E · (1 - (1 - top_k/E)^tokens) that uniform routing"
+    " is expected to touch; over n expert-parallel ranks, one n-th of the experts touched by n times the tokens",
+    "activation_bytes": "unfused: every step reads its inputs and writes its output, including norm and residual (the"
+    " steps counted in elementwise_flops); fused: only the block's inputs and output",
+    "flops_per_byte": "matmul FLOPs divided by weight and activation bytes",
 }
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ffncli.bench.timing.modes.auto_choice import AutoChoice
 
 CONVENTIONS = {
-    "status": "ok; note: worth knowing; missing: can be installed; bad: installed and does not work",
-    "resolvable_difference": "half-width of the 95 % interval, over fresh processes, of the ratio of a small product to"
-    " itself, or the distance of its end from 1 if it excludes 1; 0.01 is 1 %",
+    "status": "ok; note: worth knowing; missing: can be installed; bad: installed but does not work",
+    "resolvable_difference": "half-width of the 95 % interval (over fresh processes) of the ratio between two timings"
+    " of the same small product; if the interval excludes 1, the distance of its end from 1; 0.01 is 1 %",
 }
 _WIDTH = 54  # maximum length of a value, so that the table fits 80 columns
 _SECONDS = 10.0

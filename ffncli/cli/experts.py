@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6
 CONVENTIONS = {
-    "output_change": "the norm of what the expert adds to a token's output over that of the output: the mean over the "
-    "tokens that are routed to it",
+    "output_change": "the norm of the expert's contribution to a token's output, divided by the norm of the output: "
+    "mean over the tokens routed to the expert",
     "divergence": "mean Kullback-Leibler divergence, in nats, of the next token's distribution without the expert from "
-    "that with it, over the texts that were read again",
-    "hit_rates": "share of the choices that a cache of 1, 2, ... experts would serve, if it drops the one chosen "
-    "longest ago; a token's experts are chosen one after the other, the heaviest first",
-    "lift": "how many times as often two experts are chosen together as if the choices were independent",
+    "the distribution with it, over the texts that were read again",
+    "hit_rates": "share of the choices that a cache of 1, 2, ... experts would serve, if it evicts the expert chosen "
+    "longest ago; a token's experts are chosen one after the other, heaviest first",
+    "lift": "how often two experts are chosen together, divided by how often they would be if choices were independent",
 }
 
 

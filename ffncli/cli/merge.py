@@ -17,8 +17,8 @@ from ffncli.show.text import plural
 
 _MOST_MISSING = 40  # lines on the page; JSON lists all missing cases
 _CONVENTIONS = {
-    "complete": "whether every case of the grid is there; null for results that are not parts of a grid",
-    "missing": "cases of the grid without a result: part is that of --shard; command measures them",
+    "complete": "whether every case of the grid is present; null for results that are not parts of a grid",
+    "missing": "cases of the grid without a result: part is the case's --shard; command measures it",
 }
 
 

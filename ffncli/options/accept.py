@@ -251,13 +251,13 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 PROMPT = Accepts[Any]("text", _prompt)
-IDS = Accepts("token numbers such as 1,2,3", _ids)
-NUMBERS = joined("a whole number, several of them, or text as it is typed in a shell")
-TEXTS = several(TEXT, "text, or several texts", least=0)
-PATHS = several(PATH, "a path, or several of them", least=0)
-COUNTS = comma_list(COUNT, "a whole number from 1, or several of them")
-NAMES = comma_list(Accepts("a name", lambda value: text(value).strip()), "a name, or several of them")
-FORMATS = replace(NAMES, words="a format such as 'fp8', or several")
+IDS = Accepts("token ids such as 1,2,3", _ids)
+NUMBERS = joined("one or more whole numbers, or text as typed in a shell")
+TEXTS = several(TEXT, "one or more texts", least=0)
+PATHS = several(PATH, "one or more paths", least=0)
+COUNTS = comma_list(COUNT, "one or more whole numbers from 1")
+NAMES = comma_list(Accepts("a name", lambda value: text(value).strip()), "one or more names")
+FORMATS = replace(NAMES, words="one or more formats such as 'fp8'")
 
 
 def optional(accepts: Accepts[T], words: str, *nothing: str) -> Accepts[T | None]:

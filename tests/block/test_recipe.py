@@ -79,7 +79,7 @@ def test_defaults_follow_the_gate():
         ({"limits": hard_limits(0.0)}, "the limit of the gate must be positive"),
         ({"limits": Limits(up_cap=-1.0)}, "the soft cap of up must be positive"),
         ({"shared_limits": Limits(act_high=float("nan"))}, "activated gate must be a number"),
-        ({"activation": "gelu", "limits": Limits(gate_cap=4.0)}, "which gelu has not"),
+        ({"activation": "gelu", "limits": Limits(gate_cap=4.0)}, "which gelu does not have"),
         ({"activation": "gelo"}, "unknown activation"),
         ({"activation": "swiglu", "gated": False}, "cannot be plain"),
         ({"moe": MoE(4, 5)}, "top_k"),
@@ -89,7 +89,7 @@ def test_defaults_follow_the_gate():
         ({"moe": MoE(8, 4, shared_experts=-1)}, "shared_experts"),
         ({"moe": MoE(8, 4, shared_scale=float("nan"))}, "shared_scale must be a number"),
         ({"moe": MoE(8, 4, identity_experts=-1)}, "identity_experts must be"),
-        ({"moe": MoE(8, 4, identity_experts=2, groups=2, top_groups=2)}, "in groups cannot"),
+        ({"moe": MoE(8, 4, identity_experts=2, groups=2, top_groups=2)}, "combined with groups"),
     ],
 )
 def test_impossible_specs_are_refused(choices, message):
@@ -388,7 +388,7 @@ def test_whole_blocks_take_whole_bytes(row, stack, rows, blocks):
 
 
 def test_rows_that_are_no_whole_number_of_blocks():
-    with pytest.raises(FFNError, match="q4_0 stores 32 weights in a block, and a row of 33 is not a whole number of"):
+    with pytest.raises(FFNError, match="q4_0 stores 32 weights in a block; a row of 33 is not a whole number of"):
         storage("q4_0").matrix_bytes((4, 33))
     assert storage("nf4").matrix_bytes((3, 33)) == 2 * 36  # 99 weights, over the ends of rows: two blocks
     assert storage("int4").matrix_bytes((3, 3)) == 5

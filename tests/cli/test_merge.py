@@ -84,7 +84,7 @@ def test_a_part_without_cases_says_so_and_succeeds(ffn):
     grid = [word.replace("1,2,3,4,5", "1") for word in GRID]
     code, out, err = ffn("bench", *grid, "--shard", "2/2", "--save", "empty.csv")
     assert (code, out) == (0, "  nothing to measure: this part of the grid has no cases\n")
-    assert "note: part 2/2 has no cases: the grid has 1, dealt to parts 1 to 1" in err
+    assert "note: part 2/2 has no cases: the 1 case of the grid went to other parts" in err
     assert json.loads(ffn("bench", *grid, "--shard", "2/2", "--save", "e.csv", "--json")[1])["rows"] == []
     ffn("bench", *grid, "--shard", "1/2", "--save", "full.csv")
     assert ffn("merge", "empty.csv", "full.csv", "-o", "all.csv")[0] == 0

@@ -54,7 +54,7 @@ def test_a_call_takes_what_a_shell_types_and_python_has():
     ("wrong", "message"),
     [
         ({"d_test": 0}, "d_test must be a whole number from 1, got 0"),
-        ({"ranks": [2, True]}, "ranks must be a whole number from 1, or several of them, got [2, True]"),
+        ({"ranks": [2, True]}, "ranks must be one or more whole numbers from 1, got [2, True]"),
         ({"loud": "yes"}, "loud must be True or False, got 'yes'"),
         ({"rank": 1}, "no argument 'rank'; did you mean 'ranks'?"),
     ],

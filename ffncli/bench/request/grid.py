@@ -67,14 +67,14 @@ class Grid(Dimensions):
     passes: Annotated[
         Names | None,
         _what(
-            "--pass", metavar="NAME,...", accepts=comma_list(choice(*get_args(Pass)), "a name, or several of them"),
+            "--pass", metavar="NAME,...", accepts=comma_list(choice(*get_args(Pass)), "one or more names"),
             repeat=True, help="forward or forward+backward. [default: forward]",
         ),
     ] = None  # fmt: skip
     cache: Annotated[
         Names | None,
         _what(
-            "--cache", metavar="NAME,...", accepts=comma_list(choice(*CACHES), "a name, or several of them"),
+            "--cache", metavar="NAME,...", accepts=comma_list(choice(*CACHES), "one or more names"),
             repeat=True,
             help="State of the caches: warm, cold-weights or flush. [default: auto, which is cold-weights up to"
             f" {DECODE} tokens, else warm]",

@@ -16,12 +16,12 @@ NARROWEST, WIDEST = 1e-6, 1e6  # bounds on the input's std: outside, every activ
 CONVENTIONS = {
     "slope": "df/dx; at a kink, torch's value",
     "minimum": "the greatest lower bound, null if there is none; minimum_at is null if it is only approached, and the "
-    "place nearest to 0 if there are several; maximum likewise",
+    "point nearest to 0 if there are several; maximum likewise",
     "lipschitz": "the least L with |f(a) - f(b)| <= L |a - b|, null if there is none",
-    "smoothness_at_0": "how many derivatives are continuous at 0: null for all, -1 where f itself jumps",
-    "zero_share": f"share of a normal input of mean 0 and that std with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: "
-    "with f(x) = 0, in exact arithmetic",
-    "mean, variance": "of f(x) for that input, by quadrature",
+    "smoothness_at_0": "how many derivatives are continuous at 0: null for all, -1 if f itself jumps",
+    "zero_share": f"share of a normal input (mean 0, this std) with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: "
+    "share with f(x) = 0, in exact arithmetic",
+    "mean, variance": "mean and variance of f(x) for this input, by quadrature",
     "gain": "std / sqrt(E[f(x)^2]): weights of standard deviation gain / sqrt(fan_in) keep the second moment",
     "gradient_gain": "1 / sqrt(E[f'(x)^2]): the same for the gradient",
     "learned": "learned parameters have their initial values",

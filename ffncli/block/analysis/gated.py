@@ -155,10 +155,10 @@ def _formula(op: Activation, name: str) -> str:
 _INF = math.inf
 _FAR = 2.0**20
 CONVENTIONS = {
-    "gate, up": "of a gated unit: independent, both normal of mean 0 and that std; slope is by gate, slope_up by up",
-    "growth": "of a gated unit: the power at which it grows along gate = up",
-    "linear_share": "of a gated unit: the share of its variance that the best linear function of gate and up explains;"
-    " linear_share_of_gate_function: the same for its gate function alone; product_share: the further share that the"
+    "gate, up": "gated units: independent and normal, with mean 0 and this std; slope is by gate, slope_up by up",
+    "growth": "gated units: the power of growth along gate = up",
+    "linear_share": "gated units: the share of the variance that the best linear function of gate and up explains;"
+    " linear_share_of_gate_function: the same for the gate function alone; product_share: the additional share that the"
     " plain product gate * up explains",
 }
 

@@ -21,7 +21,7 @@ from ffncli.block.formulas import SCALAR, with_learned
 CONVENTION = (
     "per element, as the table's formula computes it: a repeated expression is counted once, a selection computes both"
     " sides, constants and learned parameters are not per element; a max is a comparison and a selection; an abs or a"
-    " negation is `sign`; exp, erf, tanh, sigmoid and the like are one each; a fused kernel may differ"
+    " negation is `sign`; exp, erf, tanh, sigmoid and similar functions count as one; fused kernels may differ"
 )
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ffncli.run.measure.statistics import Distribution
 
 CONVENTIONS = {
-    "input": "the function's input, after a clip; all figures are of the finite values, std with divisor n",
+    "input": "the function's input, after clipping; all figures are computed over finite values, std with divisor n",
     "rms": "sqrt(mean^2 + std^2): the --std whose N(0, std^2) fits best (maximum likelihood)",
-    "normal_distance": "max |F - Phi|, F the cumulative distribution, Phi that of a normal of the same mean and std",
-    "rows": "each activation on that input, the model's own first",
+    "normal_distance": "max |F - Phi|; F: the cumulative distribution, Phi: the normal one with the same mean and std",
+    "rows": "each activation on this input, the model's own first",
     "zero_share": f"share of values with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: with f(x) = 0",
     "dead_units": f"units that are 0 for every token; near_dead_units: within {NEAR_ZERO:g} of 0",
     "relative_difference": "||f(x) - own(x)|| / ||own(x)||",
@@ -40,7 +40,7 @@ def remarks(data: ActivationData, question: DataQuestion) -> list[str]:
     if question.layer is None and (resolved.model.layer_count or 1) > 1:
         one = data.layers[0]
         out.append(
-            f"{one.stack} layer {one.layer} of {resolved.model.name}: --layer I shows another, --layer all every one"
+            f"{one.stack} layer {one.layer} of {resolved.model.name}: --layer I shows another, --layer all shows all"
         )
     if not data.tokens:
         drawn = ["weights"] if any(one.weights.startswith("random") for one in data.layers) else []
@@ -223,7 +223,7 @@ def _all(data: ActivationData) -> list[Part]:
 
 _COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "near dead", "from min to max")
 _ALL_MEANING: Mapping[str, str] = {
-    "mean to kurt": "of the inputs; kurt: excess kurtosis, 0 for a normal",
+    "mean to kurt": "of the inputs; kurt: excess kurtosis, 0 for a normal distribution",
     "zero %, near %": f"of the outputs: values that are 0, and those within {NEAR_ZERO:g} of 0",
     "dead, near dead": f"units that are 0 for every token, and those within {NEAR_ZERO:g} of 0",
 }

@@ -18,9 +18,9 @@ Row = Mapping[str, Any]
 
 _AGAINST = ("against", "same_gate", "same_up", "rms_difference", "relative_rms_difference")
 AGAINST_CONVENTIONS = {
-    "same_gate, same_up": "of a gated unit: y is the reference's for each gate in one together with each up in the"
-    " other; [low, high], null for an end that is infinite; null instead of both: nowhere",
-    "relative_rms_difference": "of a gated unit: rms_difference over the rms of the reference",
+    "same_gate, same_up": "gated units: y equals the reference's y if gate is in same_gate and up is in same_up; each"
+    " is [low, high], with null for an infinite end; null instead of an interval: nowhere",
+    "relative_rms_difference": "gated units: rms_difference divided by the rms of the reference",
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _AT_0 = 1e-3  # kinks this close to 0 are shown in the column "at 0"; xielu has one at -1e-6
 DIFFERENCE_CONVENTIONS = {
-    "max_difference": "the least upper bound of |f - g| for all x, g being --against; null if there is none",
+    "max_difference": "the least upper bound of |f - g| for all x, where g is --against; null if there is none",
     "ulps": "steps from one number of a format to another: 0 the same, 1 neighbours; +0 and -0 are the same",
     "rounded": "f and g, exact at every x of the format, each rounded once to the nearest number",
 }
@@ -333,7 +333,7 @@ def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
     pairs = [(one.difference, s) for one in others for s in one.rounded]
     against = others[0].difference.against
     note = (
-        f"yes: its rms exceeds the rounding error of {against} itself; in part: it does not, but some numbers differ · "
+        f"yes: its rms exceeds the rounding error of {against} itself; in part: it does not, but some values differ · "
         "1 ulp: the step to the next number of the format · x: where the exact difference is largest, then where the "
         f"difference in ulps is, with both values · inputs: normal, std {std:g}"
     )

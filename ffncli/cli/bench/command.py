@@ -47,8 +47,9 @@ from ffncli.system.packages import require_installed
 if TYPE_CHECKING:
     from ffncli.bench.suite import Result
 
-FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
-_SHORT = "a first look, shorter than other runs; ffn bench --max-time 60s takes its time"
+# for `ffn bench` without options: about 30 s
+FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)
+_SHORT = "a first look, shorter than other runs; for a longer run: ffn bench --max-time 60s"
 _ASKED = (  # the options that a run's journal stores, in this order
     *options_of(Dimensions), "tokens", "batch", "seq_len", "dtype", "passes", "cache", "device", "threads", "routing",
     "input", *options_of(KernelOptions), *options_of(ParallelOptions), *options_of(MethodOptions), "source", "suite",
@@ -185,7 +186,7 @@ def _selftest(question: BenchQuestion, how: Method, output: Output) -> None:
 def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
     """Return `part 3/8: 8 of 60 cases`."""
     if not cases:
-        return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
+        return f"part {part} has no cases: the {all_cases} {plural('case', all_cases)} of the grid went to other parts"
     return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
 
 

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from ffncli.bench.selftest import KnownDifference, SelfTest
 
 CONVENTIONS = {
-    "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high is its 95 % confidence interval,"
-    " Student's t over the processes",
+    "ratio": "time divided by the baseline's time in the same rounds; ratio_low to ratio_high is its 95 % confidence"
+    " interval, by Student's t over the processes",
     "verdict": "faster or slower: the interval lies entirely beyond 2 %; same: entirely within; else inconclusive",
-    "time_s": "of one call; the quotient of two need not equal their ratio",
-    "roof_fraction": "of the best rate that this machine reached in this run: matrix products, or bytes copied or read",
+    "time_s": "time of one call; the quotient of two times need not equal their ratio",
+    "roof_fraction": "share of the best rate that this machine reached in this run: in matrix products, or in bytes"
+    " copied or read",
 }
 _CACHES = {
     "warm": "weights in cache", "shared": "weights in cache, if all kernels' copies fit",
@@ -221,12 +222,14 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     lines = [f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})"]
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append(
-            "inconclusive: the interval is neither inside nor entirely outside 1 ± 2 %, or the machine was busy"
+            "inconclusive: the interval is neither entirely inside nor entirely outside 1 ± 2 %, or the host was busy"
         )
         lines += closing(rows, request)
     if request.ranks.world_size > 1:
-        lines.append("time: of the slowest rank, with its collectives; compute: the same without them")
-        lines.append("overlap: share of the communication hidden behind compute; negative if the two slow each other")
+        lines.append("time: of the slowest rank, including its collectives; compute: without them")
+        lines.append(
+            "overlap: share of the communication hidden behind compute; negative if the two slow each other down"
+        )
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: share of the best rate that this machine reached in this run, of products or of memory")
     checked = "every kernel in every FFN" if method.in_model else "every kernel"

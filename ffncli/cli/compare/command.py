@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _SWEEP_COLUMNS = ("axis", "size", "kernel", "baseline", "speed", "speed_low", "speed_high", "verdict", "block", "where")
 _SPEED = {
-    "speed": "time of the baseline over time of the kernel in the same rounds: 1.25 is a quarter faster; speed_low to"
-    " speed_high holds it with 95 % confidence"
+    "speed": "the baseline's time divided by the kernel's in the same rounds: 1.25 is a quarter faster; speed_low to"
+    " speed_high is its 95 % confidence interval"
 }
 
 
@@ -92,7 +92,7 @@ def _plot(question: CompareQuestion, options: Sequence[str], plot: PlotOptions, 
     paths = paths_of(listed(question.base))
     if not all(map(is_results, paths)):
         name = shown(",".join(listed(question.base)), 200)
-        raise FFNError(f"{name} is not a result of ffn bench", f"{option('plot')} draws those alone")
+        raise FFNError(f"{name} is not a result of ffn bench", f"{option('plot')} draws only those")
     if options:
         raise FFNError(f"{option(options[0])} compares two files", "give NEW too, or leave it out")
     sweeps = require_sweeps([row for path in paths for row in read_rows(path)])

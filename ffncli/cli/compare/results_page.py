@@ -269,7 +269,7 @@ def _frame(comparison: ResultComparison) -> list[str]:
     out = [", ".join(_cut(text) for text in alike)] if alike else []
     counts = [sorted({getattr(row, f"processes_{side}") for row in comparison.rows} - {0}) for side in ("base", "new")]
     texts = ["none" if not c else f"{c[0]}" if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in counts]
-    out.append(f"processes: {texts[0]} in BASE, {texts[1]} in NEW; ranges are 95 % intervals over them")
+    out.append(f"processes: {texts[0]} in BASE, {texts[1]} in NEW; ranges are 95 % intervals over processes")
     if comparison.environment:
         out.append(_cut(comparison.environment))
     out += [f"{_cut(m.field)}: {_cut(m.base)} in BASE, {_cut(m.new)} in NEW" for m in comparison.mismatches]
@@ -303,7 +303,7 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
     rows: dict[str, list[ComparedRow]] = {}
     for row in comparison.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
-            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # after a comma: specific to the row
+            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # the rest is specific to the row
     out: list[Part] = []
     for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
         kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ffncli.run.ranks.simulate import CollectiveCheck
 
 CONVENTIONS: Mapping[str, str] = {
-    "time_s": "a layer's kernels one after another (products, elementwise steps between them), each the longer of"
-    " matmul FLOPs over the rate and traffic over the bandwidth, plus the collectives; summed over layers, forward",
-    "all_reduce": "a ring: 2 (n - 1) / n × bytes over the link's share, plus a call and 2 (n - 1) steps, by the fastest"
-    " of NCCL's protocols",
+    "time_s": "a layer's kernels run one after another (products, and the elementwise steps between them); each takes"
+    " max(matmul FLOPs / rate, traffic / bandwidth); plus the collectives; summed over layers, forward only",
+    "all_reduce": "a ring: 2 (n - 1) / n × bytes divided by the usable bandwidth of the link, plus the latencies of"
+    " a call and of 2 (n - 1) steps, with the fastest of NCCL's protocols",
     "all_to_all": "dispatch and combine: (n - 1) / n × tokens × top_k × width, link and network at the same time",
-    "needed_bytes": "weights of one rank, those outside the FFNs divided by tp, and all intermediates of one layer",
+    "needed_bytes": "weights of one rank (outside the FFNs divided by tp), and all intermediates of one layer",
 }
 
 
@@ -53,7 +53,7 @@ class EvidenceOptions(Assumptions):
         str | None,
         Opt(
             "--measured", metavar="FILE,...", group="Assumptions", daily=True,
-            help="Predict from CSVs of ffn bench --save, not from shares of the peak; --device cpu needs this.",
+            help="Predict from CSVs of ffn bench --save instead of shares of the peak; --device cpu needs this.",
         ),
     ] = None  # fmt: skip
 

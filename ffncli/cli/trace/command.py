@@ -38,7 +38,7 @@ class TraceView(Options):
         bool,
         Opt(
             "-v", "--verbose", group=VIEW, after="show",
-            help="With --unembed, --promotes, --set, --ablate, --tp, --ep, show the steps too.",
+            help="With --unembed, --promotes, --set, --ablate, --tp, --ep, also show the steps.",
         ),
     ] = False  # fmt: skip
     digits: Annotated[
@@ -46,7 +46,7 @@ class TraceView(Options):
     ] = 4
     heatmap: Annotated[
         bool,
-        Opt("--heatmap", group=VIEW, after="digits", help="Show each step as a picture in place of its values."),
+        Opt("--heatmap", group=VIEW, after="digits", help="Show each step as a heat map instead of its values."),
     ] = False
     fail_on_nonfinite: Annotated[
         bool, Opt("--fail-on-nonfinite", group=VIEW, help="Exit 1 if the input, a weight or a step has NaN or Inf.")

@@ -23,7 +23,7 @@ SURVEY_CONVENTIONS = {
     "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
     f"within {NEAR_ZERO:g} of zero",
     "norms": "mean L2 norm of a token; gain = output_norm / input_norm",
-    "agreement": "max|a-b|; over max|b|; in units in the last place of b there: a ours, b the model's own FFN",
+    "agreement": "max|a-b|; max|a-b| / max|b|; max|a-b| in units in the last place of b; a: ours, b: the model's own",
 }
 
 
@@ -108,7 +108,7 @@ def _name(survey: Survey, row: LayerRow) -> str:
 
 
 def _meanings(survey: Survey, units: int) -> dict[str, str]:
-    """The meaning of the columns."""
+    """Return the meaning of the columns."""
     moe = any(unit.expert is not None for row in survey.rows for unit in row.most_active)
     out = {
         "zero %, ~0 %": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
@@ -118,7 +118,7 @@ def _meanings(survey: Survey, units: int) -> dict[str, str]:
         + (", as expert:unit" if moe else ""),
     }
     if any(row.agreement for row in survey.rows):
-        out["error"] = "max|ours - the model's own| over max|the model's own|"
+        out["error"] = "max|ours - the model's own| / max|the model's own|"
     return out
 
 
@@ -215,7 +215,7 @@ def _layer_name(survey: CorpusSurvey, row: CorpusLayer) -> str:
 
 
 def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
-    """The meaning of the columns."""
+    """Return the meaning of the columns."""
     return {
         "active %": "share of tokens with an activation above 0, over the units that are not dead",
         "dead": f"units that no token activated (of {survey.tokens:,})",

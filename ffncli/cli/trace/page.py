@@ -76,7 +76,7 @@ def _head(session: Session) -> list[Part]:
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     parts += [Line(line) for line in session.flow]
     if block.random_weights and block.layer is not None:
-        where = "a model directory or a GGUF file has those"
+        where = "a model directory or a GGUF file has the real ones"
         parts.append(Line(f"random weights, not {session.model.model.name}'s: {where}"))
     parts += model_run_lines(session)
     parts += [Line(text, quiet=True) for text in block.evidence]
@@ -109,7 +109,7 @@ def _step(
     parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
-        text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
+        text = f"dropped {record.dropped} of {record.live} live values{share}, the kept values scaled"
         parts.append(Line(text, quiet=True))
     elif record.op == "dropout":
         parts.append(Line("eval mode: passes everything through", quiet=True))
@@ -215,7 +215,7 @@ def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
         parts.append(_sizes_table(record, tokens))
         if any(unit.writes is not None for unit in units.largest_norm):
             parts.append(
-                Line("writes: the norm of what the unit adds to the output, norm × that of its W2 column", True)
+                Line("writes: the norm of what the unit adds to the output: its norm × the norm of its W2 column", True)
             )
         if units.tokens > 1:
             parts.append(_token_table(record, tokens))

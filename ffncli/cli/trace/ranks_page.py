@@ -21,9 +21,9 @@ _MOST_RANKS = 4  # ranks whose tensors the page shows; JSON has all ranks
 _NAMES = {
     "column": "column-parallel (outputs split; distributed-llama: Row Matmul)",
     "row": "row-parallel (inputs split; distributed-llama: Col Matmul)",
-    "experts": "of some experts on each rank",
+    "experts": "each rank has some of the experts",
     "copied": "copied to every rank",
-    "rank 0": "on the first rank alone, so that the sum has it once",
+    "rank 0": "on the first rank only, so that it is added once",
 }
 
 
@@ -40,7 +40,7 @@ def ranks_parts(session: Session, digits: int) -> list[Part]:
         parts += _collective(one, ranks, digits)
     parts.append(Heading(f"{_counts(ranks)}"))
     if all(one.step != ranks.output for one in ranks.collectives):
-        parts.append(Line(f"{ranks.output} against that of the whole: {_apart(ranks.agreement)}"))
+        parts.append(Line(f"{ranks.output} compared with the whole block: {_apart(ranks.agreement)}"))
     return [*parts, *_wire(ranks)]
 
 
@@ -87,7 +87,7 @@ def _shares(ranks: RankTrace) -> list[Part]:
         columns["combine"] = [one.combine_bytes for one in some]
     rows = list(zip(*columns.values(), strict=True))
     more = len(ranks.shares) - len(some)
-    left = [Line(f"{more} more ranks: --json has all", quiet=True)] if more else []
+    left = [Line(f"{more} more ranks: --json lists all", quiet=True)] if more else []
     return [Table(tuple(columns), rows, f"parameters of each rank, and bytes that it sends ({ranks.dtype})"), *left]
 
 
@@ -106,11 +106,11 @@ def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
         parts.append(Heading(f"rank {part.rank}: {one.step}, {what}", str(list(part.shape))))
         parts.append(Excerpt(part.shape, part.values_index, part.values, digits, part.tokens))
     if len(one.parts) > _MOST_RANKS:
-        parts.append(Line(f"{len(one.parts) - _MOST_RANKS} more ranks: --json has all", quiet=True))
+        parts.append(Line(f"{len(one.parts) - _MOST_RANKS} more ranks: --json lists all", quiet=True))
     how = f"sum over {ranks.tp} ranks" if reduces else f"combined from {len(one.parts)} ranks"
     parts.append(Heading(f"{one.output}: {how}", str(list(one.shape))))
     parts.append(Excerpt(one.shape, one.values_index, one.values, digits))
-    return [*parts, Line(f"against {one.step} of the whole: {_apart(one.agreement)}", quiet=True)]
+    return [*parts, Line(f"compared with {one.step} of the whole block: {_apart(one.agreement)}", quiet=True)]
 
 
 def _apart(agreement: Agreement) -> str:
@@ -137,5 +137,7 @@ def _wire(ranks: RankTrace) -> list[Part]:
         rows = [(str(one.ranks), ceil(one.ring_all_reduce_bytes), one.gather_and_sum_bytes) for one in ranks.wire]
         title = f"Bytes that each of n ranks sends to sum {ranks.reduced_bytes:,} bytes"
         parts.append(Table(("n", "ring all-reduce", "gather and sum (distributed-llama)"), rows, title))
-        parts.append(Line("ring: 2 (n - 1) / n of them, less than twice; gather and sum: n - 1 times", quiet=True))
+        parts.append(
+            Line("ring: 2 (n - 1) / n times these bytes, below 2; gather and sum: n - 1 times", quiet=True)
+        )
     return parts

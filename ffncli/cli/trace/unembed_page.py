@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Sets: TypeAlias = Sampling | PromotedTokens
 
 
-NOTHING = "some are not numbers, so there is nothing to pick"
+NOTHING = "some values are NaN, so there is nothing to pick"
 _OUTPUT = "the FFN's output through the final norm and head: normalised alone, then as a part of the residual stream"
 _MOST_LISTED = 4
 _MORE = "-v shows the steps too"

@@ -38,7 +38,7 @@ _OF_THE_SHEET = tuple(
     Conflict(name, contradicts="measured", why="measured rates replace the data sheet's rates")
     for name in ("gemm_efficiency", "memory_efficiency")
 )
-_DEVICES = replace(NAMES, words="a name such as 'h100', or several")
+_DEVICES = replace(NAMES, words="one or more names such as 'h100'")
 _cluster = partial(Opt, group="Accelerators")
 
 

@@ -123,9 +123,9 @@ def _end(value: Any) -> float:
 
 
 FIT, TRAINING = "What to fit", "Training"
-_NAMES = comma_list(Accepts("text", lambda value: text(value).strip()), "a name, or several of them")
+_NAMES = comma_list(Accepts("text", lambda value: text(value).strip()), "one or more names")
 _WIDTHS = comma_list(
-    number_or_text("a whole number or text such as '4x'"), "a whole number or text such as '4x', or several of them"
+    number_or_text("a whole number or text such as '4x'"), "one or more whole numbers or texts such as '4x'"
 )
 _NOISE = real(f"a number from 0 to {MAX_END:g}", lambda x: 0 <= x <= MAX_END)
 

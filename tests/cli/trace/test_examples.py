@@ -156,7 +156,7 @@ def test_nothing_is_picked_from_what_is_no_number(call):
     assert (first["argmax"], first["top_p_count"], first["candidates"]) == (None, None, [])
     assert second["argmax"] is not None
     out = call("trace", *arguments)[1]
-    assert "probs of token 0: some are not numbers, so there is nothing to pick\n\nprobs of token 1: argmax" in out
+    assert "probs of token 0: some values are NaN, so there is nothing to pick\n\nprobs of token 1: argmax" in out
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------

@@ -388,7 +388,7 @@ def test_nothing_is_promoted_by_what_is_no_number(call):
     asked = (source("gpt2"), "--input", "nan" + ",1" * 15, "--unembed")
     (row,) = answer(call, *asked)["unembed"]
     assert (row["argmax"], row["top_k_mass"], row["top_p_count"], row["promoted"]) == (None, None, None, [])
-    assert "\nafter token 0: some are not numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
+    assert "\nafter token 0: some values are NaN, so there is nothing to pick\n" in call("trace", *asked)[1]
 
 
 def test_a_hidden_unit(call):
@@ -436,8 +436,8 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--position", "x"], "--position must be a number"),
         ("llama", ["--position", "1"], "--position needs --prompt, --input-ids or --unembed"),
         ("llama", ["--input-ids", "1,60"], "token 60 (position 1) is out of range; the model has 60 tokens"),
-        ("llama", ["--input-ids", "1,x"], "--input-ids must be token numbers such as 1,2,3, got '1,x'"),
-        ("llama", ["--input-ids", ""], "--input-ids must be token numbers such as 1,2,3, got ''"),
+        ("llama", ["--input-ids", "1,x"], "--input-ids must be token ids such as 1,2,3, got '1,x'"),
+        ("llama", ["--input-ids", ""], "--input-ids must be token ids such as 1,2,3, got ''"),
         ("gpt2", ["--input-ids", ",".join("1" * 33)], "the prompt has 33 tokens, gpt2 has 32 positions; shorten it"),
         ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
         ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),

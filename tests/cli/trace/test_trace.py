@@ -75,7 +75,7 @@ def test_the_head_says_moe_and_norm(call):
 
 def test_random_weights_are_not_taken_for_a_models(call, tmp_path):
     out = call("trace", "gpt2", "--d-model", "4", "--d-ff", "8")[1]
-    assert "  random weights, not gpt2's: a model directory or a GGUF file has those\n" in out
+    assert "  random weights, not gpt2's: a model directory or a GGUF file has the real ones\n" in out
     assert block(call, "gpt2", "--d-model", "4", "--d-ff", "8")["random_weights"] is True
     source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
     assert "random weights, not" not in call("trace", source)[1]

@@ -52,7 +52,7 @@ def test_a_data_set_takes_several_blocks(tmp_path):
         ({"part": "half"}, "part: unknown choice 'half'"),
         ({"seed": 1}, "form='torch' writes no weights; give seed and large with form='onnx'"),
         ({"form": "latex", "large": True}, "form='latex' writes no weights"),
-        ({"tokens": 0}, "tokens must be a whole number from 1, or several"),
+        ({"tokens": 0}, "tokens must be one or more whole numbers from 1"),
         ({"source": None}, "d_model is missing"),
         ({"dtype": "q4_0"}, "counts bytes only"),
     ],
