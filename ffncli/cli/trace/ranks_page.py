@@ -137,7 +137,5 @@ def _wire(ranks: RankTrace) -> list[Part]:
         rows = [(str(one.ranks), ceil(one.ring_all_reduce_bytes), one.gather_and_sum_bytes) for one in ranks.wire]
         title = f"Bytes that each of n ranks sends to sum {ranks.reduced_bytes:,} bytes"
         parts.append(Table(("n", "ring all-reduce", "gather and sum (distributed-llama)"), rows, title))
-        parts.append(
-            Line("ring: 2 (n - 1) / n times these bytes, below 2; gather and sum: n - 1 times", quiet=True)
-        )
+        parts.append(Line("ring: 2 (n - 1) / n times these bytes, below 2; gather and sum: n - 1 times", quiet=True))
     return parts
