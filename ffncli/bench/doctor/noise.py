@@ -31,7 +31,7 @@ GEMM = "gemm"
 _PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # _PROCESSES processes, or _FEWER if less than _SHORT seconds are requested
 _OVERDUE = 1.2  # times the requested seconds; then no further process starts
 _LEAST = 0.3  # minimum s of measuring in a process, however long it took to start
-_TROUBLED = 0.1  # of the blocks
+_TROUBLED = 0.1  # fraction of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
 
 

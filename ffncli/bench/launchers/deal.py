@@ -175,7 +175,7 @@ class _Dealing:
 
     def _refused(self, error: FFNError) -> None:
         self.refusal = self.refusal or error
-        self.report(f"{error.message}; no more cases are dealt")
+        self.report(f"{error.message}; no more cases are started")
 
 
 def _shortened(text: str) -> str:

@@ -79,7 +79,7 @@ def units_of(answer: str, place: str) -> tuple[tuple[TimedUnit, bool], ...]:
 def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
     read = record_of(Mapping[str, Any], json.loads(task), "the task")
     if read.get("ffncli") != __version__:
-        why = f"ffn {__version__} is installed here, and {shown(read.get('ffncli'))} deals the cases"
+        why = f"ffn {__version__} is installed here, but the run uses {shown(read.get('ffncli'))}"
         raise FFNError(why, "install the same version on every machine", ExitCode.ENVIRONMENT)
     request = from_json(read.get("request"), "the task")
     (case,) = request.cases
@@ -102,7 +102,7 @@ def _require_files(request: BenchRequest) -> None:
     for name, digest in request.files.items():
         here = sha256(Path(name))
         if here != digest:
-            state = "has another content than where the run began" if here else "is missing"
+            state = "differs from the file where the run began" if here else "is missing"
             raise FFNError(f"{shown_path(Path(name))} {state}", share, ExitCode.ENVIRONMENT)
     if request.files and request.directory and not Path(request.directory).is_dir():
         raise FFNError(f"the folder {shown_path(Path(request.directory))} is missing", share, ExitCode.ENVIRONMENT)

@@ -100,7 +100,7 @@ class SlurmSlots:
             self._jobs[case] = self.executor.submit(measured, task)
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             text = " ".join(str(error).split())[-200:]
-            raise FFNError(f"SLURM did not take the job: {text}", code=ExitCode.ENVIRONMENT) from None
+            raise FFNError(f"SLURM rejected the job: {text}", code=ExitCode.ENVIRONMENT) from None
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """Return which jobs have started, and which are finished."""
@@ -113,7 +113,7 @@ class SlurmSlots:
     def cancel(self) -> None:
         """Cancel the remaining jobs."""
         for job in self._jobs.values():
-            with suppress(Exception):  # it is over already, or SLURM does not answer: nothing else can be done here
+            with suppress(Exception):  # it is already finished, or SLURM does not answer
                 job.cancel(check=False)
         self._jobs.clear()
 

@@ -17,8 +17,8 @@ except ImportError:  # not on Windows
 SLICE = 0.01  # s; a preempted thread waits for some milliseconds, the length of a scheduler's slice
 WAITED = 0.01  # fraction of a block, waiting for a core
 STOLEN = 0.1  # fraction of the busy time between two readings; one tick in ten may be chance
-WAITING = 0.9  # of threads × wall
-CLOCK = 0.75  # of the rated clock
+WAITING = 0.9  # fraction of threads × wall time
+CLOCK = 0.75  # fraction of the rated clock
 _RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
 _SELDOM = 0.5  # s between two readings of values that change slowly
 
@@ -109,7 +109,7 @@ class SystemCounters:
         if self._stat is not None and now - self._stat_read >= self._stat_every:
             ticks = _ticks(self._stat)
             self._stolen, self._ticks, self._stat_read = _share_stolen(self._ticks, ticks), ticks, now
-            self._stat_every = max(_RARELY, 50 * (time.monotonic() - now))  # with hundreds of cores, milliseconds
+            self._stat_every = max(_RARELY, 50 * (time.monotonic() - now))  # milliseconds on hundreds of cores
         if now - self._slow_read >= _SELDOM:
             fastest = _fastest_clock("scaling_cur_freq") if self._rated else None
             share = fastest / self._rated if fastest and self._rated else None

@@ -188,7 +188,7 @@ def _verified(judged: _Judged) -> Iterator[str]:
             if row.error_max is None or row.error_rel is None:
                 yield f"{_name(row)} has no error against float64"
             elif row.error_max > limit:
-                yield f"{_name(row)}: error {row.error_max:.2g}, at most {limit:.2g} is rounding"
+                yield f"{_name(row)}: error {row.error_max:.2g}, more than the {limit:.2g} that rounding explains"
 
 
 def _refereed(judged: _Judged) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _rounds(judged: _Judged) -> Iterator[str]:
         mine = judged.of(key)
         runs = {row.run_id for row in mine}
         if len(runs) > 1:
-            yield f"{clean(key)[:120]}: its rows are of {len(runs)} runs"
+            yield f"{clean(key)[:120]}: its rows come from {len(runs)} runs"
         elif runs:
             yield from _changed(mine, recomputed(case, mine, judged.blocks.get((runs.pop(), key), ())))
 
@@ -256,9 +256,9 @@ def _below_the_roof(judged: _Judged) -> Iterator[str]:
         for name, share in (("measured", row.roof_fraction), ("datasheet", row.datasheet_fraction)):
             if share is not None and share > MOST_OF_ROOF:
                 yield f"{_name(row)}: {percent(share)} of the {name} roof"
-        seconds = row.roof_fraction * (row.time_s or 0.0)  # what the case needs at the roof: one figure for its kernels
+        seconds = row.roof_fraction * (row.time_s or 0.0)  # of a call at the roof: equal for all kernels
         if not math.isclose(seconds, least.setdefault(row.case, seconds), rel_tol=1e-6):
-            yield f"{_name(row)}: its share is of another roof than that of the case's other kernels"
+            yield f"{_name(row)}: its roof differs from that of the case's other kernels"
 
 
 def _processes(judged: _Judged) -> Iterator[str]:
@@ -277,13 +277,13 @@ def _one_machine(judged: _Judged) -> Iterator[str]:
 # A kernel that is `skipped`, `failed` or `oom` in a case has no time there, so it is not in that case's table.
 _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
     "suite": ("the result names the suite and the sha256 of its definition", _of_the_suite),
-    "cases": ("every case of one track, as defined, and no other", _all_cases),
+    "cases": ("every case of one track, as defined, and no others", _all_cases),
     "kernels": ("the same kernels in every case, with the suite's baseline, and the sha256 of users' files", _kernels),
-    "verified": ("every answer is right: errors against float64 that rounding explains", _verified),
-    "referee": ("the right answers were in a process without the kernels (on a GPU: in the same one)", _refereed),
-    "rounds": ("every block is present, and the figures of the rows follow from the blocks", _rounds),
+    "verified": ("every answer is right: rounding explains its error against float64", _verified),
+    "referee": ("a separate process had the reference results (on a GPU: the kernels' process)", _refereed),
+    "rounds": ("every block is present, and the rows' figures follow from the blocks", _rounds),
     "a/a": ("the baseline, timed twice, does not differ from itself by more than 2 %", _same_twice),
-    "roof": ("at most 102 % of the roof (for kernels that compute in all bits of the dtype)", _below_the_roof),
+    "roof": ("at most 102 % of the roof (if the kernel computes in all bits of the dtype)", _below_the_roof),
     "processes": ("5 fresh processes or more", _processes),
     "environment": ("one machine, one version of everything", _one_machine),
 }

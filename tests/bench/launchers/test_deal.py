@@ -298,7 +298,7 @@ def test_a_case_that_ends_its_worker_is_over(tmp_path: Path):
     assert {one.status for one in units[1][0].outcomes} == {"failed"}
 
 
-@pytest.mark.parametrize("state", ["is missing", "has another content than where the run began"])
+@pytest.mark.parametrize("state", ["is missing", "differs from the file where the run began"])
 def test_a_file_of_the_users_must_be_there(tmp_path: Path, state: str):
     kernel = tmp_path / "k.py"
     kernel.write_text("def mlp(x, up, down): ...")
@@ -321,7 +321,7 @@ def test_its_folder_must_be_there_for_a_file(tmp_path: Path):
 def test_another_version_of_ffn_is_refused():
     run = asked()
     task = json.loads(task_of(run, run.cases[0])) | {"ffncli": "0.1"}
-    with pytest.raises(FFNError, match=r"node7: ffn .* is installed here, and '0.1' deals the cases"):
+    with pytest.raises(FFNError, match=r"node7: ffn .* is installed here, but the run uses '0.1'"):
         units_of(measured(json.dumps(task), FAKE), "node7")
 
 

@@ -118,7 +118,7 @@ def test_a_job_that_sbatch_refuses_is_an_error():
         def submit(self, function: Any, task: str) -> FakeJob:
             raise FailedJobError("sbatch: error: invalid partition specified: gpu2")
 
-    with pytest.raises(FFNError, match=r"SLURM did not take the job: .*invalid partition") as error:
+    with pytest.raises(FFNError, match=r"SLURM rejected the job: .*invalid partition") as error:
         SlurmSlots(Refusing(), 1).submit("case", "task")
     assert error.value.code == 3
 
