@@ -1,1 +1,1 @@
-"""A real model, loaded by transformers and run on a prompt, with hooks on its FFNs."""
+"""Real models, loaded by transformers and run on a prompt, with hooks on their FFNs."""

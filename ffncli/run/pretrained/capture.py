@@ -1,4 +1,4 @@
-"""The actual input and output of an FFN: transformers runs the model, with hooks on its FFNs.
+"""Capturing the actual input and output of an FFN: transformers runs the model, with hooks on its FFNs.
 
 The run ends right after the last requested FFN. Later layers are neither loaded nor computed.
 """
@@ -38,7 +38,7 @@ from ffncli.run.pretrained.loading import (
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, with_texts
 
-# Bugs of transformers in the MoE layers of a model_type.
+# Bugs of transformers in MoE layers, by model_type.
 FAULTS: Mapping[str, str] = {
     "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its output differs"
 }
@@ -47,14 +47,14 @@ Receiver = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class ForwardInput:
-    """The model's input: the arguments of its forward, and each stack's tokens."""
+    """The input of a model: the arguments of its forward, and the tokens of each stack."""
 
     arguments: Mapping[str, Any]
     tokens: Mapping[str, tuple[Token, ...]]
     notes: tuple[str, ...] = ()
 
     def of(self, stack: str) -> tuple[Token, ...]:
-        """Return the tokens that pass through a stack."""
+        """Return the tokens that pass through `stack`."""
         return self.tokens.get(stack) or self.tokens[""]
 
 
@@ -62,9 +62,10 @@ def capture(
     resolved: Resolved, prompt: Prompt, layer: Layer | int | str | None = None, dtype: str | None = None,
     device: str = "cpu",
 ) -> Prepared:  # fmt: skip
-    """Prepare one layer's FFN to run on its actual input in the model, with the model's output for reference.
+    """Prepare one layer's FFN to run on its actual input in the model, with the output of the model's own FFN as
+    reference.
 
-    Our weights are read from the files, not taken from the loaded model.
+    The weights are read from the files, not taken from the loaded model.
     """
     layer = layer if isinstance(layer, Layer) else resolved.model.layer(layer)
     passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
@@ -79,11 +80,12 @@ def prepared(
     resolved: Resolved, layer: Layer, tokens: tuple[Token, ...], entering: Tensor, leaving: Tensor,
     notes: tuple[str, ...] = (), dtype: str | None = None, device: str = "cpu",
 ) -> Prepared:  # fmt: skip
-    """Return our steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
+    """Return the layer's steps from ffn_input to ffn_output with its weights and the captured input [tokens,
+    d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
     stored_weights = stored_layer(resolved, layer, dtype_of(dtype), device)
-    assert stored_weights is not None  # folder_of requires the checkpoint
+    assert stored_weights is not None  # folder_of ensures that there is a checkpoint
     weights, origin, doubts = stored_weights
     ids = torch.tensor([[token.id] for token in tokens], device=entering.device)
     inputs = {start: entering, **dict.fromkeys(id_inputs(block), ids)}
@@ -99,7 +101,7 @@ def run_model(
     """Run the model once up to the last of `layers`; call `receive` for each layer as soon as its FFN has run.
 
     The arguments of `receive` are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. `streams`
-    gets the residual stream after each layer [tokens, d_model]. Return notes on the run.
+    is filled with the residual stream [tokens, d_model] after each layer. Returns notes on the run.
     """
     path = model_files(resolved, layers, prompt.option)
     computed, device = dtype_of(dtype), device_of(device)
@@ -107,7 +109,7 @@ def run_model(
         config = read_config(transformers, path)
         tokenizer = tokenizer_of(transformers, path)
         tokens = tokens_of(prompt, tokenizer, path)
-        if not config.is_encoder_decoder:  # before anything large is loaded
+        if not config.is_encoder_decoder:  # checks the positions before anything large is loaded
             positions(prompt.positions, len(tokens))
         loaded, live = load_up_to(transformers, resolved, layers, path, config, computed, device)
         inputs = forward_arguments(loaded, tokens, tokenizer, layers)
@@ -117,7 +119,8 @@ def run_model(
 
 
 def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Path:
-    """Return the directory or file that transformers loads; refuse a model or layers that cannot run on text."""
+    """Return the directory or file for transformers to load; raise FFNError if the model or the layers cannot run on
+    text."""
     require_runnable(resolved)
     if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
         what = f"{carried.stack} layer {carried.index}: its router gets a state from the router in the layer before"
@@ -130,26 +133,27 @@ def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Pat
 
 
 def _require_readable(resolved: Resolved, layer: Layer) -> None:
-    """Refuse weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
-    assert resolved.checkpoint is not None  # folder_of requires it
+    """Raise FFNError for weights in an unsupported format (GPTQ), from headers only, before the model is loaded."""
+    assert resolved.checkpoint is not None  # ensured by folder_of
     for item in located_weights(resolved, layer) or ():
         if item.is_table:
             continue
         stored(resolved.checkpoint, item.names[0], resolved.quantization)
 
 
-# --- what is loaded ---------------------------------------------------------------------------------------------------
+# --- loading the needed layers
+# ---------------------------------------------------------------------------------------------------
 
 
 def load_up_to(
     transformers: Any, resolved: Resolved, layers: Sequence[Layer], path: Path, config: Any, dtype: torch.dtype,
     device: str,
 ) -> tuple[Pretrained, dict[Layer, LiveFFN]]:  # fmt: skip
-    """Load (the model up to the last of `layers`, where their FFNs are in it)."""
+    """Load the model up to the last of `layers`; return (model, the places of the layers' FFNs)."""
     live: dict[Layer, LiveFFN] = {}
 
     def shrink(module: Any, lean: bool) -> None:
-        with suppress(FFNError):  # layers that share weights are recognised once these are loaded (Zamba)
+        with suppress(FFNError):  # layers that share weights (Zamba) are only recognised after loading
             live.update({layer: live_ffn(module, resolved, layer) for layer in layers})
         if lean and len(live) == len(layers):
             _cut_behind(module, resolved, live)
@@ -159,9 +163,9 @@ def load_up_to(
 
 
 def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) -> None:
-    """Remove the layers after the requested ones from a model that is still complete but empty.
+    """Remove the layers after the requested layers from a model that is complete but still empty.
 
-    Each stack that runs ends with its last requested layer; a decoder without a requested layer does not run at all.
+    Each stack that runs ends with its last requested layer; a decoder without requested layers does not run at all.
     """
     last = {layer.stack: layer for layer in sorted(live, key=lambda layer: layer.index)}
     ends = [(live[layer].layer, 1) for layer in last.values() if layer.stack == "decoder" or "decoder" not in last]
@@ -174,7 +178,8 @@ def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) 
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
-    """Delete the layers after one in its list (with `kept` 0 that layer too), unless others share their weights."""
+    """Delete the layers after `layer` from its list (if `kept` is 0, `layer` too), unless other layers share their
+    weights."""
     path = layer.split(".")
     for at, part in enumerate(path):
         name = ".".join(path[:at])
@@ -194,7 +199,7 @@ def cut(module: Any, layer: str, kept: int) -> None:
 def forward_arguments(
     loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
 ) -> ForwardInput:
-    """Return the arguments of the model's forward; refuse tokens without an embedding or position."""
+    """Return the input of the model's forward; raise FFNError for tokens without an embedding or position."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)
     known = known_tokens(module)
@@ -226,7 +231,7 @@ def forward_arguments(
 
 
 def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
-    """Return arguments for a forward pass of one token each in a batch of `count`, whose output is not used."""
+    """Return placeholder arguments for a forward pass: a batch of `count` texts with one token each."""
     module, config = loaded.module, loaded.config
     ids = torch.zeros(count, 1, dtype=torch.long, device=module.device)
     takes = inspect.signature(module.forward).parameters
@@ -236,7 +241,7 @@ def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
 
 def batch_arguments(loaded: Pretrained, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Return the arguments of the model's forward for texts padded at the right: `ids` and `mask` [texts, length]. A
-    decoder with an encoder gets only its start token."""
+    decoder in an encoder-decoder model gets only its start token."""
     module, takes = loaded.module, inspect.signature(loaded.module.forward).parameters
     out = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in takes else {})
     if loaded.config.is_encoder_decoder:
@@ -252,12 +257,12 @@ def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
 
 
 def _codebooks(module: Any) -> int:
-    """Return the number of tokens that the decoder has at each position: Musicgen has several audio tokens."""
+    """Return the decoder's number of tokens per position: Musicgen has several audio tokens."""
     return int(getattr(getattr(module, "decoder", None), "num_codebooks", 1))
 
 
 def _silence(module: Any, config: Any, count: int) -> Tensor:
-    """Return zeros as the input of Whisper's encoder, [count, mel bins, frames]; refuse models of other inputs."""
+    """Return zeros as input of Whisper's encoder, [count, mel bins, frames]; raise FFNError for other models."""
     if config.model_type != "whisper":
         raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text")
     shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
@@ -265,7 +270,8 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
 
 
 def _decoder_start(module: Any) -> int:
-    """Return the token that a decoder begins with: from either config, else beginning of sequence, else padding."""
+    """Return the start token of a decoder: decoder_start_token_id from either config, else bos_token_id, else
+    pad_token_id."""
     places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     numbers = [getattr(place, name, None) for name in names for place in places]
@@ -276,7 +282,7 @@ def _decoder_start(module: Any) -> int:
 
 
 class _Stop(Exception):
-    """All requested layers have run."""
+    """Raised to stop the forward pass after all requested layers have run."""
 
 
 def _listen(
@@ -285,7 +291,7 @@ def _listen(
 ) -> tuple[str, ...]:  # fmt: skip
     """Run the forward pass until the last requested layer has run; return notes on layers that did not run."""
     waiting, kind, ours = dict(live), loaded.config.model_type, False
-    inside = {} if streams is None else dict(live)  # the layers that are not left yet
+    inside = {} if streams is None else dict(live)  # layers whose output is still to come
 
     def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
         nonlocal ours
@@ -293,7 +299,7 @@ def _listen(
         chosen = positions(prompt.positions, len(tokens))
         rows = torch.tensor(chosen, device=entering.device)
         flat = (_rows(t, len(tokens), kind)[rows] for t in (entering, leaving))
-        ours = True  # an error in there does not come from transformers
+        ours = True  # an error in `receive` is not an error of transformers
         receive(layer, tuple(tokens[i] for i in chosen), *flat)
         ours = False
         del waiting[layer]
@@ -303,7 +309,7 @@ def _listen(
     def leave(layer: Layer, output: Any) -> None:
         tensor = output[0] if isinstance(output, (tuple, list)) else output
         tokens = inputs.of(layer.stack)
-        if layer in waiting or inside.pop(layer, None) is None:  # another pass of a layer that runs several times
+        if layer in waiting or inside.pop(layer, None) is None:  # a further pass of a layer that runs several times
             return
         if streams is not None and isinstance(tensor, Tensor) and _flat(tensor).shape[0] >= len(tokens):
             chosen = torch.tensor(positions(prompt.positions, len(tokens)), device=tensor.device)
@@ -336,12 +342,13 @@ def _listen(
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return [batch 1, tokens, d_model] as [tokens, d_model]; some models have it flat already."""
+    """Reshape [batch 1, tokens, d_model] to [tokens, d_model], which some models use already."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
-    """Return one row per token: a model may pad at the end (Longformer); one that pools tokens (Funnel) is refused."""
+    """Return one row per token, without padding at the end (Longformer); raise FFNError for a model that pools tokens
+    (Funnel)."""
     if tensor.shape[0] < tokens:
         count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
         raise FFNError(f"{kind}: {count}, so rows cannot be matched to tokens", "trace it without a prompt")
@@ -351,12 +358,12 @@ def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
 def _hook(
     module: Any, live: LiveFFN, layer: Layer, done: Callable[[Layer, Tensor, Tensor], None]
 ) -> Callable[[], None]:
-    """Hook one layer's first run; return a function that removes the hooks."""
+    """Add hooks that capture one layer's first run; return a function that removes them."""
     entered: list[Tensor] = []
     left: dict[str, Tensor] = {}
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not entered:  # a copy, because later code may write into it
+        if not entered:  # cloned, because later code may write into the tensor
             entered.append(first_tensor(args, kwargs).detach().clone())
 
     def after(name: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -1,11 +1,11 @@
-"""A model as transformers runs it: offline, from safetensors or a GGUF file, without any custom code.
+"""Loading a model with transformers: offline, from safetensors or a GGUF file, without custom code.
 
-Only what the requested layers need is read: later layers and an untied head are removed from the module before any
-weight is loaded, and the memory that the rest needs is compared with the free memory.
+Only the weights that the requested layers need are read: later layers and an untied head are removed from the module
+before weights are loaded, and the memory for the remaining weights is compared with the free memory.
 
-transformers parses a GGUF file for the config, for the tokenizer and for the weights (two to four seconds each time for
-a vocabulary of 49,152), makes gguf's table of names for each submodule, and dequantizes layers that the model lacks.
-`shared_reader` does each of these once.
+transformers parses a GGUF file three times, for the config, the tokenizer and the weights (two to four seconds each for
+a vocabulary of 49,152). It also builds gguf's table of names for each submodule, and dequantizes layers that the model
+does not have. With `shared_reader`, a file is parsed once, a table is built once, and these layers are skipped.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ffncli.run.engine.weights import require_memory
 from ffncli.show.text import bytes_text
 from ffncli.system.packages import extra_command, installed
 
-_DEQUANTIZED = 1e7  # parameters in a second, on two cores
-_LONGEST = 200  # characters of another library's exception
+_DEQUANTIZED = 1e7  # parameters per second, on two cores
+_LONGEST = 200  # maximum characters shown of another library's exception
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """`module` in eval mode, its config, and the names of the parameters that the files do not have."""
+    """A loaded model: `module` in eval mode, its config, and the names of parameters missing from the files."""
 
     module: Any
     config: Any
@@ -49,9 +49,9 @@ class Pretrained:
 
 @contextmanager
 def offline() -> Iterator[Any]:
-    """Yield transformers, quiet and without any network, regardless of the environment."""
+    """Import transformers and yield it, without log output and network access, regardless of the environment."""
     before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported
+    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when imported
     try:
         import huggingface_hub.constants as hub
         import transformers
@@ -80,7 +80,7 @@ def offline() -> Iterator[Any]:
 
 
 def arguments_for(path: Path) -> dict[str, Any]:
-    """Return the arguments that make transformers' `from_pretrained` read a directory, or a GGUF file, from disk."""
+    """Return the arguments with which transformers' `from_pretrained` reads a directory or a GGUF file from disk."""
     disk = {"local_files_only": True, "trust_remote_code": False}
     if is_gguf(path):
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, **disk}
@@ -88,14 +88,14 @@ def arguments_for(path: Path) -> dict[str, Any]:
 
 
 def read_config(transformers: Any, path: Path) -> Any:
-    """Read the config as transformers has it."""
+    """Read the model's config with transformers, adjusted for a single run."""
     config = _gguf_config(transformers, path) if is_gguf(path) else _folder_config(transformers, path)
-    for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
+    for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # call each FFN once, and keep no cache
         if hasattr(config, name):
             setattr(config, name, value)
     packed = getattr(config, "quantization_config", None)
     if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4", "mxfp8", "compressed-tensors"):
-        packed["dequantize"] = True  # or a GPU rounds activations too
+        packed["dequantize"] = True  # otherwise a GPU also rounds activations
     return config
 
 
@@ -113,15 +113,15 @@ def _folder_config(transformers: Any, folder: Path) -> Any:
         )
     try:
         return transformers.AutoConfig.from_pretrained(**arguments_for(folder))
-    except Exception as error:  # its validators raise a dozen kinds
+    except Exception as error:  # its validators raise a dozen exception types
         raise cannot(f"{where}: transformers refuses it", error) from None
 
 
 def _gguf_config(transformers: Any, path: Path) -> Any:
-    """Return the config that transformers makes of a GGUF file's metadata.
+    """Return the config that transformers derives from a GGUF file's metadata.
 
-    No conversion helps if it cannot: it is the only library that turns a GGUF file back into a model of its own, and
-    writes none that it has read from one.
+    If transformers cannot, converting the file does not help: no other library turns a GGUF file back into a
+    transformers model, and transformers does not save a model that it has read from a GGUF file.
     """
     if installed("accelerate") is None:
         what = f"{shown_path(path)}: transformers needs the accelerate library to load a GGUF file"
@@ -135,7 +135,7 @@ def _gguf_config(transformers: Any, path: Path) -> Any:
 
 
 def loading_notes(resolved: Resolved, last_layer: int, dtype: str | None) -> tuple[str, ...]:
-    """Return notes before a model is loaded up to a layer: the memory and time that a GGUF file takes."""
+    """Return the notes to show before a model is loaded up to a layer: the memory and time needed for a GGUF file."""
     checkpoint = resolved.checkpoint
     if checkpoint is None or not checkpoint.gguf:
         return ()
@@ -149,12 +149,13 @@ def load(
     transformers: Any, path: Path, config: Any, dtype: torch.dtype, device: str,
     shrink: Callable[[Any, bool], None] = lambda module, lean: None, with_head: bool = False,
 ) -> Pretrained:  # fmt: skip
-    """Load the model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
+    """Load the model in eval mode, in `dtype` on `device`, after `shrink` has removed unneeded parts from the empty
+    module.
 
-    If transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them. The
-    weights of a GGUF file are dequantized.
+    If transformers fails without these parts, the model is loaded again with `shrink(module, False)`, which keeps them.
+    The weights of a GGUF file are dequantized.
     """
-    # The names in a GGUF file are those of the whole model, which its class with a head has.
+    # The tensor names in a GGUF file match the whole model, so prefer the model's class with a head.
     kind = _class(transformers, config, with_head, is_gguf(path))
 
     def prepare(module: Any, lean: bool) -> None:
@@ -172,14 +173,14 @@ def load(
         "config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True,
         "ignore_mismatched_sizes": True,
     }  # fmt: skip
-    if is_gguf(path) and hasattr(transformers, "GgufConfig"):  # from 5.23 on it may keep weights packed
+    if is_gguf(path) and hasattr(transformers, "GgufConfig"):  # transformers 5.23 and later may keep weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     for lean in (True, False):
         try:
-            # For a GGUF file transformers shows a progress bar, whatever its own settings are.
+            # For a GGUF file, transformers shows a progress bar regardless of its settings.
             with redirect_stderr(StringIO()) if is_gguf(path) else nullcontext():
                 module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(**options)
-            module.set_experts_implementation("eager")  # the fused ones refuse float64
+            module.set_experts_implementation("eager")  # fused experts do not support float64
             break
         except FFNError:
             raise
@@ -188,7 +189,7 @@ def load(
                 continue
             code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
             raise cannot(f"{shown_path(path)}: transformers cannot load it", error, code) from None
-    if unlike := sorted(info["mismatched_keys"]):  # only with ignore_mismatched_sizes does transformers say which
+    if unlike := sorted(info["mismatched_keys"]):  # listed by transformers only with ignore_mismatched_sizes
         name, shape, expected = unlike[0]
         what = f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
         raise FFNError(what, "config.json and the tensors are not of the same model")
@@ -196,17 +197,18 @@ def load(
 
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:
-    """Return another library's exception as one line."""
-    text = " ".join(str(error).split())  # the reason is often in the second line
+    """Return an FFNError with another library's exception as one line."""
+    text = " ".join(str(error).split())  # join lines, because the reason is often in the second
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), hint, code)
 
 
 @contextmanager
 def demanding(loaded: Pretrained) -> Iterator[None]:
-    """Refuse, while active, to call a module whose parameters the files do not have.
+    """A context in which calling a module raises FFNError if the files lack one of its parameters.
 
-    transformers fills those with random values and only logs it. A pooler that is never called does no harm.
+    transformers fills missing parameters with random values and only logs that. Missing parameters of a module that is
+    never called, such as a pooler, do no harm.
     """
     handles = []
     for name in loaded.missing:
@@ -217,7 +219,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
         try:
             handles.append(loaded.module.get_submodule(owner).register_forward_pre_hook(refuse))
-        except AttributeError:  # for a part that was removed
+        except AttributeError:  # its module was removed
             continue
     try:
         yield
@@ -227,7 +229,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
-    """Return the class with `prepare` called at the end of its constructor, while the module is still empty."""
+    """Return a subclass whose constructor calls `prepare` at its end, while the module is still empty."""
 
     def make(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -237,7 +239,7 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
 
 
 def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = False) -> Any:
-    """Return the class that the config names, or that transformers builds for it."""
+    """Return the model class that the config names, or else the class that transformers uses for this config."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
     heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
@@ -245,7 +247,7 @@ def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = 
         tables = [*tables, "MODEL_MAPPING"] if prefer_head else ["MODEL_MAPPING", *tables]
     built = [getattr(transformers, table).get(type(config), None) for table in tables]
     models: list[Any] = [k for k in named if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)]
-    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name any class
+    models = [k for k in models if isinstance(config, k.config_class or ())]  # because a config may name any class
     for kind in (*models, *(k[0] if isinstance(k, tuple) else k for k in built if k is not None)):
         if not with_head or _has_head(kind, config):
             return kind
@@ -255,7 +257,8 @@ def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = 
 
 
 def _has_head(kind: Any, config: Any) -> bool:
-    """Return whether a class has a head. A text-only class cannot be built from the whole model's config."""
+    """Return whether a class has a head; False for a class that cannot be built from this config, such as a text-only
+    class."""
     try:
         with torch.device("meta"):
             return kind(config).get_output_embeddings() is not None
@@ -264,9 +267,9 @@ def _has_head(kind: Any, config: Any) -> bool:
 
 
 def _without_head(module: Any) -> None:
-    """Remove an untied head: it may be a gigabyte, and the run stops before it.
+    """Remove an untied head, which may take a gigabyte, because the run stops before the head.
 
-    FSMT calls its decoder's embedding its head; that one stays.
+    FSMT calls its decoder's embedding its head; this embedding is kept.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     tied = {part for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for part in pair}
@@ -277,7 +280,7 @@ def _without_head(module: Any) -> None:
 
 
 def known_tokens(module: Any) -> int:
-    """Return the rows of the table of tokens: token ids are below."""
+    """Return the number of rows of the token embedding; valid token ids are below it."""
     try:
         return int(module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):
@@ -285,15 +288,17 @@ def known_tokens(module: Any) -> int:
 
 
 def context_length(module: Any, config: Any) -> int | None:
-    """Return the most tokens of a text by the config's positions, or the table of learned ones; None: any."""
+    """Return the maximum number of tokens of a text, from the config's positions or the table of learned positions;
+    None if unlimited."""
     try:
         text = config.get_text_config(decoder=True)
-    except ValueError:  # it has several
+    except ValueError:  # there are several text configs
         text = config
     limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding) and name.endswith("embeddings.position_embeddings") and part.padding_idx:
-            limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from after the padding
+            # RoBERTa's positions start after the padding index.
+            limits.append(part.num_embeddings - part.padding_idx - 1)
     return min(limits, default=None)
 
 
@@ -301,14 +306,14 @@ _BLOCK = re.compile(r"\bblk\.(\d+)\.")
 
 
 class SharedReaders:
-    """The readers of one run by path; `tensors_of` limits them to the layers that a model has."""
+    """The GGUF readers of one run, by path; `tensors_of` limits them to the layers of a model."""
 
     def __init__(self, kind: type) -> None:
         self._kind = _fast(kind)
         self._readers: dict[Path, Any] = {}
 
     def __call__(self, path: Any, mode: str = "r") -> Any:
-        """Return the reader of a file, called as gguf's class is."""
+        """Return the reader of a file; takes the same arguments as gguf's class."""
         file = Path(path).resolve()
         if file not in self._readers:
             self._readers[file] = reader = self._kind(file, mode)
@@ -316,7 +321,8 @@ class SharedReaders:
         return self._readers[file]
 
     def tensors_of(self, module: nn.Module) -> None:
-        """Leave out the layers after a shortened model's last: transformers dequantizes every tensor of a reader."""
+        """Hide the tensors of layers that a shortened model does not have, because transformers dequantizes every
+        tensor of a reader."""
         last = max((int(part) for name in module.state_dict() for part in name.split(".") if part.isdigit()), default=0)
         for reader in self._readers.values():
             reader.tensors = [tensor for tensor in reader.all_tensors if _block(tensor.name) <= last]
@@ -324,7 +330,8 @@ class SharedReaders:
 
 @contextmanager
 def shared_reader() -> Iterator[SharedReaders]:
-    """Make gguf's `GGUFReader(path)` only once for a file, and its `get_tensor_name_map` once for an architecture."""
+    """A context in which gguf's `GGUFReader(path)` is built only once per file, and its `get_tensor_name_map` once per
+    architecture."""
     import gguf
 
     library: Any = gguf
@@ -342,7 +349,8 @@ def shared_reader() -> Iterator[SharedReaders]:
 
 def _fast(kind: type) -> type:
     class Reader(kind):  # type: ignore[misc]
-        """Slices a plain array: each slice of a memmap runs Python code, and a vocabulary has a million."""
+        """A reader that slices a plain array, because every slice of a memmap runs Python code, and a vocabulary needs
+        a million slices."""
 
         @property
         def data(self) -> Any:

@@ -1,4 +1,4 @@
-"""A model's text input, and which layers a prompt can reach; torch is not imported for it."""
+"""A model's text input, and the layers that a prompt can reach. This file must not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.models.model import Layer, Resolved
 
 @dataclass(frozen=True)
 class Prompt:
-    """The model's input: a prompt, or token ids; and the positions to trace (None: all)."""
+    """The input of a model: a prompt or token ids, and the positions to trace (None: all)."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
@@ -20,7 +20,7 @@ class Prompt:
 
     @property
     def option(self) -> str:
-        """The option that it came from, for errors."""
+        """The option that set this input, for error messages."""
         return option("prompt" if self.ids is None else "input_ids")
 
 
@@ -33,7 +33,7 @@ def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:
 
 
 def layers_of(resolved: Resolved) -> list[Layer]:
-    """Return every layer that has an FFN, stack by stack; bare dimensions are refused."""
+    """Return every layer that has an FFN, stack by stack; raise FFNError for a block that is not part of a model."""
     if resolved.model.bare:
         what = f"{option('layer', 'all')}: {resolved.model.name} is one block and has no layers"
         raise FFNError(what, f"leave {option('layer')} out")
@@ -43,7 +43,7 @@ def layers_of(resolved: Resolved) -> list[Layer]:
 
 
 def reached(resolved: Resolved, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
-    """Return (the layers that a prompt can reach, notes on the others): Whisper's encoder takes audio."""
+    """Return (the layers that a prompt can reach, notes on the other layers); Whisper's encoder takes audio."""
     if resolved.model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
         return list(layers), ()
     return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)

@@ -1,4 +1,4 @@
-"""Tokens of a prompt: their ids, their texts, and which of them are traced."""
+"""The tokens of a prompt: their ids, their texts, and the positions to trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffncli.run.engine.prepare import Token
 from ffncli.run.pretrained.loading import arguments_for, cannot
 from ffncli.run.pretrained.prompt import Prompt
 
-# Every tokenizer has one of these. Without any of them, transformers would make an empty tokenizer.
+# Every tokenizer has one of these files. If a folder has none of them, transformers would create an empty tokenizer.
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
 
@@ -21,7 +21,7 @@ _OR_IDS = f"give some text, or the tokens' numbers as {option('input_ids')}"
 
 
 def tokenizer_of(transformers: Any, path: Path) -> Any:
-    """Return the tokenizer of a directory or a GGUF file, None if it has none."""
+    """Return the tokenizer of a directory or a GGUF file, or None if there is no tokenizer."""
     if is_gguf(path):
         from ffncli.models.files.gguf import read_gguf
 
@@ -32,12 +32,12 @@ def tokenizer_of(transformers: Any, path: Path) -> Any:
         return None
     try:
         return transformers.AutoTokenizer.from_pretrained(**arguments_for(path))
-    except Exception as error:  # the libraries behind it raise all kinds
+    except Exception as error:  # tokenizer libraries raise all kinds of exceptions
         raise cannot(f"{shown_path(path)}: its tokenizer cannot be loaded", error) from None
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
-    """Return the model's input tokens, with the special ones that the tokenizer puts around a prompt."""
+    """Return the model's input tokens, including the special tokens that the tokenizer adds to a prompt."""
     if prompt.ids is not None:
         return with_texts(prompt.ids, tokenizer)
     if not prompt.text:
@@ -56,24 +56,24 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
 
 
 def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
-    """Return tokens with these ids, at positions 0, 1, ..."""
+    """Return the tokens with the given ids, at positions 0, 1, ..."""
     return tuple(Token(at, int(number), token_text(tokenizer, int(number))) for at, number in enumerate(ids))
 
 
 def token_text(tokenizer: Any, number: int) -> str | None:
-    """Return one token's text, a leading space included; None if there is none."""
+    """Return one token's text, including a leading space; None if the tokenizer does not have the token."""
     raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
     if raw is None:
         return None
     text = str(tokenizer.decode([number], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-    # SentencePiece marks a word's beginning, and its decoder drops the space before the first word.
+    # SentencePiece marks the beginning of a word, but its decoder drops the space before the first word.
     return " " + text if str(raw).startswith("▁") and not text.startswith(" ") else text
 
 
 def one_token(tokenizer: Any, text: str, vocab: int) -> int:
-    """Return the number of the token that `promotes` names: its text, or `id:N` among `vocab`.
+    """Return the id of the token given as `promotes`: the token's text, or `id:N` with N below `vocab`.
 
-    A text that is several tokens or none is refused with its tokens.
+    Raises FFNError, which lists the tokens, if the text is not exactly one token.
     """
     if match := re.fullmatch(r"id:([0-9]{1,9})", text):
         if int(match[1]) >= vocab:
@@ -91,7 +91,8 @@ def one_token(tokenizer: Any, text: str, vocab: int) -> int:
 
 
 def positions(text: str | None, count: int) -> tuple[int, ...]:
-    """Return the positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all."""
+    """Return the positions of `-1`, `0,3` or `2:5` among `count` tokens, without duplicates; all positions if `text` is
+    None."""
     if text is None or text == "all":
         return tuple(range(count))
     out: list[int] = []

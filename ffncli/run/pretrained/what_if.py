@@ -1,4 +1,4 @@
-"""What a change of one layer's FFN does: to each step of the block, and to the whole model's prediction."""
+"""The effect of changing one layer's FFN: on each step of the block, and on the whole model's prediction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
 
 @dataclass(frozen=True)
 class TokenChange:
-    """A token with its probability and its logit without and with the change."""
+    """A token with its probability and its logit before and after the change."""
 
     id: int
     text: str | None
@@ -39,11 +39,12 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class PredictionChange:
-    """The prediction after the token at `position`; `tokens` are the likeliest before or after, largest change first.
+    """The change of the prediction after the token at `position`. `tokens` are the most likely tokens before and after
+    the change, sorted by descending change of probability.
 
-    `logit_change` is the largest change of a logit by size, `divergence` the Kullback-Leibler divergence of the new
-    distribution from the old one, Σ old · ln(old / new), in nats; `argmax_changed` says whether another token is now
-    the likeliest.
+    `logit_change` is the largest absolute change of a logit; `divergence` is the Kullback-Leibler divergence of the new
+    distribution from the old distribution, Σ old · ln(old / new), in nats; `argmax_changed` says whether the most
+    likely token has changed.
     """
 
     position: int
@@ -62,7 +63,7 @@ def prediction_change(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> PredictionChange:
-    """Predict after the prompt's last token, without and with the changes of a layer's FFN."""
+    """Predict the token after the prompt, without and with the changes of a layer's FFN."""
     path = folder_of(resolved, prompt.option)
     computed, device = dtype_of(dtype), device_of(device)
     with offline() as transformers:
@@ -95,10 +96,10 @@ def _logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
 def changed_model(
     module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
 ) -> Iterator[None]:
-    """Make these changes of a layer's FFN, undone at the end.
+    """Apply the changes to a layer's FFN; they are undone at the end of the context.
 
-    Weights are changed in place. If that is impossible, or the gate is ablated, our steps compute the FFN; `ids`
-    [tokens, 1] are its tokens, if a table of tokens chooses the experts.
+    Weights are changed in place. If that is impossible, or if the gate is ablated, ffncli's steps replace the FFN;
+    `ids` [tokens, 1] are its token ids, needed if a table of token ids chooses the experts.
     """
     weights = live_weights(module, live.located)
     stored = {p.untyped_storage().data_ptr() for p in module.parameters()}
@@ -125,7 +126,7 @@ def changed_model(
 def _our_ffn(
     module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
 ) -> Iterator[None]:
-    """Put our steps' output, after the changes, in place of the FFN's."""
+    """Replace the FFN's output with the output of ffncli's changed steps."""
     block = ffn_steps(steps(layer.spec))
     start, _ = ffn_span(block)
     entered: list[Tensor] = []
@@ -174,9 +175,10 @@ def _compared(old: Tensor, new: Tensor, position: int, top: int, tokenizer: Any)
 
 @dataclass(frozen=True)
 class StepChange:
-    """A step with and without the change: `changed` of its `values` differ, most at `at`, where `old` becomes `new`.
+    """The change of one step: `changed` of its `values` values differ. The largest difference is at `at`, where `old`
+    becomes `new`.
 
-    `difference` = new - old; `relative` is ‖new − old‖ / ‖old‖, None if the old values are all 0.
+    `difference` = new - old; `relative` is ‖new − old‖ / ‖old‖ over the whole step, None if all old values are 0.
     """
 
     name: str
@@ -192,7 +194,8 @@ class StepChange:
 def step_changes(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[StepChange, ...]:
-    """Return the steps of a block in order, outside its experts, each compared with itself after the changes."""
+    """Compare the steps of a block, except the steps inside experts, before and after the changes; return the results
+    in order."""
     new_steps, new_weights = changed(steps, weights, changes)
     with torch.no_grad():
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)
