@@ -110,7 +110,7 @@ def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
     how = f"sum over {ranks.tp} ranks" if reduces else f"combined from {len(one.parts)} ranks"
     parts.append(Heading(f"{one.output}: {how}", str(list(one.shape))))
     parts.append(Excerpt(one.shape, one.values_index, one.values, digits))
-    return [*parts, Line(f"compared with {one.step} of the whole block: {_apart(one.agreement)}", quiet=True)]
+    return [*parts, Line(f"compared with the whole block: {_apart(one.agreement)}", quiet=True)]
 
 
 def _apart(agreement: Agreement) -> str:
