@@ -19,7 +19,7 @@ from torch import Tensor
 from ffncli.block.steps import parameters
 from ffncli.errors import FFNError
 from ffncli.kernels import eager
-from ffncli.kernels.dense import Weights, between, dense, normed, refuses_all_but_dense
+from ffncli.kernels.dense import Weights, between, dense_block, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
 from ffncli.kernels.per_weights import PerWeights, aliases
 
@@ -102,8 +102,7 @@ def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     One token's product is a matrix times a vector: torch.compile makes one loop of the multiplying and the summing,
     which streams the weights once. The libraries' products are made for matrices, and read slower.
     """
-    shape, names = dense(steps), tuple(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), tuple(parameters(steps))
     middle, wide = between(shape), torch.promote_types(dtype, torch.float32)
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense
+from ffncli.kernels.dense import between, dense_block, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
@@ -22,8 +22,7 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @register("conv1x1", prepare=prepare, refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
-    shape, names = dense(steps), tuple(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), tuple(parameters(steps))
     middle = between(shape)
 
     def run(x: Tensor, params: Params) -> Tensor:

@@ -55,6 +55,13 @@ def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
     return Dense("gate" in by, act, lift, scale.scale, norm, prefix)
 
 
+def dense_block(steps: Sequence[Step]) -> Dense:
+    """Return the dense FFN formed by these steps, which a kernel does not refuse."""
+    block = dense(steps)
+    assert block is not None
+    return block
+
+
 def refuses_odd_widths(steps: Sequence[Step], multiple: int) -> str | None:
     """Why a kernel cannot compute these steps whose products take widths that are multiples of a number."""
     sizes = (axis.size for axes in parameters(steps).values() if len(axes) > 1 for axis in axes)

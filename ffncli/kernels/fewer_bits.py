@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.functional import ScalingType
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.dense import between, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 _MATRICES = ("gate.weight", "up.weight", "down.weight")
@@ -60,8 +60,7 @@ def _others(steps: Steps) -> list[str]:
 )  # fmt: skip
 def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Quantize, product, activation and gate, quantize, product."""
-    shape, names = dense(steps), _others(steps)
-    assert shape is not None
+    shape, names = dense_block(steps), _others(steps)
     middle = between(shape)
     made = torch.bfloat16 if device.startswith("cuda") else dtype  # all that every such GPU gives
 
@@ -129,8 +128,7 @@ def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Pa
 
 def computing(steps: Steps, multiply: Multiplies) -> Computes:
     """The block, whose products are `multiply(x, integers, scales)`."""
-    shape, names = dense(steps), list(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), list(parameters(steps))
     middle = between(shape)
     keys = [key for name in names for key in ((name, f"{name} scale") if name in _MATRICES else (name,))]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ffncli.block.activations import TABLE
 from ffncli.block.steps import Activation, parameters
-from ffncli.kernels.dense import Learned, Weights, activation, dense, learned, normed, refuses_all_but_dense
+from ffncli.kernels.dense import Learned, Weights, activation, dense_block, learned, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 Changes = Callable[[Tensor, Learned], Tensor]
@@ -103,8 +103,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 def computing(steps: Steps, product: Callable[[str, Tensor, Weights], Tensor]) -> Callable[[Tensor, Weights], Tensor]:
     """f(x, weights): the block, whose activation and gate overwrite what `product(name, x, weights)` returns."""
-    shape = dense(steps)
-    assert shape is not None
+    shape = dense_block(steps)
     act, lift = changed(shape.act), changed(shape.lift) if shape.lift else None
 
     def run(x: Tensor, w: Weights) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import dense, normed, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.dense import dense, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
@@ -75,8 +75,7 @@ _refuses_liger_act = partial(refuses_all_but_gated, functions=OF_ACT, products=F
 )
 def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """down(SiLUMul(gate(x), up(x)))."""
-    shape, names = dense(steps), tuple(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), tuple(parameters(steps))
     middle = getattr(import_module("liger_kernel.ops"), OF_ACT[shape.act.function]).apply
 
     def run(x: Tensor, params: Params) -> Tensor:
@@ -111,8 +110,7 @@ def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 )
 def build_quack(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Its function on the packed weights. It tries tile sizes at the first call."""
-    shape = dense(steps)
-    assert shape is not None
+    shape = dense_block(steps)
     mlp, unit = import_module("quack.mlp").mlp_func, QUACK_UNITS[shape.act.function]
 
     def run(x: Tensor, params: Params) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.steps import Axis, parameters
-from ffncli.kernels.dense import Dense, between, dense, normed, refuses_all_but_dense
+from ffncli.kernels.dense import Dense, between, dense_block, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
@@ -51,8 +51,7 @@ class FeedForward(nn.Module):
 @register("module", refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """The module called on x. Its parameters are looked up like any module's, and replaced when `params` change."""
-    shape, axes = dense(steps), parameters(steps)
-    assert shape is not None
+    shape, axes = dense_block(steps), parameters(steps)
     module = FeedForward(shape, axes).eval()
     places = [_place(module, name) for name in axes]
     last: list[Params] = [()]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Activation, parameters
 from ffncli.kernels import packed
-from ffncli.kernels.dense import Dense, Weights, between, dense, normed, refuses_all_but_dense
+from ffncli.kernels.dense import Dense, Weights, between, dense_block, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
 from ffncli.kernels.per_weights import widened, widened_weights
 
@@ -78,8 +78,7 @@ def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @widened(multiplies)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Two or three products; oneDNN applies the activation, and multiplies by the gate, as it writes them."""
-    shape, names = dense(steps), tuple(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), tuple(parameters(steps))
     middle, writes = between(shape), _while_writing(shape)
 
     def product(name: str, x: Tensor, w: Weights, then: tuple[Any, ...] = _NOTHING) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense
+from ffncli.kernels.dense import between, dense, dense_block, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
@@ -49,8 +49,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 def computing(steps: Steps, linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Computes:
     """The packed block, whose products are `linear(x, weight, bias)`."""
-    shape, of_params = dense(steps), names(steps)
-    assert shape is not None
+    shape, of_params = dense_block(steps), names(steps)
     middle = between(shape)
 
     def run(x: Tensor, params: Params) -> Tensor:

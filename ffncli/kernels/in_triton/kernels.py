@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ffncli.block.steps import Activation, parameters
-from ffncli.kernels.dense import Dense, Weights, dense, normed, refuses_all_but_dense
+from ffncli.kernels.dense import Dense, Weights, dense, dense_block, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, interprets_triton, register
 
 FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "tanh", "silu", "quick_gelu", "gelu_tanh", "gelu")
@@ -128,8 +128,7 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
 @register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """down(act(gate(x)) · up(x)); Triton compiles at the first call, for the dtype and the divisors of sizes by 16."""
-    shape, names = dense(steps), tuple(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), tuple(parameters(steps))
     middle = act_launcher(shape)
 
     def run(x: Tensor, params: Params) -> Tensor:
@@ -174,8 +173,7 @@ def refuses_fused_gate(steps: Steps) -> str | None:
 @register("fused_gate", needs=("triton",), refuses=refuses_fused_gate, compiles=True)
 def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """down(act(gate(x)) · up(x)); Triton compiles at the first call, and again for one that needs gradients."""
-    shape = dense(steps)
-    assert shape is not None
+    shape = dense_block(steps)
     block = FusedGate(tuple(parameters(steps)), shape.gated, launcher(shape, dtype), backward_launcher(shape))
 
     def run(x: Tensor, params: Params) -> Tensor:
@@ -270,8 +268,7 @@ SUMMED = 128  # columns of one program of the sum
 @register("decode", needs=("triton",), refuses=refuses, trains=False, compiles=True, most_tokens=16)
 def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """down(act(gate(x)) · up(x)), a norm before down by torch; Triton compiles at the first call."""
-    shape, names = dense(steps), tuple(parameters(steps))
-    assert shape is not None
+    shape, names = dense_block(steps), tuple(parameters(steps))
     first, second = launcher(shape, dtype), split_launcher(dtype)
 
     def run(x: Tensor, params: Params) -> Tensor:
