@@ -92,7 +92,8 @@ def command(*, options: DoctorOptions, show: OutputOptions) -> None:
         checks.append(doctor.noise_check(noise))
     output.show(answer(checks, noise, auto_choice.choices()))
     if lacking:
-        raise failure(lacking)
+        names = ", ".join(check.name for check in lacking)
+        raise FFNError(f"ffn cannot run here: {names}", lacking[0].advice, ExitCode.ENVIRONMENT)
 
 
 def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
@@ -125,12 +126,6 @@ def answer(
     if noise:
         parts += [Heading("How small a difference this machine can measure"), *map(Line, _in_words(noise))]
     return Answer("doctor", body, csv_table(rows), parts, CONVENTIONS)
-
-
-def failure(lacking: Sequence[DoctorCheck]) -> FFNError:
-    """Return the error for missing required packages; the answer has already been shown."""
-    names = ", ".join(check.name for check in lacking)
-    return FFNError(f"ffn cannot run here: {names}", lacking[0].advice, ExitCode.ENVIRONMENT)
 
 
 def _rows(check: DoctorCheck) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.options import ONE_OR_MANY, OutputOptions, corpus_size
 from ffncli.cli.common.spread import spread
-from ffncli.cli.common.summaries import csv_table
+from ffncli.cli.common.summaries import csv_table, layer_name
 from ffncli.errors import FFNError, option
 from ffncli.options import conflicts
 from ffncli.options.accept import TEXTS
@@ -100,9 +100,9 @@ def _layers(survey: ExpertsSurvey) -> Table:
         count = len(layer.experts)
         half = layer.hit_rates[(count + 1) // 2 - 1] if layer.hit_rates else None
         rows.append((
-            _name(survey, layer), f"{count - len(layer.idle_experts)} of {count}", layer.busiest_expert,
-            in_percent(layer.busiest_share), in_percent(1 / count), layer.entropy_bits, layer.max_entropy_bits,
-            in_percent(half),
+            layer_name(layer, survey.model.model), f"{count - len(layer.idle_experts)} of {count}",
+            layer.busiest_expert, in_percent(layer.busiest_share), in_percent(1 / count), layer.entropy_bits,
+            layer.max_entropy_bits, in_percent(half),
         ))  # fmt: skip
     columns = ("layer", "experts used", "busiest", "share %", "even %", "entropy bits", "at most", "hits %")
     return Table(columns, rows)
@@ -110,7 +110,7 @@ def _layers(survey: ExpertsSurvey) -> Table:
 
 def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     """Show a layer's most important experts, the pairs chosen together, and the hit rates of caches."""
-    title = f"Layer {_name(survey, layer)}"
+    title = f"Layer {layer_name(layer, survey.model.model)}"
     known = any(expert.divergence is not None for expert in layer.experts)
     order = sorted(layer.experts, key=_worth)[:_MOST_EXPERTS]
     by = "that change the prediction most" if known else "that add most to the output"
@@ -144,8 +144,3 @@ def _caches(rates: Sequence[float]) -> str:
     """Format cache hit rates: `1 expert 12 %, 2 31 %, 4 60 %`; each size is twice the previous one."""
     sizes = [size for size in (2**power for power in range(_MOST_CACHES)) if size <= len(rates)]
     return ", ".join(f"{size}: {100 * rates[size - 1]:.0f} %" for size in sizes)
-
-
-def _name(survey: ExpertsSurvey, layer: LayerExperts) -> str:
-    stacks = {group.stack for group in survey.model.model.groups}
-    return f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else str(layer.layer)

@@ -242,7 +242,7 @@ def _failed(error: Exception, args: list[str]) -> int:
 
     if isinstance(error, typer.TyperException):
         return _usage(error, args)
-    if isinstance(error, OSError) and _is_output(error):
+    if isinstance(error, OSError) and error.filename is None:  # from stdout: errors on files are FFNErrors by now
         print_error(f"error: cannot write to standard output: {error.strerror}")
         return ExitCode.ENVIRONMENT
     if _out_of_memory(error):
@@ -267,11 +267,6 @@ def _usage(error: Any, args: list[str]) -> int:
     program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
     print_error(f"error: {text}; see `{program} --help`")
     return ExitCode.USAGE
-
-
-def _is_output(error: OSError) -> bool:
-    """Return True for an error without a file name: it comes from stdout, as errors on files are already FFNErrors."""
-    return error.filename is None
 
 
 def _out_of_memory(error: Exception) -> bool:

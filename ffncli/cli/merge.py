@@ -37,8 +37,10 @@ def command(*, question: MergeQuestion, show: OutputOptions) -> None:
     result = merged(question)
     output.notes(*result.notes)
     output.show(answer(result))
-    if result.missing:
-        raise FFNError(*missing_text(result), ExitCode.FAILED)
+    if missing := len(result.missing):
+        of = missing + len({row.case for row in result.rows})
+        what = f"{missing} of {of} cases {'is' if missing == 1 else 'are'} missing"
+        raise FFNError(what, f"measure them: {_command(result, result.missing[0])}", ExitCode.FAILED)
 
 
 def answer(merged: Merged) -> Answer:
@@ -59,13 +61,6 @@ def answer(merged: Merged) -> Answer:
         "rows": json_rows(merged.rows),
     }
     return Answer("merge", body, Table(COLUMNS, [cells(row) for row in merged.rows]), parts, _CONVENTIONS)
-
-
-def missing_text(merged: Merged) -> tuple[str, str]:
-    """Return (the message that cases are missing, the hint with the command for the first of them)."""
-    missing, present = len(merged.missing), len({row.case for row in merged.rows})
-    text = f"{missing} of {present + missing} cases {'is' if missing == 1 else 'are'} missing"
-    return text, f"measure them: {_command(merged, merged.missing[0])}"
 
 
 def _summary(merged: Merged) -> str:

@@ -47,9 +47,10 @@ def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) 
     verdict = verdict_of(question)
     output.notes(*verdict.notes)
     if verdict.certificate is not None:
-        output.show(referee_answer(verdict, verdict.certificate, view.verbose))
-        if verdict.certificate.reason:
-            raise refusal(verdict.certificate)
+        certificate = verdict.certificate
+        output.show(referee_answer(verdict, certificate, view.verbose))
+        if certificate.reason:
+            raise FFNError(f"refused: {certificate.kernel}: {certificate.reason}", code=ExitCode.FAILED)
         return
     output.show(answer(verdict, view.verbose))
     if verdict.failed:
@@ -176,11 +177,6 @@ def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = F
     parts += [Heading(f"{certificate.verdict.upper()} {certificate.kernel}", _remark(certificate))]
     body = {"block": asdict(block), "certificate": asdict(certificate), "rows": in_json(rows)}
     return Answer("verify", body, csv_table(body["rows"]), parts, CONVENTIONS)
-
-
-def refusal(certificate: Certificate) -> FFNError:
-    """Return the error for a kernel that is not certified; the answer has already been shown."""
-    return FFNError(f"refused: {certificate.kernel}: {certificate.reason}", code=ExitCode.FAILED)
 
 
 def _remark(certificate: Certificate) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.activations import TABLE
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import agreement_text, csv_table, listed
+from ffncli.cli.common.summaries import agreement_text, csv_table, layer_name, listed
 from ffncli.models.model import is_runnable
 from ffncli.show.parts import Answer, Heading, Line, Part, Table, cell_text
 from ffncli.show.text import bars, percent, plural
@@ -200,11 +200,10 @@ def _of_100(share: float | None) -> float | None:
 
 def _all(data: ActivationData) -> list[Part]:
     """Show one row per layer for the inputs, and one for the changes caused by other activations."""
-    stacks = {layer.stack for layer in data.layers}
     inputs, changes = [], []
     names = list(dict.fromkeys(m.name for layer in data.layers for e in layer.activations for m in e.made))
     for layer in data.layers:
-        name = f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else f"{layer.layer}"
+        name = layer_name(layer, data.model.model)
         several = len(layer.activations) > 1
         inputs += [(f"{name} {e.step.partition('.')[0]}" if several else name, *_cells(e)) for e in layer.activations]
         made = {m.name: m for m in layer.activations[0].made}

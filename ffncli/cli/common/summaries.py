@@ -13,8 +13,13 @@ from ffncli.show.text import pad, plural
 from ffncli.system.hardware import devices, typed_names
 
 if TYPE_CHECKING:
+    from ffncli.models.model import Model
+    from ffncli.run.activations.on_data import LayerData
+    from ffncli.run.corpus.experts import LayerExperts
+    from ffncli.run.corpus.results import CorpusLayer
     from ffncli.run.engine.prepare import BlockSummary, Token
     from ffncli.run.measure.gap import Agreement
+    from ffncli.run.trace.survey import LayerRow
 
 
 def in_json(value: Any) -> Any:
@@ -41,6 +46,11 @@ def dimensions_text(block: BlockSummary) -> str:
     shared = f" + {block.shared_experts} shared" if block.shared_experts else ""
     moe = f", MoE of {block.experts} experts{shared}, top {block.top_k}" if block.experts else ""
     return f"d_model {block.d_model}{ffn}, {bias}{norm}{moe}"
+
+
+def layer_name(row: LayerRow | CorpusLayer | LayerExperts | LayerData, model: Model) -> str:
+    """Return `3`, or `encoder.3` if the model has several stacks."""
+    return f"{row.stack}.{row.layer}" if len({group.stack for group in model.groups}) > 1 else str(row.layer)
 
 
 _LONGEST = 12  # maximum characters of a token's text in a label: a row of eight values still fits 100 columns

@@ -27,7 +27,9 @@ _MOST_NOTES = 6
 
 def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -> list[Part]:
     """Build one line per case and one column per kernel; the heading states what the cases have in common."""
-    measured = _as_measured(cases, rows)
+    # weights too large for cold copies are measured warm: the cache mode is that of the rows
+    caches: dict[str, Any] = {row.case: row.cache for row in rows if row.status == "ok"}
+    measured = {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
     values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
     common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ and values[name][0])
@@ -51,12 +53,6 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
             Line(f"identical code timed twice gave ratios of {low:.3f} to {high:.3f}, over all cases", quiet=True)
         )
     return [*parts, *notes(rows, _MOST_NOTES), *warned(rows)]
-
-
-def _as_measured(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> Mapping[str, Case]:
-    """Return the cases with the cache mode actually used: weights too large for cold copies are measured warm."""
-    caches: dict[str, Any] = {row.case: row.cache for row in rows if row.status == "ok"}
-    return {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
 
 
 def _machines(rows: Sequence[ResultRow], hosts: Mapping[str, str]) -> list[Part]:

@@ -15,7 +15,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.cli.common.summaries import csv_table, devices_answer
+from ffncli.cli.common.summaries import csv_table, devices_answer, in_json
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models import catalog
@@ -129,7 +129,10 @@ def command(
     checked, several = assertions.check(conditions, lines), len(lines) > 1
     output.notes(*(f"{one.model.name}: {note}" if len(models) > 1 else note for one in models for note in one.notes))
     if not (checked and output.quiet and output.format == "table" and output.path is None):
-        output.show(_with_assertions(answer, checked, several) if checked else answer)
+        if checked:
+            parts: list[Part] = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
+            answer = answer.with_section("assertions", in_json(checked), parts)
+        output.show(answer)
     if output.format == "csv":
         output.notes(*(one.line(several) for one in checked if one.holds))
     assertions.require(checked, several)
@@ -146,12 +149,6 @@ def _lines_of(path: str | None) -> list[str]:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise FFNError(f"{option('assert_file')}: cannot read {shown(path)}: {why}") from None
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-
-
-def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAssertion], several: bool) -> Answer:
-    """Add the assertions to the answer: one line each on the page, `assertions` in JSON."""
-    parts: list[Part] = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
-    return answer.with_section("assertions", [asdict(one) for one in checked], parts)
 
 
 def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import csv_table, listed, named
+from ffncli.cli.common.summaries import csv_table, layer_name, listed, named
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, percent, plural
 
@@ -53,7 +53,7 @@ def survey_answer(survey: Survey, units: int = 1) -> Answer:
         parts.append(Line(f"{stack}: {listed(tokens)}"))
     parts.append(_table(survey, units))
     parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _meanings(survey, units).items()]
-    loads = [(_name(survey, row), row.routing) for row in survey.rows if row.routing]
+    loads = [(layer_name(row, survey.model.model), row.routing) for row in survey.rows if row.routing]
     parts += [layers_table(loads)] if loads else []
     return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})
 
@@ -93,18 +93,13 @@ def _table(survey: Survey, units: int) -> Table:
     rows = []
     for row in survey.rows:
         cells = [
-            _name(survey, row), in_percent(row.zero_share), in_percent(row.near_zero_share),
+            layer_name(row, survey.model.model), in_percent(row.zero_share), in_percent(row.near_zero_share),
             row.dead_units, row.near_dead_units, row.input_norm, row.output_norm, row.gain,
             ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
         ]  # fmt: skip
         error = float(f"{row.agreement.relative_error:.2g}") if row.agreement else None
         rows.append(tuple([*cells, error] if ran else cells))
     return Table(tuple([*columns, "error"] if ran else columns), rows)
-
-
-def _name(survey: Survey, row: LayerRow) -> str:
-    """Return `3`, or `decoder.3` if there are several stacks."""
-    return f"{row.stack}.{row.layer}" if len({row.stack for row in survey.rows}) > 1 else str(row.layer)
 
 
 def _meanings(survey: Survey, units: int) -> dict[str, str]:
@@ -186,7 +181,7 @@ def _corpus_table(survey: CorpusSurvey, digits: int) -> Table:
     columns = ("layer", "active %", "dead", "units", "min", "max", "at", "unit", "outliers", "massive")
     rows = [
         (
-            _layer_name(survey, row), in_percent(row.active_share), row.dead_units, row.units,
+            layer_name(row, survey.model.model), in_percent(row.active_share), row.dead_units, row.units,
             _rounded(row.min, digits),
             _rounded(row.max, digits), _token_place(row.max_at), row.max_unit, len(row.outliers), row.massive,
         )
@@ -201,17 +196,11 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _token_place(at: TokenPlace | None) -> str | None:
     """Return `12: 3 " Paris"`: the text's number, the token's position in the text, the token."""
-    return None if at is None else f"{at.text}: {at.token}" + ("" if at.token_text is None else f" {_quoted(at)}")
-
-
-def _quoted(at: TokenPlace) -> str:
-    return named(0, at.token_text)
-
-
-def _layer_name(survey: CorpusSurvey, row: CorpusLayer) -> str:
-    """Return `3`, or `encoder.3` if the model has several stacks."""
-    stacks = {group.stack for group in survey.model.model.groups}
-    return f"{row.stack}.{row.layer}" if len(stacks) > 1 else str(row.layer)
+    return (
+        None
+        if at is None
+        else f"{at.text}: {at.token}" + ("" if at.token_text is None else f" {named(0, at.token_text)}")
+    )
 
 
 def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
@@ -232,7 +221,14 @@ def _outliers(survey: CorpusSurvey) -> list[Part]:
         listed = ", ".join(map(str, survey.outlier_dimensions))
         parts.append(Line(f"outlier dimensions in a quarter of the layers or more: {listed}"))
     rows = [
-        (_layer_name(survey, row), one.value, f"{one.text}: {one.token}", one.dimension, one.median, one.ratio)
+        (
+            layer_name(row, survey.model.model),
+            one.value,
+            f"{one.text}: {one.token}",
+            one.dimension,
+            one.median,
+            one.ratio,
+        )
         for row in survey.rows
         for one in row.largest_massive[:1]
     ]
@@ -244,7 +240,7 @@ def _outliers(survey: CorpusSurvey) -> list[Part]:
 def _contexts(survey: CorpusSurvey) -> list[Part]:
     """Show the contexts in which each layer's listed units are most active."""
     return [
-        _unit_table(f"layer {_layer_name(survey, row)}, unit {_unit(unit)}", unit)
+        _unit_table(f"layer {layer_name(row, survey.model.model)}, unit {_unit(unit)}", unit)
         for row in survey.rows
         for unit in row.top_units
         if unit.top

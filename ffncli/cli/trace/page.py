@@ -98,7 +98,8 @@ def _step(
         *([marks[record.name]] if record.name in marks else []),
     ]
     if record.tokens is not None:
-        about.append(f"{plural('token', len(record.tokens))} {', '.join(map(str, _few(record.tokens)))}")
+        few = [*map(str, record.tokens[:8]), *(["…"] if len(record.tokens) > 8 else [])]
+        about.append(f"{plural('token', len(record.tokens))} {', '.join(few)}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens
@@ -168,11 +169,6 @@ def _weights(record: StepRecord) -> str:
         symbol = f"{p.symbol} = " if p.symbol in record.formula or record.op == "experts" else ""
         out.append(f"{symbol}{p.name}{'ᵀ' if matrix else ''} [{', '.join(map(str, shape))}]")
     return ", ".join(out)
-
-
-def _few(tokens: tuple[int, ...]) -> list[object]:
-    """Return the first tokens, with `…` for the rest."""
-    return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
 
 
 def model_run_lines(session: Session) -> list[Part]:
