@@ -1,7 +1,8 @@
 """Tell a worker's parent which kernel's code is running, through a number in shared memory, written between blocks.
 
 A message would cost the timed block a system call, and the reader a CPU core; this write costs less than a microsecond,
-outside the timed section. The number outlives a worker that ends or hangs, so the parent knows which kernel caused it.
+outside the timed section. The number outlives a worker that ends or hangs, so the parent still knows which kernel was
+running.
 """
 
 from __future__ import annotations

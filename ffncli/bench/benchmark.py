@@ -27,7 +27,8 @@ from ffncli.options.accept import listed
 from ffncli.options.opt import call
 from ffncli.options.shared import Force
 
-_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")  # a suite fixes others
+# The fields of a method that may be set in a suite, which fixes all others.
+_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def replace(
 
 
 def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
-    """Return (the fastest kernel for a block on this machine, the reason in a note's words)."""
+    """Return (the fastest kernel for a block on this machine, the reason, worded for a note)."""
     from ffncli.bench.timing.modes.auto import fastest
 
     return fastest(spec, tokens, dtype, device)

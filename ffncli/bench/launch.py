@@ -70,7 +70,7 @@ def environment(
     return variables
 
 
-_PATIENCE = 5.0  # s between the end of a worker's messages and its exit
+_PATIENCE = 5.0  # s that a worker may take to exit after its last message
 _RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # the types that a worker's messages contain
 _LONGEST = 1 << 28  # maximum bytes of a message
 _STALL = 10  # maximum s between the parts of a message; other bytes on the line may look like half of one
@@ -102,7 +102,7 @@ class Worker:
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
         """Return the worker's next message, or None if none arrives within `patience` seconds. Raises EOFError if the
-        worker has ended, even while a process that it started holds the line open.
+        worker has ended, even if a process that it started holds the connection open.
 
         If the message contains anything but records and plain values, return a text that says so.
         """
@@ -123,12 +123,12 @@ class Worker:
         return used_memory(self.process.pid, shared_once=shared_once)
 
     def ended(self) -> int | None:
-        """Return the worker's exit code once it has closed the line (negative for a signal), or None if it is still
-        running. The process is not reaped, so its group keeps its id."""
+        """Return the worker's exit code once it has closed the connection (negative for a signal), or None if it is
+        still running. The process is not reaped, so its group keeps its id."""
         return exit_code(self.process) if has_ended(self.process, _PATIENCE) else None
 
     def report(self, case: str) -> CaseReport | None:
-        """Return what the referee found in this case, by `report_on`."""
+        """Return what the referee found in this case (see `report_on`)."""
         return report_on(self.reports, case)
 
 

@@ -140,14 +140,15 @@ class Method:
     calibrate: Calibrate = "quick"  # which kernels `auto` tries: only those that need not compile first, or all
 
     def refereed_apart(self, case: Case) -> bool:
-        """Return True if a separate process holds the reference results of a case: wherever processes can be forked,
-        except on a GPU, step by step, and in a model."""
+        """Return True if a separate process holds the reference results of a case: always if processes can be forked,
+        except on a GPU, with --by-step and with --in-model."""
         return sys.platform.startswith("linux") and case.device == "cpu" and not (self.by_step or self.in_model)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, and with which kernel; `kernel` is empty for no kernel, or for all in turn."""
+    """What a worker is doing in a case, and with which kernel; `kernel` is empty if there is none, or if all take
+    turns."""
 
     process: int
     case: Case
@@ -253,7 +254,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the referee found about one kernel in a case. The referee itself sends it to the worker's parent.
+    """The referee's finding about one kernel in a case, which the referee itself sends to the worker's parent.
 
     `outcome` is `wrong` or, if every answer was right, `ok`. `answers` counts the outputs that were checked in full,
     `samples` the samples of timed calls that the referee received.
@@ -274,9 +275,9 @@ class CaseReport:
 
 @dataclass(frozen=True)
 class Roof:
-    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best memory bandwidth
-    of copies and reads. `llc_bytes` is the size of the last-level cache: data that fits into it is not limited by
-    memory bandwidth.
+    """The limits of this machine, measured in the same process: the best GEMM of any shape, and the best memory
+    bandwidth of copies and reads. `llc_bytes` is the size of the last-level cache: data that fits into it is not
+    limited by memory bandwidth.
     """
 
     flops_per_s: Rate | None = None

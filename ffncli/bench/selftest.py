@@ -24,8 +24,8 @@ TRUTHS = {"again": 1.0, "slowed": 1.05}
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A kernel whose true ratio to eager is `truth`, with the measured ratio. `flagged`: the gate called it slower;
-    `passed`: rightly so, or rightly not."""
+    """A kernel whose true ratio to eager is `truth`, with the measured ratio. `flagged` is true if the gate called it
+    slower, and `passed` if the gate was right."""
 
     case: str
     kernel: str

@@ -78,7 +78,7 @@ class Ruling:
         return f"{self.code}: {line}" if self.code and line else line
 
     def at(self, when: str, code: WrongCode | None = None) -> Ruling:
-        """Return this ruling; if it is wrong, prefixed with when it happened, and with this code if it has none."""
+        """Return this ruling; a wrong ruling gets `when` as a prefix, and `code` if it has none."""
         return replace(self, wrong=when + self.wrong, code=self.code or code) if self.wrong else self
 
     def then(self, later: Ruling) -> Ruling:

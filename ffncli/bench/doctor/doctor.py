@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _GIB = 1 << 30
-_BUSY = 0.25  # of a core; more load means that other work is running
+_BUSY = 0.25  # cores; a higher load means that other work is running
 _STOLEN = 0.01
 _MARGIN = Method().margin
 
@@ -310,7 +310,7 @@ def gpu_checks() -> Iterator[DoctorCheck]:
     """Yield rows for every GPU that torch counts; one row if there is no GPU, or no usable one."""
     try:
         import torch
-    except Exception:  # the row of torch shows it
+    except Exception:  # the torch row reports it
         return
     count = torch.cuda.device_count()
     if not count:
@@ -350,7 +350,7 @@ def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
 
 
 def state_checks(index: int, state: GpuState) -> Iterator[DoctorCheck]:
-    """Yield rows on a GPU's memory and neighbours, its clock and power limit, and its modes."""
+    """Yield rows on a GPU's memory and other processes, its clock and power limit, and its modes."""
     if state.memory_free is not None and state.memory_total is not None:
         value = f"{size_text(state.memory_free)} free of {size_text(state.memory_total)}"
         value += f", {state.neighbours}" if state.neighbours else ", no other process"

@@ -29,7 +29,7 @@ from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
 TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: a few tenths of a millisecond, in most caches
 GEMM = "gemm"
 _PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # _PROCESSES processes, or _FEWER if less than _SHORT seconds are requested
-_OVERDUE = 1.2  # times the requested seconds; then no further process starts
+_OVERDUE = 1.2  # after this many times the requested seconds, no further process starts
 _LEAST = 0.3  # minimum s of measuring in a process, however long it took to start
 _TROUBLED = 0.1  # fraction of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
@@ -186,7 +186,7 @@ def _arm(name: str) -> Arm:
 
     spaces = [torch.empty(64 * SystemRandom().randrange(1, 4096), dtype=torch.uint8) for _ in range(3)]
     x, w, out = (torch.randn(shape) for shape in ((TOKENS, D_MODEL), (D_FF, D_MODEL), (TOKENS, D_FF)))
-    del spaces  # so that later tensors are again allocated elsewhere
+    del spaces  # so that later tensors get other addresses
     return Arm(name, lambda: torch.mm(x, w.t(), out=out))
 
 

@@ -1,7 +1,7 @@
 """The parent of a grid over machines: gives each slot one case at a time, and stores the answers.
 
 A case is the smallest unit of distribution: all its kernels and processes run in one slot, so that every ratio comes
-from one machine. Answers are stored in the journal; a case that is lost with its machine is given out again.
+from one machine. Answers are stored in the journal; a case that is lost with its machine is queued again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ffncli.bench.results.journal import Journal, require_unit_of
 from ffncli.bench.suite import Result
 from ffncli.errors import ExitCode, FFNError, clean
 
-MOST_TRIES = 3  # for a case whose machines are lost
+MOST_TRIES = 3  # for a case that is lost with its machine
 _PATIENCE = 1.0  # s to wait for events of the slots
 _LONGEST_REASON = 200  # maximum characters of a launcher's text
 _START = 30.0  # s per process, in which a busy machine loads torch and verifies the kernels
@@ -88,7 +88,7 @@ def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] =
         events = slots.events(_PATIENCE)
         for event in events:
             dealing.take(event)
-        if events and not (dealing.todo and slots.free):  # otherwise, the free slots first get their next cases
+        if events and not (dealing.todo and slots.free):  # free slots first get their next case
             dealing.report()
     if dealing.refusal is not None:
         raise dealing.refusal
@@ -104,8 +104,7 @@ def _finished(journal: Journal) -> Result:
 
 @dataclass
 class _Dealing:
-    """A run in progress: the cases not yet given out, the cases submitted to slots, and how often each case was
-    lost."""
+    """A run in progress: the queued cases, the cases submitted to slots, and how often each case was lost."""
 
     journal: Journal
     tell: Callable[[Dealt], None]
@@ -158,7 +157,7 @@ class _Dealing:
             self.journal.add(unit, died_there)
 
     def _lost(self, key: str, place: str, why: str) -> None:
-        """Give the case out again or, after too many losses, store failed rows that say so."""
+        """Queue the case again or, after too many losses, store failed rows that say so."""
         self.losses[key] += 1
         news = f"{clean(place)} was lost with {key}: {why}"
         if self.losses[key] < MOST_TRIES:
@@ -168,7 +167,7 @@ class _Dealing:
         case, request = self.cases[key], self.journal.request
         note = f"lost {self.losses[key]} times with its machine; the last: {why}"
         outcomes = tuple(Outcome(name, "failed", note) for name in request.names)
-        environment = {**self.journal.software, "device": case.device}  # leaves out which machines tried
+        environment = {**self.journal.software, "device": case.device}  # without the machines that tried
         unit = TimedUnit(0, key, request.baseline, case.cache, outcomes, (), environment=environment)
         self.journal.add(unit, died=True)
         self.report(f"{news}; it will not be run again")

@@ -1,5 +1,5 @@
-"""Slots of a Ray cluster: each is an actor that Ray places on a machine, and that ends with its machine or with this
-program."""
+"""Slots of a Ray cluster: each is an actor, which Ray places on a machine, and which stops with its machine or with
+this program."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class RaySlots:
     size: SlotSize
     count: int | None = None
     on_node: Callable[[str], Any] = str  # a machine's id → Ray's strategy for running only there
-    _starting: dict[Any, _Actor] = field(default_factory=dict)  # by the reference of its first answer
+    _starting: dict[Any, _Actor] = field(default_factory=dict)  # key: the reference of its first answer
     _idle: list[_Actor] = field(default_factory=list)
     _busy: dict[Any, tuple[_Actor, str]] = field(default_factory=dict)
     _start_events: list[SlotEvent] = field(default_factory=list)

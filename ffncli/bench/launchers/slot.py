@@ -97,7 +97,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
 
 
 def _require_files(request: BenchRequest) -> None:
-    """Raise FFNError if a user's file is missing on this machine, or has other content."""
+    """Raise FFNError if a user's file is missing on this machine, or has different content."""
     share = "put it where every machine sees it under the same path"
     for name, digest in request.files.items():
         here = sha256(Path(name))

@@ -85,8 +85,8 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
 
 
 class SystemCounters:
-    """Counts of this process (getrusage), its cgroup and the machine. These are Linux's; other systems provide fewer
-    counts, but no error.
+    """Counts of this process (getrusage), its cgroup and the machine. Linux provides all counts; other systems provide
+    fewer, without raising.
 
     With `launching`, only the threads that launch a GPU's work are read for their waiting time. Other threads do not
     delay that work, and on 128 cores, reading every thread takes as long as half a block.

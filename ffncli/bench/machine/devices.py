@@ -1,6 +1,6 @@
-"""The device of a benchmark: in the parent, which loads torch only if there may be a GPU, and in a worker. Also a GPU's
-clocks, power, temperature and throttling reasons between blocks, read by NVIDIA's management library, which changes
-nothing.
+"""The device of a benchmark, for the parent, which loads torch only if there may be a GPU, and for a worker. Between
+blocks, NVIDIA's management library reads a GPU's clocks, power, temperature and throttling reasons, without changing
+anything.
 
 A reading takes microseconds to milliseconds. Readings are only made between blocks, and take at most 5 % of the time.
 Values that a card or driver does not provide are None. Limits of the GPU that hold for a whole run are in
@@ -64,7 +64,7 @@ def require_gpu(devices: Sequence[str], sustained: bool) -> None:
     """Raise FFNError if a GPU is certainly missing (exit 3), and for `sustained` without a GPU.
 
     This does not use the GPU: the parent would withhold its memory from the workers and, in exclusive mode, the whole
-    GPU. The workers test it (`use_in_worker`). If there are no driver files, torch is asked, since a sandbox may hide
+    GPU. The workers test it (`use_in_worker`). If there are no driver files, torch decides, since a sandbox may hide
     them.
     """
     gpus = [device for device in devices if device_index(device) is not None]
@@ -147,7 +147,7 @@ class GpuProbe:
         return sample
 
     def fresh(self) -> Sample:
-        """Return a new reading, whatever it costs; used after a turn of a third of a second."""
+        """Return a new reading, whatever it costs; used after a turn, which lasts a third of a second."""
         self._next = float("-inf")
         return self.read()
 

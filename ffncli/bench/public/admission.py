@@ -250,13 +250,13 @@ def _below_the_roof(judged: _Judged) -> Iterator[str]:
     least: dict[str, float] = {}
     for row in judged.ok:
         if row.roof_fraction is None:
-            if not row.computes:  # the roof of the case's dtype says nothing about a kernel in fewer bits
+            if not row.computes:  # the dtype's roof says nothing about a kernel that computes in fewer bits
                 yield f"{_name(row)}: no roof was measured"
             continue
         for name, share in (("measured", row.roof_fraction), ("datasheet", row.datasheet_fraction)):
             if share is not None and share > MOST_OF_ROOF:
                 yield f"{_name(row)}: {percent(share)} of the {name} roof"
-        seconds = row.roof_fraction * (row.time_s or 0.0)  # of a call at the roof: equal for all kernels
+        seconds = row.roof_fraction * (row.time_s or 0.0)  # of a call at the roof; equal for all kernels
         if not math.isclose(seconds, least.setdefault(row.case, seconds), rel_tol=1e-6):
             yield f"{_name(row)}: its roof differs from that of the case's other kernels"
 

@@ -1,4 +1,4 @@
-"""Routing as prescribed by --routing, through x only: kernels need not know about it.
+"""Routing as prescribed by --routing. It only changes x, so kernels need not know about it.
 
 A router's logits are x Rᵀ + b, so x' = x + (l - x Rᵀ - b) · pinv(R)ᵀ is the nearest x with the logits l, if d_model is
 at least the number of experts (otherwise its logits are the nearest to l). l is x's own logits, permuted among the
@@ -118,7 +118,7 @@ class ExpertLoad:
 
     @property
     def elsewhere(self) -> float:
-        """The fraction of the tokens that went to other experts than the wanted ones."""
+        """The fraction of the tokens that went to experts other than the wanted experts."""
         return self._means[-1] * self._calls / self._tokens if self._tokens else 0.0
 
     @property
@@ -176,14 +176,14 @@ def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
 
 
 def _exchanged(values: Tensor, first: Tensor) -> Tensor:
-    """Reorder values [..., n] so that the positions in `first` get the largest values; among themselves, they keep
-    their order."""
+    """Reorder values [..., n] so that the positions in `first` get the largest values; the order within `first` is
+    kept."""
     largest = values.sort(-1, descending=True).values
     return torch.empty_like(values).scatter(-1, _order(values, first), largest)
 
 
 def _order(values: Tensor, first: Tensor) -> Tensor:
-    """Return the indices by descending value, those in `first` before the others."""
+    """Return the indices by descending value; indices in `first` come before all others."""
     spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True) + 1
     return (values + first * spread).argsort(-1, descending=True)
 

@@ -53,7 +53,7 @@ class Inputs:
     `rows` are the tokens that are compared (None: all), and `out` [rows, d_model] is their reference. In a backward
     pass, `g` [tokens, d_model] is the gradient of the output, and `grads` holds the gradients of `x` and of the
     canonical weights, by name. `out` and `grads` are None if only the referee has them. `rounding` is the rms error of
-    an output whose every step is rounded to the dtype, for 16-bit dtypes; otherwise 0.
+    the output if every step is rounded to the dtype, for 16-bit dtypes; otherwise 0.
     """
 
     x: Tensor
@@ -67,7 +67,7 @@ class Inputs:
 
 
 class Referee:
-    """Has the right answers of a case, and rules on a kernel's answers.
+    """Knows the right answers of a case, and rules on a kernel's answers.
 
     Rulings answers each question itself; any other referee passes the questions on by `_ask`.
     """
@@ -164,7 +164,7 @@ class Problem:
 
     @property
     def scores(self) -> torch.dtype | None:
-        """The router's dtype, if it has its own."""
+        """The dtype of the router's scores, if it is fixed; otherwise None."""
         fixed = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in self.steps)
         return torch.float32 if fixed else None
 
@@ -223,8 +223,8 @@ class Problem:
         return self._drawn(self.case.tokens, generator, self._wanted(generator))
 
     def _generator(self, seed: int) -> torch.Generator:
-        """Return a generator on the device, or on the CPU if rows of a file or experts are drawn, because these are
-        chosen there."""
+        """Return a generator on the device, or on the CPU if rows of a file or experts are drawn, because the CPU
+        chooses them."""
         return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
 
     def _wanted(self, generator: torch.Generator) -> Tensor | None:
@@ -475,7 +475,7 @@ def errors_of(
 
 
 def least_gradient(gradients: Mapping[str, Tensor]) -> float:
-    """Return the minimum for the largest value of a gradient: a smaller gradient is judged as if it were that large."""
+    """Return the smallest scale for judging a gradient: a smaller gradient is judged as if it were that large."""
     return _SMALL * max(size(t) for t in gradients.values())
 
 

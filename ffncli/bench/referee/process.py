@@ -2,10 +2,10 @@
 
 The worker forks it after torch is loaded and before anything is computed, which saves a second import. It then waits
 for questions without using a processor. Nothing that the worker sends is unpickled, and no answer contains a reference.
-It reports its findings about each kernel to the worker's parent itself, over a connection that the worker closes before
-it loads a user's file; what the worker says about its kernels counts only if both agree (judge/summary.py). It ends
-with the worker. If forking is not safe (on any system but Linux), there is no such process, and the worker judges by
-itself.
+The referee reports its findings about each kernel to the worker's parent itself, over a connection that the worker
+closes before it loads a user's file; what the worker says about its kernels counts only if both agree
+(judge/summary.py). The referee ends with the worker. If forking is not safe (on any system but Linux), there is no such
+process, and the worker judges by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ffncli.run.engine.weights import require_memory
 from ffncli.system.child import ending, require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-_CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # minimum, as a fraction and in s: less may be waiting
+_CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # minimum difference, as a fraction and in s
 _LINE_BYTES = 1 << 20  # bytes of waiting samples; the system may allow fewer
 
 

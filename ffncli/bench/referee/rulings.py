@@ -39,7 +39,7 @@ TIMES = 4  # factor on the error of a passing baseline
 # 10 bits, bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NOT_FINITE = Error(math.inf, math.inf)
-_WIDE = 16  # minimum values per token that make a repeated token no accident
+_WIDE = 16  # a token with at least this many values does not repeat by chance
 
 
 def allowed(problem: Problem, math_mode: str = "highest") -> float:
@@ -73,7 +73,7 @@ class Rulings(Referee):
         self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
     ) -> None:
         self._problem, self._baseline, self.users = problem, baseline, users
-        self._entered: set[tuple[str, bytes]] = set()  # (kernel, token): kernels may get the same inputs
+        self._entered: set[tuple[str, bytes]] = set()  # (kernel, token): kernels may share inputs
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
@@ -172,7 +172,7 @@ class Rulings(Referee):
     def _of_samples(self, kernel: str, errors: Sequence[Error], samples: Sequence[CallSample]) -> Ruling:
         worst = reduce(Error.worst, errors)
         wrong = self._beyond_limit(kernel, OUTPUT, worst)
-        if wrong is None and not self._problem.backward:  # else gradients are in the errors
+        if wrong is None and not self._problem.backward:  # else errors include gradients
             together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in errors) / len(errors)))
             values, rounding = sum(s.out.numel() for s in samples), self._problem.first.rounding
             if self._beyond_rms(kernel, together, values, rounding):

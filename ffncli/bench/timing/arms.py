@@ -77,9 +77,9 @@ class Arms:
     """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's twin, if the baseline
     is ok.
 
-    `rulings` are the rulings on timed outputs, by kernel name. `rounds` is the minimum in a placement. A run over ranks
-    passes its own `source`, adds `more` arms, and exchanges rulings with `hear`, which takes this rank's wrong kernels
-    and returns those of the other ranks.
+    `rulings` are the rulings on timed outputs, by kernel name. `rounds` is the minimum number of rounds in a placement.
+    A run over ranks passes its own `source`, adds `more` arms, and exchanges rulings with `hear`, which takes this
+    rank's wrong kernels and returns the wrong kernels of all ranks.
     """
 
     def __init__(

@@ -35,9 +35,9 @@ class Chain:
     """The products of a block in order. Each reads the output of the previous one, without biases or other steps
     between them.
 
-    In an MoE block, the products are those of the experts that receive tokens, on these tokens' rows. In a backward
-    pass, two further products belong to each product: the gradient times W, and the transposed gradient times x.
-    `shared`: use the drawn weights instead of copies.
+    In an MoE block, the products belong to the experts that receive tokens, and use only these tokens' rows. In a
+    backward pass, two further products belong to each product: the gradient times W, and the transposed gradient times
+    x. `shared`: use the drawn weights instead of copies.
     """
 
     def __init__(self, problem: Problem, draw: random.Random, shared: bool = False) -> None:

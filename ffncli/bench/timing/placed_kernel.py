@@ -25,14 +25,14 @@ from ffncli.run.user.kernels import located, unguarded
 
 RING = 4  # number of buffers of x, at different addresses
 _LARGE = 16 << 20  # bytes of x above which two buffers must suffice
-_OURS = 2  # the benchmark's own arms with weights: the twin and the bare products
+_OURS = 2  # number of our own arms with weights: the twin and the bare products
 
 
 @dataclass(frozen=True)
 class BuiltKernel:
     """A kernel built for a case. `params` is the weights in the kernel's own form, which every arm copies.
 
-    If a kernel of the package uses the drawn weights as they are, `params` is these weights themselves.
+    If a kernel of the package uses the drawn weights as they are, `params` holds those same weights.
     """
 
     kernel: Kernel
@@ -223,7 +223,7 @@ class PlacedKernel:
         return call
 
     def call_untimed(self) -> None:
-        """Make a call that is not timed; the parent process sees it as a call of its own, and limits its time."""
+        """Make a call that is not timed; the parent process sees it as a separate call, and limits its time."""
         REPORTER.calls(self.name)
         self.call()
 
@@ -315,8 +315,8 @@ def canonical_gradients(
 
 
 def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies: int = 1) -> None:
-    """Shuffle the kernels' memory before they are placed again, so that an arm gets random pages rather than always the
-    same.
+    """Shuffle the kernels' memory before they are placed again, so that an arm gets random pages, rather than the same
+    pages every time.
 
     Otherwise, one arm could have the slower pages throughout a process (A/A measured 1.02 in each of five processes).
     All arenas get the size that the largest kernel needs, so that none is allocated again because its kernel changed.

@@ -28,7 +28,7 @@ CPU_LINE, GPU_LINE = 64, 256
 _GAP = 4096  # upper limit of the gap before every tensor: any position within a page
 _START = 1 << 16  # upper limit of the first offset: any page
 _MOST_COPIES = 1024  # maximum copies of the weights; Python's objects for more would fill the caches and take time
-_FACTOR = 3  # between two uses, this many last-level caches of other data: certain to replace every line
+_FACTOR = 3  # caches' worth of other data between two uses, which is certain to replace every line
 
 
 class Arena:
@@ -158,7 +158,7 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
     `touched` is the bytes of weights that one call reads, `llc` the bytes of the last-level cache, `free` the bytes of
     memory that may be used (None: unknown). warm is called shared if the arms together do not fit in the cache.
     cold-weights cycles through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call.
-    If that would take more copies, or more memory than is free, the mode is warm, and a note says so.
+    If that takes too many copies or too much memory, the mode is warm, and a note says so.
     """
     warm: Cache = "shared" if sum(arms) > llc else "warm"
     if cache in ("warm", "shared"):
@@ -176,8 +176,8 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
 
 
 def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free: int) -> Caching:
-    """Return the cache mode of arms that share one copy of the weights, because `need` bytes for a copy each are not
-    free.
+    """Return the cache mode of arms that share one copy of the weights, because the `need` bytes for one copy per arm
+    are not free.
 
     The requested mode is kept if it works with one copy: cold-weights does, if a single call reads three times the
     caches. Otherwise the mode is warm.

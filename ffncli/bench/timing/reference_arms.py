@@ -127,8 +127,8 @@ def slowed_on_gpu(
 ) -> Callable[..., Any]:
     """Wrap `call` for a GPU: after each call, a kernel waits (factor - 1) times as long as the call takes.
 
-    The call is timed on first use; raises FFNError then if no kernel is that short. `cuda` is torch.cuda or a stand-in,
-    `clock` is that GPU's clock.
+    The first use times the call, and raises FFNError if the wait would be shorter than the shortest kernel. `cuda` is
+    torch.cuda or a stand-in, `clock` is that GPU's clock.
     """
     waits: list[Callable[[], object]] = []
 
@@ -155,7 +155,7 @@ def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> C
     def seconds(timed: Call) -> float:
         return min(timer.time(timed, _CALLS) / _CALLS for _ in range(_BLOCKS))
 
-    took, least = seconds(call), seconds(lambda: cuda._sleep(1))  # `least`: an empty kernel
+    took, least = seconds(call), seconds(lambda: cuda._sleep(1))  # `least` is an empty kernel's time
     wait = (factor - 1) * took
     if wait < least:
         longer = f"a call of {time_text(took)} cannot be made {percent(factor - 1, 2)} longer"

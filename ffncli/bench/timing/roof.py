@@ -16,7 +16,7 @@ from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.kernels import blas, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # n tokens, n × n weights
-_SECONDS = 0.3  # for the products; memory gets two thirds as long
+_SECONDS = 0.3  # s for the products; memory gets two thirds of that
 _WIDTH = 4096  # of the matrix that is multiplied by one token
 _COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
@@ -72,7 +72,7 @@ def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
     weights that oneDNN or MKL has reordered in advance: torch's own product reorders in every call, and may use MKL on
     a processor that is not Intel's.
 
-    16-bit dtypes that the processor cannot multiply are multiplied in float32, as kernels widen them.
+    Values in a 16-bit dtype that the processor cannot multiply are widened to float32, as kernels do.
     """
     on_cpu = not device.startswith("cuda")
     if on_cpu and kind.itemsize == 2 and not (onednn.available(device) and onednn.multiplies(kind)):

@@ -27,7 +27,7 @@ _PLACING = 0.15  # maximum fraction of the time, if more rounds can achieve it
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block, however long they take
 _LED_IN_CALLS = 2  # minimum calls per block if its lead-in takes as many
-_SELDOM = {ANCHOR: 2, GEMM: 4}  # only in every second or fourth round: these arms are not judged
+_SELDOM = {ANCHOR: 2, GEMM: 4}  # in every second or fourth round only, since these arms are not judged
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these times a power of two, so that processes agree on it
 # s. On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, which a median ignores,
 # but a part of every long block. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
@@ -35,13 +35,13 @@ BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
 class ChangedRecords(Exception):
-    """The measured values are not those read from the clock; the text says how that shows."""
+    """The recorded times differ from those read from the clock; the text says how this was noticed."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A call that takes its turn in being timed. `before` runs untimed before every call; `inner`, if set, is the arm's
-    own number of calls per block.
+    """A call that is timed in turn with the others. `before` runs untimed before every call; `inner`, if set, is the
+    arm's own number of calls per block.
 
     `flushes` means that `before` empties the caches; this takes so long that a block's processor time says nothing
     about the calls. `before_block` runs before a timed block, after its lead-in, and receives the number of calls;
@@ -129,7 +129,8 @@ def measure(
     plan: Plan,
     captured: Captured | None = None,
 ) -> Measured:
-    """Time the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors again and returns the same arms.
+    """Time the arms of `place(0)`, `place(1)`, ...: each call of `place` allocates all tensors again and returns the
+    same arms.
 
     After each placement, `captured` receives the number of calls per block of each arm, and returns the arms in the
     form to be timed; if it returns none, they are timed as placed.
@@ -179,7 +180,7 @@ def inner_for(block: float, per_call: float) -> int:
 
 
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
-    """Return the half-width of the value of log ratios in placements, as in the interval over all processes.
+    """Return the half-width of the value of log ratios in placements, computed like the interval over all processes.
 
     With K processes, t has K − 1 degrees of freedom, as if all processes scattered like this one's placements; a single
     process is judged by its placements. A few placements may agree by chance, so their medians count as no more precise
@@ -269,8 +270,8 @@ class _Measurement:
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
         """Choose one number of calls for all arms, by the fastest kernel; the anchor has its own number.
 
-        So does an arm whose block would last more than _MOST_WALL block lengths: its ratio does not need a precision of
-        1 %.
+        An arm whose block would last more than _MOST_WALL block lengths also has its own number: its ratio does not
+        need a precision of 1 %.
         """
         block, per_call = self.plan.block, {}
         for arm in arms.values():
@@ -292,8 +293,8 @@ class _Measurement:
         """Estimate the seconds of a call, without and with its untimed work: double the number of calls until they fill
         half a block.
 
-        Then repeat it twice. The minimum counts, because disturbances only add time, and would make the block too
-        short.
+        Then time that number twice more. The minimum counts, because disturbances only add time, and would make the
+        block too short.
         """
         count, again = 1, 2
         REPORTER.calls(arm.name)

@@ -1,13 +1,13 @@
 """`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark, which returns the units of a
 Job.
 
-It sends ("began", key), ("stage", doing, kernel) whenever that changes (records.Stage), and ("unit", TimedUnit) for
-every case in turn, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a package does not
-load or torch cannot use a device; ("lost", kernel, why) if that kernel has made its GPU unusable for this process;
-("broke", kernel, why) if it raised on one of several ranks while all were timing it; ("spoiled", arm, reason) if the
-capture of a CUDA graph failed, and another worker must run the case. A case that cannot be measured also gets a unit,
-whose outcomes say why. A worker that ends without a last message was killed, killed itself, or has lost its referee.
-MEMORY, shared with its parent, says which kernel's code is running (bench/activity.py).
+The worker sends ("began", key), ("stage", doing, kernel) whenever the stage changes (records.Stage), and ("unit",
+TimedUnit) for every case in turn, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a
+package does not load or torch cannot use a device; ("lost", kernel, why) if that kernel has made its GPU unusable for
+this process; ("broke", kernel, why) if it raised on one of several ranks while all were timing it; ("spoiled", arm,
+reason) if the capture of a CUDA graph failed, and another worker must run the case. A case that cannot be measured also
+gets a unit, whose outcomes say why. A worker that ends without a last message was killed, killed itself, or has lost
+its referee. MEMORY, shared with its parent, says which kernel's code is running (bench/activity.py).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
 
 
 def _measure_over_ranks(job: Job, send: Send, referee: RefereeProcess | None, start: float) -> bool:
-    """Do the same as one of the ranks over which the job's blocks are split; return False if a kernel broke."""
+    """Measure every case as one of the ranks over which the job's blocks are split; return False if a kernel broke."""
     from ffncli.bench.timing.ranks.case_run import KernelBroke, measure_over_ranks
     from ffncli.bench.timing.ranks.channel import RankChannel, waiting_limit
     from ffncli.run.ranks.join import joined
@@ -144,7 +144,7 @@ def _each_case(
 ) -> bool:
     """Send the unit that `measure` returns for each case; `start` is the seconds before the first case. Return False if
     another worker must run the rest: after a failed capture, or if the referee is gone, since the next worker starts a
-    new one."""
+    new referee."""
     import torch
 
     from ffncli.bench.machine.devices import use_in_worker

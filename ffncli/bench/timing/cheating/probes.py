@@ -33,7 +33,7 @@ _NEAR = 2.0**-6  # relative distance of other inputs (rms), larger than the roun
 _KEPT = 0.8  # minimum of the time on the same input relative to another input, and relative to the baseline's ratio
 _FASTER = 0.7  # minimum of a timed call relative to a single call, which is slower unless timing was disturbed
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
-_STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum share of its blocks, and minimum number
+_STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum fraction of a kernel's blocks, and minimum number
 _STREAM_CALLS = 32
 _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, how often that is tried, and the limit in cores
 

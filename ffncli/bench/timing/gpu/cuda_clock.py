@@ -41,7 +41,7 @@ _SEGMENT = 125e-6  # s of GPU time between two markers
 _FIRST_SEGMENT = 16  # calls, in a block whose pace is unknown
 _RESOLUTION = 0.5e-6  # s; resolution of events
 # A wait this long gives the SM clock to within 2 %. The first call of an arm's lead-in, whose pace is unknown, waits
-# longer, so every block has a free reading of the clock.
+# longer, so every block has a reading of the clock at no extra cost.
 _READS_CLOCK = 200e-6  # s
 _ELSEWHERE, _ELSEWHERE_SHARE = 20e-6, 0.02  # s, and fraction of the block: how much later other streams may finish
 _SM_CYCLES = torch.version.hip is None  # the waiting kernel counts cycles of the SM clock, except on some AMD GPUs

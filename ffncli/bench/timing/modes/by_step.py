@@ -44,9 +44,9 @@ def step_calls(
     of all experts together) comes after the experts.
 
     `steps` are kernel steps, `weights` has canonical names, x [tokens, d_model] is the input. No call changes its
-    inputs, so a call returns the same every time. `copy` copies a tensor to its place for one call; every call has its
-    own buffers, which together take two or three times the memory of the block's weights. Forward only; raises FFNError
-    as `execute` does.
+    inputs, so a call returns the same output every time. `copy` copies a tensor to its place for one call; every call
+    has its own buffers, which together take two or three times the memory of the block's weights. Forward only; raises
+    FFNError as `execute` does.
     """
     (entry,) = block_inputs(steps)
     tensors = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}

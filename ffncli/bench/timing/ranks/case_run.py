@@ -1,8 +1,9 @@
-"""Measure one case over ranks, in one of them: the steps are the same as on one rank, but all ranks take each step
-together.
+"""Measure one case over ranks; this code runs in each of the ranks. The steps are the same as on one rank, but all
+ranks take each step together.
 
-What one rank finds decides for all: a kernel that is skipped, fails or is wrong on one rank is timed on none. If only
-one rank meets an error while the others wait for it in a collective, it ends its process, which ends their wait.
+A finding on one rank counts for all: a kernel that is skipped, fails or is wrong on one rank is not timed on any rank.
+If only one rank meets an error while the others wait for it in a collective, that rank ends its process, which ends
+their wait.
 """
 
 from __future__ import annotations

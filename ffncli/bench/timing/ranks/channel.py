@@ -67,10 +67,8 @@ class RankChannel:
 
 
 # --- the clock of a case over ranks -----------------------------------------------------------------------------------
-# A call takes as long as its slowest rank does, and all ranks read the same times.
-#
-# What a measurement does next depends on its times alone, so all ranks then time the same arms in the same order, as
-# often as each other.
+# A call takes as long as on its slowest rank, and all ranks read the same times. The next step of a measurement depends
+# only on its times, so all ranks time the same arms, in the same order and equally often.
 
 
 class RankClock:
