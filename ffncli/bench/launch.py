@@ -107,6 +107,7 @@ class Worker:
         If the message contains anything but records and plain values, return a text that says so.
         """
         if patience is not None and not self.connection.poll(patience):
+            # Polled again, as the last message may have arrived before the process ended.
             if has_ended(self.process, 0.0) and not self.connection.poll(0.0):
                 raise EOFError
             return None

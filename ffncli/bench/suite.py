@@ -240,6 +240,7 @@ class _Run:
         assert self.stage is not None
         now = self.now()
         memory = self.busy.memory() if look or not self._timing else None
+        # Counting shared memory only once takes long, so it is only done to be fair to a worker above the limit.
         if memory is not None and memory > (self.limits.most_memory or memory):
             memory = self.busy.memory(shared_once=True)
         excess = self.limits.excess(self.stage, now, self.since, self.busy.activity.read(), memory)

@@ -132,7 +132,7 @@ def _sequential(blocks: Sequence[TimedBlock]) -> float:
             errors.append(log(statistics.median(times[:half]) / statistics.median(times[half:])))
     n = len(errors)
     rms = sqrt(sum(error * error for error in errors) / n)
-    return statistics.t_quantile(0.975, n) * rms / sqrt(n)
+    return statistics.t_quantile(0.975, n) * rms / sqrt(n)  # n degrees of freedom, as the true mean is known: 0
 
 
 # --- a process --------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ def _exchanged(values: Tensor, first: Tensor) -> Tensor:
 
 def _order(values: Tensor, first: Tensor) -> Tensor:
     """Return the indices by descending value; indices in `first` come before all others."""
+    # More than the range of the values, so that each value in `first` comes before all others.
     spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True) + 1
     return (values + first * spread).argsort(-1, descending=True)
 
@@ -231,7 +232,7 @@ def popular(op: Route, popularity: Tensor, tokens: int, generator: torch.Generat
     The top_k largest values of popularity + Gumbel noise are such a draw (Yellott 1977).
     """
     noise = torch.empty(tokens, op.experts.size, dtype=torch.float64).exponential_(generator=generator)
-    return _best(op, popularity - noise.log())
+    return _best(op, popularity - noise.log())  # -log of an exponential variable is Gumbel noise
 
 
 def _best(op: Route, keys: Tensor) -> Tensor:

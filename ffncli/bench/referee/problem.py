@@ -359,6 +359,7 @@ def _drawn_samples(problem: Problem, samples: Sequence[CallSample]) -> list[int]
     SystemRandom().shuffle(numbers)
     first = dict.fromkeys(samples[n].kernel for n in numbers)
     leading = [next(n for n in numbers if samples[n].kernel == kernel) for kernel in first]
+    # Tokens that may be judged; a forward and backward pass costs three times a forward pass.
     left = _MOST_JUDGED / (max(1, cost(problem.steps).flops) * (3 if problem.backward else 1))
     drawn = []
     for n in dict.fromkeys([*leading, *numbers]):
@@ -485,6 +486,7 @@ def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
     scale = max(largest, floor)
     share = apart.largest / scale if scale else (math.inf if apart.largest else 0.0)
     wide = reference.to(tensor.device)
+    # ‖b‖, enlarged like max|b| if that is below `floor`; 1 if the reference is 0.
     length = float(wide.norm()) * (scale / largest if largest else 0.0) or 1.0
     rel = float((tensor.double() - wide).norm()) / length
     small = tensor.abs()

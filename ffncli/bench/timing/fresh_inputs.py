@@ -192,7 +192,7 @@ class FreshInputs:
         if self._is_checked_call:
             self._answered = _copied(self.placed.out)
         self._calls += 1
-        if drawn(self._calls):
+        if drawn(self._calls):  # 0 with probability 1 / k for the k-th call
             return
         x, g = entered
         self.ruling = self._show(x, g, self._block)

@@ -114,6 +114,7 @@ class PlacedKernel:
             near, far = self.arenas
             entering, weights = self._sets(copies)
             self.ring = near.place(entering)
+            # `.data` shares the memory, but not the version counter.
             self._writable = [tuple(t.data for t in buffers) for buffers in self.ring]
             self.turn(0)
             if self.frozen:

@@ -81,7 +81,7 @@ class Arena:
         for params in sets:
             mine = {}
             for storage, low, _ in _spans(params, self._line):
-                mine[storage.data_ptr()] = places[number] - low
+                mine[storage.data_ptr()] = places[number] - low  # to be added to an offset in the old storage
                 number += 1
             out.append(tuple(self._view(t, mine) for t in params))
         return out

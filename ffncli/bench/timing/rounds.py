@@ -154,6 +154,7 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
     exact (for followers over 2n, if n is odd); over fewer rounds, no name has the same position twice.
     """
     n = len(names)
+    # 0, 1, n-1, 2, n-2, ...: each difference of neighbours occurs once modulo n, so each name follows each other once.
     zigzag = [(k + 1) // 2 if k % 2 else (n - k // 2) % n for k in range(n)]
     while True:
         labels = list(names)
@@ -341,6 +342,7 @@ class _Measurement:
         plan = self.plan
         if one_round <= 0:
             return plan.rounds
+        # After this many rounds, placing is only the fraction _PLACING of the time.
         balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
         affordable = int((plan.budget / plan.placements - placed) / one_round)
         return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))

@@ -131,6 +131,7 @@ class _TimedModel:
             reason = max(others, key=lambda text: others[text])
             raise FFNError(f"the model itself computed {sum(others.values())} FFN calls: {reason}")
         error = float("inf") if apart.unlike else apart.relative
+        # The errors of the FFNs are independent, so their sum grows with the square root of their number.
         limit = _BOTH * max(ffn.tolerance for ffn in replaced.ffns) * sqrt(len(replaced.ffns))
         if not self.mixture and not error <= limit:
             raise WrongResult(Ruling(f"logits differ from the model's by {error:.1e}, more than {limit:.1e}"))
