@@ -160,8 +160,8 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     slow = "bf16 is computed through float32 on this CPU: slower than fp32"
     words = " ".join(instructions) or "unknown"
     if "amx_tile" in instructions and bf16_product_ending() == -signal.SIGILL:
-        broken = "a product in bf16 ends the process: an illegal instruction, as where a virtual machine announces AMX"
-        yield DoctorCheck("instructions", words, "bad", f"{broken} and does not describe it: {WITHOUT_AMX}")
+        broken = "a bf16 product kills the process (illegal instruction): the virtual machine probably announces AMX"
+        yield DoctorCheck("instructions", words, "bad", f"{broken} without describing it: {WITHOUT_AMX}")
     else:
         yield DoctorCheck("instructions", words, "ok" if fast else "note", "" if fast else slow)
     yield _cores(host.cores(root))

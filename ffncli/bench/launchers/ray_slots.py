@@ -178,7 +178,7 @@ class RaySlots:
             self._failed_starts += 1
             if self._failed_starts < _MOST_FAILED_STARTS:
                 return
-            hint = "every machine of the cluster needs the same ffncli, in the Python that its Ray runs in"
+            hint = "install the same ffncli on every machine of the cluster, in the Python that runs Ray"
             raise FFNError(f"no slot can start: {_last_line(error)}", hint, ExitCode.ENVIRONMENT) from None
         self._failed_starts = 0
         self._idle.append(_Actor(actor.handle, actor.number, actor.node, host))

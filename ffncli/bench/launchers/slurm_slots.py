@@ -37,7 +37,7 @@ def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: P
         executor = submitit.AutoExecutor(folder=logs.absolute(), cluster=where)
     except RuntimeError:
         hint = "run it where sbatch works, or try it on this machine: --launcher-option cluster=local"
-        raise FFNError("SLURM is not here: there is no srun", hint, ExitCode.ENVIRONMENT) from None
+        raise FFNError("SLURM is not available: srun was not found", hint, ExitCode.ENVIRONMENT) from None
     except OSError as error:
         raise FFNError(f"cannot create {logs}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
     known = set(submitit.SlurmExecutor._valid_parameters())
