@@ -55,8 +55,8 @@ _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OM
 def environment(
     threads: int, allocator: str, given: Mapping[str, str] | None = None, gpu: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables for a worker: the `given` ones (default: this process's), overlaid with the
-    settings below.
+    """Return the environment variables for a worker: the `given` variables (default: this process's), with each of our
+    settings added unless it is given. Thread counts are always set.
 
     `allocator` is `fixed`, or `system` for the default malloc. `gpu` is true if the worker's cases run on a GPU.
     """

@@ -24,7 +24,8 @@ _OF_LIMIT = 0.9  # of a call's limit: a rank that waits for another reports it b
 
 
 def waiting_limit(job: Job) -> float:
-    """Return the seconds that a rank waits for the others, which is less than the limit of any call of a case."""
+    """Return the seconds that a rank waits for the others: slightly less than the largest limit of a call over the
+    cases."""
     return _OF_LIMIT * max(call_limit(case, job.method) for case in job.cases)
 
 
