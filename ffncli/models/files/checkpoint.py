@@ -1,7 +1,8 @@
-"""A checkpoint on disk: which file has which tensor, and at what offset; `tensors/read_weights.py` reads values.
+"""A checkpoint on disk: the file and offset of each tensor; `tensors/read_weights.py` reads the values.
 
-torch unpickles a file of torch.save (`.pt`, `.pth`, `.bin`) with `weights_only=True`, without any fallback and without
-the tensors' values: it gives names, shapes and offsets, from which bytes are read as in a safetensors file.
+A file written by torch.save (`.pt`, `.pth`, `.bin`) is unpickled by torch with `weights_only=True`, without a fallback
+and without the tensors' values. This gives names, shapes and offsets, with which bytes are read as from a safetensors
+file.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 INDEX = "model.safetensors.index.json"
-PICKLED = (".pt", ".pth", ".bin")  # what torch.save writes
-PLAIN = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' code: torch's name
+PICKLED = (".pt", ".pth", ".bin")  # written by torch.save
+PLAIN = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' code → torch's name
 
 
 class ByteLocation(NamedTuple):
@@ -55,7 +56,7 @@ class Checkpoint:
     _starts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """Return the file that has a tensor; not for a `remote` checkpoint."""
+        """Return the file that contains a tensor. Raises FFNError if only headers were fetched (`remote`)."""
         if self.remote:
             raise FFNError(
                 f"{self.where}: only headers are fetched, not weights", "download the model and give its path"
@@ -63,7 +64,7 @@ class Checkpoint:
         return self.folder / self.files[name]
 
     def info(self, name: str) -> TensorInfo:
-        """Return a tensor's dtype and shape, from the file in which the index promises it."""
+        """Return a tensor's dtype and shape, from the file that contains it according to the index."""
         file = self.files[name]
         if file not in self._headers:
             columns = self._columns.get(file) or _columns_of(self.folder / file)
@@ -78,7 +79,7 @@ class Checkpoint:
 
     @cached_property
     def sorted_names(self) -> list[str]:
-        """Sort all names, so that those with a common prefix are adjacent."""
+        """Return all names in sorted order, so that names with a common prefix are adjacent."""
         return sorted(self.files)
 
     def place(self, name: str) -> ByteLocation:
@@ -89,7 +90,7 @@ class Checkpoint:
     def shards(self) -> Iterator[tuple[str, Columns | None]]:
         """Yield every file with its header (None if the file is missing), one at a time to save memory.
 
-        A file that lacks a tensor that the index promises is an error.
+        Raises FFNError if a file lacks a tensor that the index lists for it.
         """
         promised: dict[str, list[str]] = defaultdict(list)
         for name, file in self.files.items():
@@ -114,7 +115,7 @@ def _columns_of(path: Path) -> Columns:
 
 
 def open_checkpoint(location: Path) -> Checkpoint | None:
-    """Open the tensors of a directory, a file or an index; None for a directory without safetensors."""
+    """Open the tensors of a directory, a file or an index; None if a directory has no safetensors."""
     if location.is_file():
         return _indexed(location) if location.suffix == ".json" else _together(location, [location])
     if (location / INDEX).exists():
@@ -126,18 +127,18 @@ def open_checkpoint(location: Path) -> Checkpoint | None:
 
 
 def _together(where: Path, paths: list[Path]) -> Checkpoint:
-    """Files without an index."""
+    """Open files that have no index."""
     columns = {path.name: _columns_of(path) for path in paths}
     return Checkpoint(shown_path(where), paths[0].parent, _named_once(columns, shown_path(where)), False, columns)
 
 
 def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
-    """Make a checkpoint of fetched headers: file name → columns."""
+    """Build a checkpoint from fetched headers: file name → columns."""
     return Checkpoint(where, Path(), _named_once(columns, where), True, columns)
 
 
 def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
-    """Tensor → file; no tensor may be in two files."""
+    """Map each tensor to its file. Raises FFNError if a tensor is in two files."""
     files: dict[str, str] = {}
     for file, header in columns.items():
         for name in header.names:
@@ -148,7 +149,7 @@ def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
 
 
 def _indexed(path: Path) -> Checkpoint:
-    """A sharded checkpoint."""
+    """Open a sharded checkpoint by its index."""
     where = shown_path(path)
     files = parse_index(path, MOST_HEADER_BYTES)
     if {*map(type, files.values())} != {str}:
@@ -160,7 +161,7 @@ def _indexed(path: Path) -> Checkpoint:
 
 
 def check_shard_name(shard: str, where: str) -> None:
-    """Refuse a shard name that is not a plain file name: it could lead out of the directory."""
+    """Raise FFNError if a shard name is not a plain file name, since it could refer to a file outside the directory."""
     if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
         raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
 
@@ -169,15 +170,16 @@ _CODES = {
     "float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-_INSIDE = ("state_dict", "model_state_dict", "model", "module", "net")  # where a training script puts the weights
+_INSIDE = ("state_dict", "model_state_dict", "model", "module", "net")  # keys used by training scripts
 _RESAVE = "save it again with torch.save(model.state_dict(), FILE), or as safetensors"
 
 
 def read_pickled(path: Path) -> Columns:
-    """Read the header of a file of torch.save: a dictionary of tensors, itself or under `state_dict` or the like.
+    """Read the header of a file written by torch.save: a dictionary of tensors, at the top level or under a key such as
+    `state_dict`.
 
-    Old formats, compressed parts, anything but tensors and plain values, and tensors whose bytes are not contiguous in
-    the file are refused.
+    Raises FFNError for old formats, compressed parts, anything but tensors and plain values, and tensors whose bytes
+    are not contiguous in the file.
     """
     where = shown_path(path)
     with open_to_read(path) as file:
@@ -197,28 +199,28 @@ def read_pickled(path: Path) -> Columns:
         if code is None:
             continue
         if start is None or not tensor.is_contiguous() or start + length > size:
-            raise FFNError(f"{where}: tensor {shown(name, 120)} does not lie in the file as it is", _RESAVE)
+            raise FFNError(f"{where}: tensor {shown(name, 120)} is not stored contiguously in the file", _RESAVE)
         for column, value in zip(columns[:5], (name, code, tuple(tensor.shape), length, start), strict=True):
             column.append(value)  # type: ignore[attr-defined]
     return columns
 
 
 def _unpickled(path: Path, where: str) -> Any:
-    """The file's content, its tensors without values."""
+    """Return the content of the file, with tensors that have no values."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
-        with FakeTensorMode():  # then torch.load notes where a storage's bytes are, and reads none
+        with FakeTensorMode():  # in this mode, torch.load records the offset of a storage's bytes without reading them
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a pickle can raise anything
         first = str(error).partition("\n")[0].partition(" This file can still")[0]
-        what = "it holds more than tensors, which is not loaded" if "Weights only" in first else first[:200]
+        what = "it contains more than tensors, and only tensors are loaded" if "Weights only" in first else first[:200]
         raise FFNError(f"{where} cannot be read: {what}", _RESAVE) from None
 
 
 def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
-    """The dictionary of tensors: `value` itself, or under one of its usual keys."""
+    """Return the dictionary of tensors: `value` itself, or the entry under one of the usual keys."""
     import torch
 
     for candidate in (value, *(value.get(key) for key in _INSIDE)) if isinstance(value, Mapping) else ():
@@ -226,10 +228,10 @@ def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
             tensors = {k: v for k, v in candidate.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
             if tensors:
                 return tensors
-    raise FFNError(f"{where} holds no dictionary of tensors", _RESAVE)
+    raise FFNError(f"{where} contains no dictionary of tensors", _RESAVE)
 
 
 def _start(tensor: Tensor) -> int | None:
-    """The tensor's first byte in the file."""
+    """Return the offset of the tensor's first byte in the file."""
     start = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     return None if start is None else int(start) + int(tensor.storage_offset()) * tensor.element_size()

@@ -1,8 +1,8 @@
-"""Read stored tensors as rows of plain floats; unsupported formats are refused by name.
+"""Read stored tensors as rows of plain floats; errors name formats that are not supported.
 
-A tensor is identified by its logical name, the name it would have unpacked: `X.weight` for FP8 values and their scales,
-`X` for MXFP4's `X_blocks` and `X_scales`. Nothing is read before its rows are requested. Values are computed in
-float32, as the formats define them: 8 bits in place under scales (FP8, MXFP8, int8), floats of 4 and 6 bits under
+A tensor is identified by its logical name, which is its name when unpacked: `X.weight` for FP8 values and their scales,
+`X` for MXFP4's `X_blocks` and `X_scales`. No rows are read before they are requested. Values are computed in float32,
+as the formats define them: 8-bit values in place under scales (FP8, MXFP8, int8), and floats of 4 and 6 bits under
 scales (MXFP4 and MXFP6 of OCP Microscaling Formats 1.0, NVFP4). Packed integers are in `integers.py`.
 """
 
@@ -41,14 +41,15 @@ _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8,
 
 
 def in_place(packed: Packed) -> StoredTensor:
-    """Read (value - zero) × scale, with a scale per tensor, row or block. `logical` has checked that the shapes fit.
+    """Read (value - zero) × scale, with one scale per tensor, row or block. `logical` has checked that the shapes
+    match.
 
-    DeepSeek-V3 calls the factor weight_scale_inv, compressed-tensors weight_scale; only the latter has zeros, int8 in
-    the shape of the scales.
+    The scales are called weight_scale_inv by DeepSeek-V3 and weight_scale by compressed-tensors. Only
+    compressed-tensors has zeros: int8, in the shape of the scales.
     """
     anchor = packed.means.anchor
     place, name = packed.place(anchor), scale_name(anchor, packed.tensors)
-    assert name is not None  # the format was recognised by them
+    assert name is not None  # the format was recognised by the scales
     shape, stated = place.info.shape, packed.config.values.get("weight_block_size")
     scale = ScaleGrid(packed.place(name), name, shape, stated)
     zero = _zeros(packed, name, shape, stated)
@@ -56,7 +57,7 @@ def in_place(packed: Packed) -> StoredTensor:
     read = rows_of(place, shape)
 
     def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
-        factors = scale.of(files, start, stop)  # before the values, which are read into the same buffer
+        factors = scale.of(files, start, stop)  # read before the values, since both are read into the same buffer
         zeros = None if zero is None else zero.spread(zero.of(files, start, stop), scale.columns)
         values = read(files, start, stop).view(dtype).float()
         return scale.times(values if zeros is None else values.sub_(zeros), factors)
@@ -65,54 +66,56 @@ def in_place(packed: Packed) -> StoredTensor:
 
 
 def mxfp4(packed: Packed) -> StoredTensor:
-    """Read two E2M1 values a byte, the low one first, and a power of two for each 32 of a row.
+    """Read two E2M1 values per byte, the low half first, and a power of two for every 32 values of a row.
 
-    gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its bfloat16 checkpoints, and the blocks as
-    transformers unpacks them, are the transpose.
+    gpt-oss's `X_blocks` [experts, out, in / 32, 16] are unpacked to [experts, out, in]. Its bfloat16 checkpoints, and
+    blocks unpacked by transformers, are transposed.
     """
     return _small(packed, _fp4, 32, POWERS)
 
 
 def mxfp6(packed: Packed) -> StoredTensor:
-    """Read four E2M3 values in three bytes, the first in the lowest bits, and a power of two for each 32 of a row."""
+    """Read four E2M3 values in three bytes, the first in the lowest bits, and a power of two for every 32 values of a
+    row."""
     return _small(packed, _fp6, 32, POWERS)
 
 
 def nvfp4(packed: Packed) -> StoredTensor:
-    """Read two E2M1 values a byte, an E4M3 scale for each 16 of a row, and a float for the tensor or for each expert.
+    """Read two E2M1 values per byte, an E4M3 scale for every 16 values of a row, and one float for the tensor or for
+    each expert.
 
-    ModelOpt's `weight_scale_2` multiplies the scales, compressed-tensors' `weight_global_scale` divides them.
+    ModelOpt's `weight_scale_2` multiplies the scales; compressed-tensors' `weight_global_scale` divides them.
     """
     base = packed.base
     name = packed.first(base + "_scale_2", base + "_weight_scale_2", base + "_global_scale") or base + "_scale_2"
     place, matrices = packed.place(name), prod(packed.shape[:-2])
     if place.info.dtype not in PLAIN or prod(place.info.shape) not in (1, matrices):
         kind = f"is {place.info.dtype} {shown(list(place.info.shape))}"
-        raise packed.wrong(name, f"{kind}; NVFP4 has one float for the tensor, or one for each of its matrices")
+        raise packed.wrong(name, f"{kind}; NVFP4 requires one float for the tensor or one per matrix")
 
     def combine(files: OpenFiles, scales: Tensor, matrix: int) -> Tensor:
         whole = numbers(files.read(place.path, place.start, place.info.bytes), place, name)
         one = whole[matrix if len(whole) > 1 else 0]
-        # rounded to float32 before it multiplies a value, as in both libraries
+        # rounded to float32 before the multiplication with values, as in both libraries
         return scales / one if name.endswith("_global_scale") else scales * one
 
     return _small(packed, _fp4, 16, ("F8_E4M3",), combine)
 
 
-_READERS: Mapping[str, Callable[[Packed], StoredTensor]] = {  # by the first word of the format's name
+_READERS: Mapping[str, Callable[[Packed], StoredTensor]] = {  # keyed by the first word of the format's name
     "fp8": in_place, "mxfp8": in_place, "mxfp4": mxfp4, "mxfp6": mxfp6, "nvfp4": nvfp4, "gptq": gptq, "awq": awq,
     "compressed": lambda packed: compressed(packed) if packed.means.bits else in_place(packed),
 }  # fmt: skip
-# Endings of tensors, in the module or next to it, that change the inputs of a packed matrix.
+# Endings of tensors, in the module or next to it, that scale the inputs of a packed matrix.
 _OF_INPUTS = (".pre_quant_scale", "._act_pre_scale")
 _OF_ACTIVATIONS = ("act.scales", "gelu_impl.scales")
 
 
 def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> StoredTensor:
-    """Find the tensor of a logical name; `quantization` is the config's quantization_config.
+    """Find the tensor with a logical name; `quantization` is the config's quantization_config.
 
-    A tensor that is missing, is packed in an unsupported way, lacks its scales, or has pieces that do not fit each
-    other is an error (exit 2), and so is a format that this torch or gguf library lacks (exit 3).
+    Raises FFNError with exit code 2 if a tensor is missing, is packed in an unsupported way, lacks its scales, or has
+    pieces that do not fit together; with exit code 3 if this torch or gguf library does not support a format.
     """
     if name in checkpoint.files:
         info, scaled = checkpoint.info(name), checkpoint.gguf and gguf_scale(name, checkpoint.files) is not None
@@ -138,7 +141,7 @@ def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def _packed(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None) -> Packed:
-    """The packed tensor of that logical name; a dtype alone may not tell what its values are."""
+    """Return the packed tensor with this logical name. A dtype alone may not determine the meaning of its values."""
     tensors = {piece: checkpoint.info(piece) for piece in _possible_pieces(checkpoint, name)}
     means = logical(tensors, quantization, checkpoint.where).get(name)
     if means is None:
@@ -152,7 +155,8 @@ def _packed(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] |
 
 
 def _check_inputs(packed: Packed, name: str) -> None:
-    """Refuse a quantizer that changes the inputs too: the unpacked weights alone would compute something else."""
+    """Raise FFNError if the quantizer also changes the inputs, since the unpacked weights alone would give other
+    results."""
     checkpoint, module = packed.checkpoint, name.removesuffix(".weight")
     around = module.rpartition(".")[0]
     names = (*(module + ending for ending in _OF_INPUTS), *(f"{around}.{ending}" for ending in _OF_ACTIVATIONS))
@@ -163,7 +167,7 @@ def _check_inputs(packed: Packed, name: str) -> None:
 
 
 def _possible_pieces(checkpoint: Checkpoint, name: str) -> list[str]:
-    """The tensors that may be pieces of `name`: those of its module, and those whose names extend it."""
+    """List the tensors that may be pieces of `name`: tensors in its module, and tensors whose names extend it."""
     stem = name.removesuffix(".weight")
     names = checkpoint.sorted_names
     at, pieces = bisect_left(names, stem), []
@@ -182,13 +186,13 @@ def _refused(checkpoint: Checkpoint, name: str, why: str) -> FFNError:
 
 
 def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
-    """Values of a float dtype that torch computes with."""
+    """Read a float dtype in which torch can compute."""
     dtype, read = torch_dtype(place, PLAIN[place.info.dtype]), rows_of(place, shape)
     return StoredTensor(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
 
 
 def integers(checkpoint: Checkpoint, name: str) -> Tensor:
-    """Read a whole tensor of integers, as int64."""
+    """Read a whole tensor of integers as int64."""
     import torch
 
     place = checkpoint.place(name)
@@ -204,7 +208,7 @@ def integers(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
-    """A row's blocks, decoded by the gguf library, times the scale by which llama.cpp multiplies the product."""
+    """Decode a row's blocks with the gguf library, and multiply by the scale that llama.cpp applies to the product."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -218,7 +222,7 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
 
         factor = scale(files, start // shape[-2] if len(shape) > 1 else 0)
         try:
-            with numpy.errstate(all="ignore"):  # values that are not finite are counted later
+            with numpy.errstate(all="ignore"):  # non-finite values are counted later
                 values = torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
@@ -229,14 +233,14 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
 
 
 def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[OpenFiles, int], Tensor | None]:
-    """A matrix → its scale (NVFP4, BitNet), one for all or one for each expert; None without."""
+    """Return a function from a matrix to its scale (NVFP4, BitNet), shared or per expert; None without scales."""
     scale = gguf_scale(name, checkpoint.files)
     if scale is None:
         return lambda files, matrix: None
     place = checkpoint.place(scale)
     if place.info.dtype not in PLAIN or prod(place.info.shape) not in (1, matrices):
         what = f"{shown_path(place.path)}: tensor {shown(scale, 120)} is {place.info.dtype} {list(place.info.shape)}"
-        raise FFNError(what, f"one float, or one for each of the {matrices} matrices of {shown(name, 120)}, is read")
+        raise FFNError(what, f"expected one float, or one for each of the {matrices} matrices of {shown(name, 120)}")
 
     def read(files: OpenFiles, matrix: int) -> Tensor:
         factors = numbers(files.read(place.path, place.start, place.info.bytes), place, scale)
@@ -246,7 +250,7 @@ def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[O
 
 
 def _zeros(packed: Packed, scales: str, shape: tuple[int, ...], stated: Any) -> ScaleGrid | None:
-    """The zeros of an asymmetric quantizer, None if there are none."""
+    """Return the zeros of an asymmetric quantizer; None if there are no zeros."""
     name = packed.means.anchor + "_zero_point"
     if name not in packed.tensors:
         return None
@@ -258,20 +262,21 @@ def _zeros(packed: Packed, scales: str, shape: tuple[int, ...], stated: Any) -> 
 
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
-_FP6 = [m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)]  # E2M3, its positive half
-_Combine = Callable[[OpenFiles, "Tensor", int], "Tensor"]  # (files, scales of some rows, their matrix) → the factors
+_FP6 = [m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)]  # E2M3 without sign
+_Combine = Callable[[OpenFiles, "Tensor", int], "Tensor"]  # (files, scales of rows, their matrix) → factors
 
 
 def _small(
     packed: Packed, unpack: Callable[[Tensor], Tensor], size: int, dtypes: tuple[str, ...],
     combine: _Combine = lambda files, scales, matrix: scales,
 ) -> StoredTensor:  # fmt: skip
-    """Values with a scale for each `size` adjacent ones, along rows, or along columns if the matrix is transposed."""
+    """Read values with a scale for every `size` adjacent values, along rows, or along columns if the matrix is
+    transposed."""
     place, shape, name = packed.place(packed.means.anchor), packed.shape, _scales(packed)
     scales = packed.place(name)
     if scales.info.dtype not in dtypes:
         form = packed.means.format.upper()
-        raise packed.wrong(name, f"holds scales as {scales.info.dtype}", f"{form} has them as {' or '.join(dtypes)}")
+        raise packed.wrong(name, f"holds scales as {scales.info.dtype}", f"{form} stores them as {' or '.join(dtypes)}")
     upright = place.info.shape[-1] == shape[-1]
     grid = ScaleGrid(scales, name, shape, [size, 1] if upright else [1, size])
     read, height = rows_of(place, place.info.shape if upright else shape), shape[-2]
@@ -290,10 +295,10 @@ def _small(
 
 
 def _scales(packed: Packed) -> str:
-    """The name of the scales."""
+    """Return the name of the tensor that holds the scales."""
     anchor = packed.means.anchor
     name = anchor[:-6] + "scales" if anchor.endswith("blocks") else scale_name(packed.base, packed.tensors)
-    assert name is not None  # the format was recognised by them
+    assert name is not None  # the format was recognised by the scales
     return name
 
 
@@ -311,7 +316,7 @@ def _fp6(raw: Tensor) -> Tensor:
 
 @cache
 def _pairs() -> Tensor:
-    """Byte → its two values, [256, 2]."""
+    """Return a table of the two values in each byte, [256, 2]."""
     import torch
 
     return torch.tensor([(_FP4[byte & 15], _FP4[byte >> 4]) for byte in range(256)], dtype=torch.float32)
@@ -319,7 +324,7 @@ def _pairs() -> Tensor:
 
 @cache
 def _sixes() -> Tensor:
-    """Code → its value, [64]; the sixth bit is the sign."""
+    """Return a table of the value of each code, [64]; the highest bit is the sign."""
     import torch
 
     return torch.tensor([*_FP6, *(-value for value in _FP6)], dtype=torch.float32)

@@ -1,7 +1,8 @@
-"""Read GGUF files: metadata and tensors, from the header alone.
+"""Read the metadata and tensors of GGUF files from the header alone.
 
-The `gguf` library lists the tensor formats and the sizes of their blocks. The header is read by checked code of our
-own: `GGUFReader` makes two arrays a token (9 s, 700 MB for Llama 3), and 45 bytes that promise 2^40 numbers hang it.
+The `gguf` library provides the tensor formats and their block sizes. Our own code reads and checks the header:
+`GGUFReader` creates two arrays per token (9 s and 700 MB for Llama 3), and hangs on 45 bytes that claim to contain 2^40
+numbers.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from ffncli.options.accept import MAX_SIZE
 from ffncli.system.files import open_to_read
 from ffncli.system.packages import extra_command
 
-MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB
+MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges needs 25 MB
 MOST_TENSORS = 1_000_000
 MOST_KEYS = 100_000
-_MOST_TEXT = 1_000_000  # a chat template takes 10 kB
+_MOST_TEXT = 1_000_000  # a chat template needs 10 kB
 _MOST_ENTRIES = 100_000
 _MOST_DIMS = 4  # ggml's own limit
-_LEAST_TENSOR, _LEAST_KEY = 24, 13  # bytes of the shortest tensor info, of the shortest key with its value
+_LEAST_TENSOR, _LEAST_KEY = 24, 13  # bytes of the shortest tensor info, and of the shortest key with its value
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_LEFT_OUT: Any = object()  # a value that we do not need: a vocabulary, a very long text
+_LEFT_OUT: Any = object()  # a value that is not needed, such as a vocabulary or a very long text
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor: torch's shape (GGML's reversed: ffn_gate [d_ff, d_model]), format as in `Q4_0`, bytes in the file.
+    """One tensor: torch's shape (the reverse of GGML's: ffn_gate is [d_ff, d_model]), a format such as `Q4_0`, and
+    bytes in the file.
 
     `start` is the offset of its first byte in the file `path`.
     """
@@ -54,7 +56,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file, or all shards of one. `metadata` has neither vocabularies nor very long arrays and texts."""
+    """A GGUF file, or all shards of a set. `metadata` excludes vocabularies and very long arrays and texts."""
 
     where: str
     architecture: str
@@ -63,7 +65,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Read metadata and tensors of a GGUF file, or of all shards if `path` is one."""
+    """Read the metadata and tensors of a GGUF file, or of all shards if `path` is a shard."""
     formats = _formats()
     paths = _shards(path)
     files = [_read_file(shard, formats) for shard in paths]
@@ -84,7 +86,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 def _shards(path: Path) -> list[Path]:
-    """The files of the set that `path` belongs to, first shard first; only `path` if it is not named as a shard."""
+    """Return all files of the set that `path` belongs to, in order; only `path` if its name is not a shard's name."""
     match = _SHARD.fullmatch(path.name)
     if not match or int(match["count"]) < 2:
         return [path]
@@ -99,27 +101,29 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
-    """The first shard's metadata, which describe the model; the shards must be one set."""
+    """Return the first shard's metadata, which describe the model. Raises FFNError if the shards are not one set."""
     for number, file in enumerate(files):
         for key, expected in (("split.no", number), ("split.count", len(files))):
             if file.metadata.get(key, expected) != expected:
-                raise FFNError(f"{file.where}: {key} is {shown(file.metadata[key])}, the file name says {expected}")
+                raise FFNError(f"{file.where}: {key} is {shown(file.metadata[key])}, but the file name says {expected}")
     count = sum(len(file.tensors) for file in files)
     promised = files[0].metadata.get("split.tensors.count", count)
     if promised != count:
-        raise FFNError(f"{shown_path(path)}: the shards hold {count} tensors, split.tensors.count is {shown(promised)}")
+        raise FFNError(
+            f"{shown_path(path)}: the shards have {count} tensors, but split.tensors.count is {shown(promised)}"
+        )
     return files[0].metadata
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
-# GGML's tensor formats by their number: the name, and how many values of a row take how many bytes.
+# GGML's tensor formats by number: the name, the values in a block, and the bytes of a block.
 _Formats: TypeAlias = Mapping[int, tuple[str, int, int]]
 
 
 def _formats() -> _Formats:
-    """GGML's tensor formats, from the library."""
+    """Return GGML's tensor formats, from the gguf library."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
@@ -141,37 +145,37 @@ def _read_file(path: Path, formats: _Formats) -> GGUFFile:
 
 @dataclass
 class _Cursor:
-    """A position in the first bytes of a file of `size` bytes. Nothing past the end is read or skipped."""
+    """A position in the first bytes of a file of `size` bytes. It never reads or skips past the end."""
 
     file: BinaryIO
     size: int
     where: str
     path: Path
     at: int = 0
-    data: bytearray = field(default_factory=bytearray)  # not a memory map: a file cut short would end the process
+    data: bytearray = field(default_factory=bytearray)  # a memory map of a truncated file may crash
 
     def step(self, count: int) -> int:
-        """Advance by `count` bytes, and return where they start."""
+        """Advance by `count` bytes, and return the previous position."""
         if self.at + count > len(self.data):
             self.load(self.at + count)
         self.at += count
         return self.at - count
 
     def load(self, end: int) -> None:
-        """Read on, up to byte `end` at least, unless the file, or the most that a header may take, ends before."""
+        """Read up to byte `end` or further. Raises FFNError if the file or the maximum header size ends earlier."""
         limit = min(self.size, MOST_HEADER_BYTES)
         if end > limit < self.size:
             raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
         while len(self.data) < min(end, limit):
             piece = self.file.read(min(1 << 20, limit - len(self.data)))
-            if not piece:  # cut short since it was opened
+            if not piece:  # truncated since it was opened
                 self.size = limit = len(self.data)
             self.data += piece
         if end > limit:
             raise FFNError(f"{self.where} is truncated: its header does not end within its {self.size} bytes")
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
-        """Read `count` numbers by struct's code, little-endian."""
+        """Read `count` little-endian numbers, with struct's format code."""
         start = self.step(count * struct.calcsize(f"<{code}"))
         return struct.unpack_from(f"<{count}{code}", self.data, start)
 
@@ -180,12 +184,12 @@ class _Cursor:
         return self.numbers(code)[0]
 
     def text(self) -> bytes:
-        """Read a text: its length, then its bytes."""
+        """Read a text, stored as its length and its bytes."""
         start = self.step(self.number("Q"))
         return bytes(self.data[start : self.at])
 
     def skip_texts(self, count: int) -> None:
-        """Step over `count` texts: a vocabulary has hundreds of thousands, so this loop does nothing else."""
+        """Skip `count` texts. A vocabulary has hundreds of thousands of texts, so this loop does nothing else."""
         unpack, data, at, last = struct.Struct("<Q").unpack_from, self.data, self.at, len(self.data) - 8
         for _ in range(count):
             if at > last:
@@ -195,7 +199,7 @@ class _Cursor:
         self.step(at - self.at)
 
     def name(self, kind: str) -> str:
-        """Read a text that must be UTF-8: a key, a tensor's name."""
+        """Read a text that must be UTF-8, such as a key or a tensor's name."""
         raw = self.text()
         try:
             return raw.decode("utf-8")
@@ -220,7 +224,7 @@ def _parsed(cursor: _Cursor, formats: _Formats) -> GGUFFile:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """The numbers of tensors and metadata keys that the file promises, if they can fit."""
+    """Return the tensor and metadata key counts in the header. Raises FFNError if the file is too small for them."""
     where, size = cursor.where, cursor.size
     start = bytes(cursor.data[cursor.step(min(4, size)) : 4])
     if start != b"GGUF"[:size]:
@@ -228,9 +232,11 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
     cursor.step(4 - len(start))
     version = cursor.number("I")
     if version & 0xFFFF == 0 and version:
-        raise FFNError(f"{where} is a big-endian GGUF file", "only little-endian ones are supported; convert it")
+        raise FFNError(f"{where} is a big-endian GGUF file", "only little-endian files are supported; convert it")
     if version not in (2, 3):
-        raise FFNError(f"{where}: GGUF version {version} is not supported", "versions 2 and 3 are; convert it again")
+        raise FFNError(
+            f"{where}: GGUF version {version} is not supported", "versions 2 and 3 are supported; convert it again"
+        )
     tensors, keys = cursor.numbers("Q", 2)
     for kind, count, most, least in (
         ("tensors", tensors, MOST_TENSORS, _LEAST_TENSOR),
@@ -242,7 +248,7 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _value(cursor: _Cursor, key: str) -> Any:
-    """The value of a metadata key: plain Python, or _LEFT_OUT."""
+    """Return a metadata value as plain Python, or _LEFT_OUT."""
     kind = cursor.number("I")
     if kind in _SCALARS:
         return cursor.number(_SCALARS[kind])
@@ -271,7 +277,7 @@ def _array(cursor: _Cursor, key: str) -> Any:
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: _Formats) -> list[GGUFTensor]:
-    """The tensors, which must be contiguous in the data except for alignment, as ggml requires."""
+    """Return the tensors. Raises FFNError unless their data is contiguous except for alignment, as ggml requires."""
     where = cursor.where
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise FFNError(f"{where}: general.alignment must be a power of two, got {shown(alignment)}")
@@ -290,12 +296,12 @@ def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: _Formats) -> 
 
 
 def _tensor(cursor: _Cursor, formats: _Formats) -> tuple[GGUFTensor, int]:
-    """One tensor, and where its data should start."""
+    """Return one tensor and the offset of its data according to the header."""
     name = cursor.name("tensor")
     label = f"{cursor.where}: tensor {shown(name, 120)}"
     dims = cursor.number("I")
     if dims > _MOST_DIMS:
-        raise FFNError(f"{label} has {dims} dimensions, ggml supports at most {_MOST_DIMS}")
+        raise FFNError(f"{label} has {dims} dimensions, but ggml supports at most {_MOST_DIMS}")
     sizes = cursor.numbers("Q", dims)
     code, offset = cursor.number("I"), cursor.number("Q")
     if code not in formats:
@@ -319,7 +325,7 @@ def _aligned(at: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class _Key:
-    """A metadata key without its architecture prefix, its least value, and whether it may have a value per layer."""
+    """A metadata key without its architecture prefix, its minimum, and whether it may have a value per layer."""
 
     key: str
     low: int = 1
@@ -345,10 +351,10 @@ CONFIG_KEYS = {
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """Read the model's shape from the metadata, by our names (`CONFIG_KEYS`); only keys that are present.
+    """Read the model's shape from the metadata, under our names (`CONFIG_KEYS`); absent keys are left out.
 
-    All are whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key may have its architecture's
-    prefix or, from some writers, none.
+    All values are whole numbers; d_ff, heads and kv_heads may be a tuple with one number per layer. A key may have the
+    architecture as prefix or, from some writers, no prefix.
     """
     fields = Fields(file.metadata, file.where)
     out: dict[str, Any] = {}
@@ -369,7 +375,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) -> None:
-    """Refuse a list with one value per layer that has another length."""
+    """Raise FFNError if a list with one value per layer has the wrong length."""
     layers = config.get("layers")
     for name, value in config.items():
         if isinstance(value, tuple) and layers is not None and len(value) != layers:

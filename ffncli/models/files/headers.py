@@ -1,10 +1,10 @@
-"""Read safetensors headers: the tensors that a file claims to hold, without reading any, and without torch.
+"""Read safetensors headers, which describe a file's tensors, without reading the tensors and without torch.
 
-Our own reader, because opening a file through the library imports numpy or torch. It refuses everything that the
-library refuses, and duplicate keys too. A header in the usual layout is cut into columns and checked as a whole, in C;
-any other is read entry by entry, which gives a precise error. The careful path accepts every header that the quick one
-accepts, with the same result. For the 92,000 tensors of DeepSeek-V3's 163 files the quick path takes 108 ms, as long as
-json.loads alone, and the careful one 560 ms.
+We use our own reader, because the library imports numpy or torch to open a file. It refuses everything that the library
+refuses, and also duplicate keys. The quick path splits a header in the usual layout into columns and checks it as a
+whole, in C. Any other header takes the careful path, entry by entry, which gives a precise error. The careful path
+accepts every header that the quick path accepts, with the same result. For the 92,000 tensors in DeepSeek-V3's 163
+files, the quick path takes 108 ms, as long as json.loads alone; the careful path takes 560 ms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BITS = {
 
 
 class TensorInfo(NamedTuple):
-    """One tensor as its header describes it: safetensors' dtype code, shape, bytes in the file."""
+    """One tensor as described by its header: safetensors' dtype code, shape, and bytes in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class TensorInfo(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A header, column by column: names, safetensors' dtype codes, shapes, bytes, and where each tensor starts.
+    """The columns of a header: names, safetensors' dtype codes, shapes, bytes, and the start of each tensor.
 
     `starts` count from the first byte of data, which is byte `data` of the file.
     """
@@ -60,7 +60,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def named(columns: Columns) -> dict[str, TensorInfo]:
-    """Turn columns into entries by name."""
+    """Convert columns to entries by name."""
     infos = map(TensorInfo, columns.dtypes, columns.shapes, columns.bytes)
     return dict(zip(columns.names, infos, strict=True))
 
@@ -68,8 +68,8 @@ def named(columns: Columns) -> dict[str, TensorInfo]:
 def read_columns(path: Path) -> Columns:
     """Read the header of a safetensors file.
 
-    Everything that safetensors refuses is an error: a header past the end of the file, bytes that no tensor or two
-    tensors claim, a shape that does not fit its bytes.
+    Raises FFNError for everything that safetensors refuses: a header past the end of the file, bytes that belong to no
+    tensor or to two tensors, or a shape that does not match its bytes.
     """
     where = shown_path(path)
     try:
@@ -85,7 +85,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def check_length(length: int, total: int, where: str) -> None:
-    """Refuse a header of `length` bytes that does not fit into a file of `total` bytes."""
+    """Raise FFNError if a header of `length` bytes does not fit into a file of `total` bytes."""
     if total < 8 or length > total - 8:
         raise FFNError(f"{where} is truncated or not a safetensors file: {total} bytes, header of {length}")
     if length > MOST_HEADER_BYTES:
@@ -105,22 +105,22 @@ _METADATA = '{"__metadata__":'
 
 
 def _quick_columns(raw: bytes, size: int) -> Columns | None:
-    """The columns of a header as safetensors and json.dumps write it, its tensors in the order of their bytes; None for
-    any other. json.loads and a check of every column took a third longer.
+    """Return the columns of a header in the layout of safetensors and json.dumps, with tensors in the order of their
+    bytes; None for any other header. Parsing with json.loads and checking every column took a third longer.
     """
     try:
         text = _without_metadata(raw.rstrip(b" ").decode("utf-8"))
-        # each tensor has ten quotation marks, so splitting at them gives the columns
+        # each tensor has ten quotation marks, so splitting at them yields the columns
         fields = text.split('"')
         space = fields[2][1:-1]
         names, dtypes, written = fields[1::10], fields[5::10], fields[8::10]
-        shapes = {shape: _sizes(shape, space) for shape in {*written}}  # a few distinct ones, for hundreds of tensors
+        shapes = {shape: _sizes(shape, space) for shape in {*written}}  # hundreds of tensors, few shapes
         numbers = {shape: prod(sizes) for shape, sizes in shapes.items()}
         lengths = list(map(mul, map(_WIDTHS.__getitem__, dtypes), map(numbers.__getitem__, written)))
     except (FFNError, IndexError, KeyError, RecursionError, ValueError):
         return None
     cuts = [0, *accumulate(lengths)]
-    # the header, rebuilt from its columns, must be the same text: so nothing else can hide in it
+    # a header rebuilt from the columns must equal the original, so that nothing else can hide in it
     if (
         "\\" in text
         or space not in ("", " ")
@@ -134,16 +134,16 @@ def _quick_columns(raw: bytes, size: int) -> Columns | None:
 
 
 def _are_text(names: list[str]) -> bool:
-    """Whether these names, which have no quotation mark or backslash, have no control character either."""
+    """Return whether names without quotation marks and backslashes are also free of control characters."""
     try:
-        json.loads('["' + '","'.join(names) + '"]')  # its scanner finds them twice as fast as str.isprintable
+        json.loads('["' + '","'.join(names) + '"]')  # the JSON scanner detects them twice as fast as str.isprintable
     except ValueError:
         return False
     return True
 
 
 def _without_metadata(text: str) -> str:
-    """The header without its first entry, if that is (valid) metadata."""
+    """Return the header without its first entry if that is valid metadata."""
     if not text.startswith(_METADATA):
         return text
     _, end = json.JSONDecoder().raw_decode(text, len(_METADATA) + (text[len(_METADATA)] == " "))
@@ -154,7 +154,7 @@ def _without_metadata(text: str) -> str:
 
 
 def _sizes(shape: str, space: str) -> tuple[int, ...]:
-    """`:[2,3],` → (2, 3); ValueError for anything else, and for a zero, which the careful path checks."""
+    """Parse `:[2,3],` to (2, 3). Raises ValueError for anything else, and for a zero, which the careful path checks."""
     inner = shape[2 + len(space) : -2 - len(space)]
     if shape != f":{space}[{inner}],{space}" or not _SIZES.fullmatch(inner):
         raise ValueError
@@ -162,7 +162,7 @@ def _sizes(shape: str, space: str) -> tuple[int, ...]:
 
 
 def _written(names: list[str], dtypes: list[str], shapes: list[str], cuts: list[int], space: str) -> str:
-    """A header of these columns, without metadata."""
+    """Format a header with these columns, without metadata."""
     dtype, shape, offsets, comma = (
         f'":{space}{{"dtype":{space}"', f'",{space}"shape"', f'"data_offsets":{space}[', f",{space}",
     )  # fmt: skip
@@ -179,7 +179,7 @@ def _written(names: list[str], dtypes: list[str], shapes: list[str], cuts: list[
 
 
 def _careful_columns(raw: bytes, size: int, where: str) -> Columns:
-    """The columns entry by entry, with an error for the first that is wrong."""
+    """Read the columns entry by entry. Raises FFNError for the first invalid entry."""
     header = parse_object(raw, f"{where}: header")
     _check_metadata(header.pop("__metadata__", {}), where)
     spans = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
@@ -195,7 +195,7 @@ def _check_metadata(metadata: Any, where: str) -> None:
 
 
 def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
-    """Check a header entry: (info, start, end)."""
+    """Check a header entry, and return (info, start, end)."""
     label = f"{where}: tensor {shown(name, 120)}"
     if not isinstance(entry, dict):
         raise FFNError(f"{label} has no description")
@@ -211,7 +211,7 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
     if any(_refused(value) for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")):
         raise FFNError(f"{label} has a field that nests too deeply or holds a number that is not finite")
     bits = _BITS[dtype]
-    for size in shape:  # step by step, as safetensors does: an overflow counts even if a zero follows
+    for size in shape:  # step by step, as in safetensors: an overflow is an error even if a zero follows
         bits = bits * size if bits < 2**64 else bits
     if bits >= 2**64 or bits != 8 * (span[1] - span[0]):
         raise FFNError(f"{label}: shape {list(shape)} of {dtype} does not fit its {span[1] - span[0]} bytes")
@@ -219,7 +219,8 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
 
 
 def _refused(value: Any, most: int = 120) -> bool:
-    """Whether safetensors' parser would refuse this value: 128 levels, numbers too large for a double."""
+    """Return whether safetensors' parser would refuse this value: 128 levels of nesting, or numbers too large for a
+    double."""
     level = [value]
     for _ in range(most):
         if any(isinstance(v, (int, float)) and not abs(v) <= sys.float_info.max for v in level):
@@ -245,4 +246,4 @@ def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, wh
         at = end
     if at != size:
         state = "is truncated" if at > size else "has bytes that no tensor claims"
-        raise FFNError(f"{where} {state}: tensors need {at} bytes of data, the file has {size}")
+        raise FFNError(f"{where} {state}: tensors need {at} bytes of data, but the file has {size}")

@@ -1,9 +1,10 @@
-"""Fetch config.json and safetensors headers of `hf://org/name[@revision]`, from the local Hub cache or the network.
+"""Read config.json and safetensors headers of `hf://org/name[@revision]`, from the local Hub cache or the network.
 
-A cached snapshot with weights needs no request. One without weights (only a config, fetched by another program) is
-completed from the network at the same commit, or used as it is without a network: the answer must not depend on what
-happens to be cached. Weights are never fetched. Endpoint, token, session and cache are huggingface_hub's. Every answer
-has a limit in bytes and in time, a request is repeated at most once, and all errors are one line.
+A cached snapshot with weights needs no request. A snapshot without weights (only a config, fetched by another program)
+is completed from the network at the same commit, or used as it is if there is no network, since the result must not
+depend on what happens to be cached. Weights are never fetched. Endpoint, token, session and cache are those of
+huggingface_hub. Every response is limited in bytes and in time, a request is repeated at most once, and all errors are
+one line.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from ffncli.system.packages import extra_command
 
 PREFIX = "hf://"
 CONFIG = "config.json"
-MOST_SHARDS = 2_000  # the longest known list is below 300
+MOST_SHARDS = 2_000  # the longest known list has fewer than 300
 MOST_BYTES = 4 * MOST_HEADER_BYTES  # all headers of a model together; 90,000 tensors need 11 MB
 _SINGLE = "model.safetensors"
-# Names that git allows for a branch or tag and that are safe inside the cache's folder.
+# Names that git allows for a branch or tag, and that are safe inside the cache's folder.
 _REVISION = re.compile(r"(?![-/.])(?!.*(\.\.|//|/\.|@\{))[^ ~^:?*\[\\]{1,250}(?<![/.])")
 
 
 @dataclass(frozen=True)
 class RemoteHeader:
-    """A safetensors file on the Hub: `raw` is its JSON header, unchecked, `size` the whole file's in bytes."""
+    """A safetensors file on the Hub: `raw` is its unchecked JSON header, `size` is the file's size in bytes."""
 
     name: str
     raw: bytes
@@ -51,8 +52,8 @@ class RemoteHeader:
 class HubModel:
     """A model on the Hub. `revision` is the commit if known.
 
-    Either `folder` is a cached snapshot, to be read like any directory; or `config` is on disk, and `shards` are the
-    headers (none without safetensors). `note` tells the user the origin.
+    Either `folder` is a cached snapshot, which is read like any directory, or `config` is on disk and `shards` holds
+    the headers (empty if there are no safetensors). `note` tells the user where the model came from.
     """
 
     repo: str
@@ -66,8 +67,8 @@ class HubModel:
 def open_hub(text: str) -> HubModel:
     """Open the model at `hf://org/name[@revision]`.
 
-    Errors have code 2 for an invalid id, a refusal of the Hub (401, 403, 404) and a file that is not what it claims;
-    3 for a missing library, and for a Hub that is offline, unreachable, slow, or fails (5xx).
+    Errors have exit code 2 for an invalid id, a refusal by the Hub (401, 403, 404) and an invalid file; exit code 3 for
+    a missing library, and for a Hub that is offline, unreachable, slow, or failing (5xx).
     """
     repo, revision = parse(text)
     folder = _snapshot(repo, revision)
@@ -84,11 +85,12 @@ def open_hub(text: str) -> HubModel:
     except FFNError as error:
         if kept is None or error.code is not ExitCode.ENVIRONMENT:
             raise
-        return replace(kept, note=f"{error.message}: taken from the cached config alone")
+        return replace(kept, note=f"{error.message}: the model is read from the cached config alone")
 
 
 def cached(repo: str) -> Path | None:
-    """Find the snapshot of `org/name[@revision]` in the local Hub cache, if it has a config; no request, no error."""
+    """Find the snapshot of `org/name[@revision]` in the local Hub cache; None if it has no config there. Sends no
+    request and raises no error."""
     try:
         return _snapshot(*parse(PREFIX + repo))
     except FFNError:
@@ -96,12 +98,12 @@ def cached(repo: str) -> Path | None:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Split `hf://org/name[@revision]` into (`org/name`, revision), by default `main`."""
+    """Split `hf://org/name[@revision]` into (`org/name`, revision); the default revision is `main`."""
     utils = library().utils
     repo, at, revision = text.removeprefix(PREFIX).partition("@")
     try:
         utils.validate_repo_id(repo)
-        good = repo.isascii() and repo.isprintable()  # its first versions accept `é` and a final newline
+        good = repo.isascii() and repo.isprintable()  # early versions of the library accept `é` and a final newline
     except utils.HFValidationError:
         good = False
     if not good:
@@ -127,13 +129,13 @@ def _cached_file(repo: str, name: str, revision: str) -> Path | None:
 
     try:
         path = try_to_load_from_cache(repo, name, revision=revision)
-    except (OSError, ValueError):  # a cache that cannot be read holds nothing
+    except (OSError, ValueError):  # an unreadable cache counts as empty
         return None
     return Path(path) if isinstance(path, str) else None
 
 
 def _has_weights(folder: Path) -> bool:
-    # files of a snapshot are links into `blobs`, and a link may be broken
+    # a snapshot's files are links into `blobs`, and a link may be broken
     return any(path.exists() for path in folder.glob("*.safetensors"))
 
 
@@ -141,7 +143,8 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
-    """Config, index and headers of one commit: the cached config's, or the one that `revision` means now."""
+    """Fetch config, index and headers at one commit: the cached config's commit, or the commit that `revision` now
+    refers to."""
     config = kept.config if kept else hub.download(CONFIG, revision, MOST_CONFIG_BYTES)
     if config is None:
         raise FFNError(f"{hub.label()} has no {CONFIG} (404)", "give a model in transformers' format")
@@ -156,7 +159,7 @@ def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
         raise FFNError(f"{hub.label(INDEX)} names {shown(missing)}, which the model does not have (404)")
     total = sum(length for _, length, _ in headers)
     if total > MOST_BYTES:
-        raise FFNError(f"{hub.label()}: headers of {total:,} bytes, which no model needs to have")
+        raise FFNError(f"{hub.label()}: headers of {total:,} bytes, more than any model needs")
     return HubModel(hub.repo, commit, None, config, tuple(hub.together(lambda s: _header(hub, commit, *s), headers)))
 
 
@@ -164,12 +167,12 @@ def _shards(index: Path, hub: Requests) -> list[str]:
     checkpoint = open_checkpoint(index)
     names = sorted(set(checkpoint.files.values())) if checkpoint else []
     if len(names) > MOST_SHARDS:
-        raise FFNError(f"{hub.label(INDEX)} names {len(names):,} files, which no model needs to have")
+        raise FFNError(f"{hub.label(INDEX)} names {len(names):,} files, more than any model needs")
     return names
 
 
 def _sizes(hub: Requests, name: str, commit: str) -> tuple[int, int] | None:
-    """(bytes of the header, bytes of the file), from the first 8 bytes; None for a missing file."""
+    """Return the bytes of the header and of the file, from the first 8 bytes; None if the file is missing."""
     answer = hub.ask("GET", name, commit, (0, 8))
     if answer.status == 404:
         return None
@@ -184,9 +187,9 @@ def _header(hub: Requests, commit: str, name: str, length: int, size: int) -> Re
 
 
 AT_ONCE = 16  # simultaneous requests
-PATIENCE = 12  # all requests together may take this many times the limit of one: two minutes by default
+PATIENCE = 12  # time limit for all requests together, in multiples of the limit for one request: two minutes by default
 _PAUSE = 0.5  # seconds before a request is repeated
-_ATTEMPTS = {"HEAD": 1, "GET": 2}  # of the library, for one address
+_ATTEMPTS = {"HEAD": 1, "GET": 2}  # attempts of the library for one address
 _RANGE = re.compile(r"bytes (?:(?P<start>[0-9]{1,19})-[0-9]{1,19}|\*)/(?P<size>[0-9]{1,19})")
 _UNSET = "unset it, or give it an address like https://huggingface.co"
 _LOGIN = "`hf auth login`, or HF_TOKEN"
@@ -200,7 +203,7 @@ _R = TypeVar("_R")
 
 
 def library() -> Any:
-    """Import huggingface_hub, which must be installed and able to use its environment variables."""
+    """Import huggingface_hub. Raises FFNError if it is not installed or cannot use its environment variables."""
     try:
         import huggingface_hub.constants
         import huggingface_hub.utils
@@ -213,13 +216,13 @@ def library() -> Any:
     endpoint = huggingface_hub.constants.ENDPOINT
     try:
         _ = urlsplit(endpoint).port
-    except ValueError as error:  # the library would fail on it later, in one of its imports
+    except ValueError as error:  # the library would fail later, in one of its imports
         raise FFNError(f"HF_ENDPOINT is {_address(endpoint)}: {one_line(error)}", _UNSET) from None
     return huggingface_hub
 
 
 def _address(endpoint: str) -> str:
-    """HF_ENDPOINT as an error quotes it: without user and password."""
+    """Return HF_ENDPOINT for error messages, without user and password."""
     scheme, slashes, rest = endpoint.rpartition("//")
     return shown(scheme + slashes + rest.rpartition("@")[2])
 
@@ -232,7 +235,7 @@ def one_line(error: object) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence huggingface_hub: no progress bars, warnings, retry lines, and no request of its telemetry."""
+    """Silence huggingface_hub: no progress bars, warnings, retry messages or telemetry requests."""
     constants, utils, logger = library().constants, library().utils, logging.getLogger("huggingface_hub")
     level, telemetry, no_bars = logger.level, constants.HF_HUB_DISABLE_TELEMETRY, utils.are_progress_bars_disabled()
     with warnings.catch_warnings():
@@ -251,7 +254,8 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HubResponse:
-    """`body`: the requested bytes; `size`: the whole file's bytes, if known; `refusal`: the Hub's error code."""
+    """A response: `body` has the requested bytes, `size` is the size of the whole file if known, `refusal` is the Hub's
+    error code."""
 
     status: int
     body: bytes = b""
@@ -260,11 +264,11 @@ class HubResponse:
 
 
 class _BrokenResponse(Exception):
-    """An answer that stopped early or does not match the request: worth one more attempt."""
+    """A response that ended early or does not match the request: worth one more attempt."""
 
 
 class Requests:
-    """The requests for one model. Errors have code 2 if the Hub refuses, 3 if it cannot be used."""
+    """The requests for one model. Errors have exit code 2 if the Hub refuses a request, 3 if the Hub cannot be used."""
 
     def __init__(self, repo: str) -> None:
         hub = library()
@@ -273,32 +277,32 @@ class Requests:
         if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
             what = f"HF_ENDPOINT is {_address(hub.constants.ENDPOINT)}, which is not the address of a Hub"
             raise FFNError(what, _UNSET, ExitCode.ENVIRONMENT)
-        self.host = one_line(hub.constants.ENDPOINT.rpartition("//")[2].rpartition("@")[2])  # no user, no password
+        self.host = one_line(hub.constants.ENDPOINT.rpartition("//")[2].rpartition("@")[2])  # without user and password
         self.timeout = float(hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
         self.deadline = time.monotonic() + PATIENCE * self.timeout
         try:
             self.session = hub.get_session()
             self.headers = hub.utils.build_hf_headers(library_name="ffncli") | {"Accept-Encoding": "identity"}
-        except (OSError, ValueError, ImportError) as error:  # certificates, a proxy's address, a proxy's extra package
+        except (OSError, ValueError, ImportError) as error:  # certificates, proxy address, or proxy package
             hint = "check the proxy and certificate settings"
             raise FFNError(f"cannot open a connection: {one_line(error)}", hint, ExitCode.ENVIRONMENT) from None
         self.http = sys.modules[type(self.session).__module__.partition(".")[0]]  # httpx, or its successor
         self.broken = (_BrokenResponse, self.http.ReadError, self.http.WriteError, self.http.RemoteProtocolError)
 
     def label(self, name: str = "") -> str:
-        """Name the model, or one of its files, in errors."""
+        """Return the name of the model, or of one of its files, for error messages."""
         return f"hf://{self.repo}" + (f"/{name}" if name else "")
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def download(self, name: str, revision: str, most: int) -> Path | None:
-        """Bring a small file of the model into the local cache; None if the model has no file of that name."""
+        """Download a small file of the model into the local cache; None if the model has no such file."""
         return self.together(lambda file: self._to_cache(file, revision, most), [name])[0]
 
     def _to_cache(self, name: str, revision: str, most: int) -> Path | None:
         from huggingface_hub import hf_hub_download
 
-        head = self.ask("HEAD", name, revision)  # first: without permission the library keeps trying for 23 seconds
+        head = self.ask("HEAD", name, revision)  # first, since without permission the library retries for 23 seconds
         if head.status == 404:
             return None
         if (head.size or 0) > most:
@@ -318,7 +322,7 @@ class Requests:
 
     @contextmanager
     def _few_attempts(self, name: str) -> Iterator[None]:
-        """Cut the library's own requests short before it repeats them for a minute."""
+        """Stop the library's own requests before it repeats them for a minute."""
         counts: Counter[tuple[str, str]] = Counter()
 
         def count(request: Any) -> None:
@@ -336,10 +340,10 @@ class Requests:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, name: str, revision: str, span: tuple[int, int] = (0, 0)) -> HubResponse:
-        """Ask if the model has this file, and its size (HEAD), or for its bytes `span[0]` to before `span[1]` (GET).
+        """Request the size of a file (HEAD), or its bytes from `span[0]` up to but not including `span[1]` (GET).
 
-        A missing file (404) is an answer, as is a range past the end (416). A request is repeated once if the server
-        fails or breaks off.
+        Responses for a missing file (404) and for a range past the end (416) are returned. A request is repeated once
+        if the server fails or closes the connection early.
         """
         from huggingface_hub import hf_hub_url
 
@@ -372,14 +376,15 @@ class Requests:
             return HubResponse(error.response.status_code, refusal=error.response.headers.get("X-Error-Code", ""))
         if metadata.commit_hash is None:
             hint = "check HF_ENDPOINT, and whether another server answers in its place"
-            raise FFNError(f"{self.host} does not answer as a Hub does", hint, ExitCode.ENVIRONMENT)
+            raise FFNError(f"{self.host} does not respond like a Hub", hint, ExitCode.ENVIRONMENT)
         return HubResponse(200, size=metadata.size)
 
     def _range(self, url: str, span: tuple[int, int]) -> HubResponse:
-        """Some bytes of a file, and the size of the whole; the body of any other answer is not read.
+        """Request some bytes of a file, and the size of the whole file; the body of any other response is not read.
 
-        Not by `get_safetensors_metadata`, which always takes the first 100 kB, keeps the whole answer of a server that
-        ignores ranges, stops at headers of 25 MB and keeps no raw header, so that duplicate keys could not be refused.
+        We do not use `get_safetensors_metadata`: it always reads the first 100 kB, reads the whole response of a server
+        that ignores ranges, fails for headers above 25 MB, and does not keep the raw header, so that duplicate keys
+        could not be refused.
         """
         headers = self.headers | {"Range": f"bytes={span[0]}-{span[1] - 1}"}
         with self.session.stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response:
@@ -439,7 +444,7 @@ class Requests:
     # --- errors -------------------------------------------------------------------------------------------------------
 
     def _refused(self, answer: HubResponse, name: str, revision: str) -> FFNError:
-        """The error for a status other than success. 429 and 5xx are temporary, the others are not."""
+        """Build the error for a status other than success. Only 429 and 5xx are temporary."""
         status = answer.status
         if status == 404 and answer.refusal == "RevisionNotFound":
             return FFNError(f"{self.label()} has no revision {shown(revision)} (404)", "give a branch, tag or commit")
@@ -453,7 +458,8 @@ class Requests:
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
-        """The error for a request without an answer. One that cannot be sent is not quoted: it may hold the token."""
+        """Build the error for a request without a response. An error while sending is not quoted, as it may contain the
+        token."""
         code = ExitCode.ENVIRONMENT
         if isinstance(error, self.http.TimeoutException):
             hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"

@@ -1,6 +1,6 @@
-"""Unpack integers of 2 to 8 bits in int32 words under scales (GPTQ, AWQ, compressed-tensors) to rows of float32.
+"""Unpack integers of 2 to 8 bits in int32 words with scales (GPTQ, AWQ, compressed-tensors) to rows of float32.
 
-A value is (integer - zero) × scale, and a group of inputs shares zero and scale.
+A value is (integer - zero) × scale; the inputs of a group share zero and scale.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from ffncli.models.files.rows import OpenFiles, Packed, ScaleGrid, StoredTensor,
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AWQ_ORDER = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}  # column of a word → the integer's place in it
+_AWQ_ORDER = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}  # column of a word → the integer's position in the word
 _LESS_ONE = ("gptq", "auto_round:auto_gptq", "auto_round:gptq")  # formats that store zero - 1
 
-# (files, matrix, start, stop) → the zeros of these rows of a matrix [out, in], [stop - start, groups]; an int if equal.
+# (files, matrix, start, stop) → the zeros of these rows of a matrix [out, in], as [stop - start, groups]; an int if all
+# are equal.
 _Zeros: TypeAlias = "Callable[[OpenFiles, int, int, int], Tensor | int]"
-_Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # a matrix → each input's group, or how many share one
+_Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # a matrix → each input's group, or the group size
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """Unpack the first `count` integers of int32 words [n, words] to [n, count], the first one in the lowest bits."""
+    """Unpack the first `count` integers of int32 words [n, words] to [n, count]; the first integer is in the lowest
+    bits."""
     import torch
 
     mask = (1 << bits) - 1
-    # integers are adjacent, across the ends of words too; in older words of compressed-tensors none crosses an end
-    # (3 bits: ten integers a word), and there are more words than adjacent integers need
+    # integers are packed densely and may cross word boundaries; in older files of compressed-tensors, none crosses a
+    # boundary (3 bits: ten integers per word), so there are more words than dense packing needs
     if 32 % bits == 0 or words.shape[1] > -(-count * bits // 32):
         shifts = torch.arange(0, 32 - bits + 1, bits, dtype=torch.int32)
         return ((words.unsqueeze(-1) >> shifts) & mask).flatten(1)[:, :count]
@@ -40,9 +42,9 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor | int) -> Tensor:
-    """(integer - zero) × scale in float32; `group` is how many adjacent inputs share a column of `zeros` and `scales`,
-    or each input's column."""
-    # exact in float32 for scales of 16 bits: rounded to their dtype, it is what the formats' libraries compute
+    """Compute (integer - zero) × scale in float32. `group` is the number of adjacent inputs that share a column of
+    `zeros` and `scales`, or the column of each input."""
+    # exact in float32 for 16-bit scales: rounding to their dtype gives the same values as the formats' libraries
     if isinstance(group, int):
         one = zeros if isinstance(zeros, int) else zeros.unsqueeze(-1)
         return (values.reshape(len(values), -1, group) - one).float().mul_(scales.unsqueeze(-1)).flatten(1)
@@ -53,8 +55,9 @@ def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor |
 
 
 def compressed(packed: Packed) -> StoredTensor:
-    """Read words along each row, [..., out, in·bits/32], under scales [..., out, groups] or fewer; zeros [...,
-    out·bits/32, groups] are packed along the columns. Integers and zeros have 2^(bits - 1) added, which cancels out."""
+    """Read words along each row, [..., out, in·bits/32], with scales [..., out, groups] or fewer. Zeros [...,
+    out·bits/32, groups] are packed along the columns. Integers and zeros are stored plus 2^(bits - 1), which cancels
+    out."""
     bits, shape, name = packed.means.bits, packed.shape, packed.base + "_scale"
     place = packed.place(packed.means.anchor)
     grid = ScaleGrid(_floats(packed, name), name, shape)
@@ -75,7 +78,7 @@ def compressed(packed: Packed) -> StoredTensor:
 
 
 def _check_stated_shape(packed: Packed) -> None:
-    """Compare `weight_shape`, whose values are the shape, with what the headers show."""
+    """Check `weight_shape`, whose values are the shape, against the shapes in the headers."""
     import torch
 
     name = packed.base + "_shape"
@@ -88,11 +91,11 @@ def _check_stated_shape(packed: Packed) -> None:
     with OpenFiles() as files:
         stated = files.read(place.path, place.start, place.info.bytes).view(dtype).flatten().tolist()
     if stated != list(packed.shape[-len(stated) :]):
-        raise packed.wrong(name, f"states {shown(stated)}, the tensors have {list(packed.shape)}")
+        raise packed.wrong(name, f"states {shown(stated)}, but the tensors have {list(packed.shape)}")
 
 
 def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
-    """The zeros; all 2^(bits - 1) for a symmetric quantizer."""
+    """Return the zeros; all of them are 2^(bits - 1) for a symmetric quantizer."""
     import torch
 
     name, bits, shape = packed.base + "_zero_point", packed.means.bits, packed.shape
@@ -112,7 +115,7 @@ def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
 
 
 def _asymmetric(packed: Packed) -> bool:
-    """Whether every group of modules in the config has zeros."""
+    """Return whether every group of modules in the config has zeros."""
     groups = packed.config.get("config_groups", {})
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
     return bool(weights) and all(isinstance(one, dict) and one.get("symmetric") is False for one in weights)
@@ -122,8 +125,8 @@ def _asymmetric(packed: Packed) -> bool:
 
 
 def gptq(packed: Packed) -> StoredTensor:
-    """Read `qweight` [..., in·bits/32, out], words along the inputs; `scales` [..., groups, out]; `qzeros` [...,
-    groups, out·bits/32], words along the outputs; `g_idx` [in], each input's group if they were sorted."""
+    """Read `qweight` [..., in·bits/32, out], with words along the inputs; `scales` [..., groups, out]; `qzeros` [...,
+    groups, out·bits/32], with words along the outputs; `g_idx` [in], each input's group if the inputs were sorted."""
     import torch
 
     bits, shape, stem = packed.means.bits, packed.shape, packed.means.anchor.removesuffix("qweight")
@@ -142,7 +145,7 @@ def gptq(packed: Packed) -> StoredTensor:
 
 
 def awq(packed: Packed) -> StoredTensor:
-    """Read `qweight` [..., in, out·bits/32] and `qzeros` [..., groups, out·bits/32], words along the outputs with
+    """Read `qweight` [..., in, out·bits/32] and `qzeros` [..., groups, out·bits/32], with words along the outputs and
     integers in AWQ's order; `scales` [..., groups, out]."""
     bits, shape, stem = packed.means.bits, packed.shape, packed.means.anchor.removesuffix("qweight")
     if bits not in _AWQ_ORDER:
@@ -165,7 +168,7 @@ def awq(packed: Packed) -> StoredTensor:
 
 
 def _in_order(place: ByteLocation, matrix: int, files: OpenFiles, start: int, stop: int, bits: int) -> Tensor:
-    """Outputs [start, stop) of an AWQ tensor, [stop - start, rows of the tensor]."""
+    """Return the outputs [start, stop) of an AWQ tensor, as [stop - start, rows of the tensor]."""
     import torch
 
     each = 32 // bits
@@ -176,18 +179,20 @@ def _in_order(place: ByteLocation, matrix: int, files: OpenFiles, start: int, st
 
 
 def _check_version(packed: Packed) -> None:
-    """Refuse AWQ's other arrangements (`gemv`, `marlin`), whose tensors have the same names."""
+    """Raise FFNError for AWQ's other layouts (`gemv`, `marlin`), whose tensors have the same names."""
     for field in ("version", "checkpoint_format"):
         stated = packed.config.text(field, "gemm")
         if packed.config.text("quant_method", "awq") == "awq" and stated.lower() != "gemm":
             what = f"is packed as awq, {field} {shown(stated)}, which is not supported here"
-            raise packed.wrong(packed.means.anchor, what, "ffn params counts it; of AWQ, gemm is unpacked")
+            raise packed.wrong(
+                packed.means.anchor, what, "ffn params counts it; of AWQ's formats, only gemm is unpacked"
+            )
 
 
 def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
-    """The zeros. Formats before gptq_v2 store zero - 1, subtracted from whole words.
+    """Return the zeros. Formats before gptq_v2 store zero - 1, with the 1 subtracted from whole words.
 
-    With `sym` in the config, all are 2^(bits - 1) in one of the two formats: some writers name the wrong one.
+    With `sym` in the config, all zeros must be 2^(bits - 1) in either format, since some writers name the wrong format.
     """
     import torch
 
@@ -211,14 +216,14 @@ def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
         if not symmetric:
             return both[0].t().contiguous()
         if not any((way == middle).all() for way in both):
-            raise packed.wrong(name, f"has zeros other than {middle}, quantization_config says sym")
+            raise packed.wrong(name, f"has zeros other than {middle}, but quantization_config says sym")
         return middle
 
     return zeros
 
 
 def _ones(bits: int) -> Tensor:
-    """32 adjacent ones, as int32 words [bits]."""
+    """Return 32 adjacent integers of value 1, as int32 words [bits]."""
     import torch
 
     whole = sum(1 << bits * at for at in range(32))
@@ -226,7 +231,7 @@ def _ones(bits: int) -> Tensor:
 
 
 def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
-    """(the scales, the group of each input), by the tensors and the config."""
+    """Return the scales and the group of each input, from the tensors and the config."""
     scales, shape, stated = _floats(packed, stem + "scales"), packed.shape, packed.config.values.get("group_size")
     groups, inputs = scales.info.shape[-2], shape[-1]
     if scales.info.shape != (*shape[:-2], groups, shape[-2]):
@@ -247,7 +252,8 @@ def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
 
 
 def _group_of(packed: Packed, name: str, groups: int, size: int) -> _Group:
-    """A matrix → the group of each input: `size` adjacent ones share one, unless the tensor `name` says otherwise."""
+    """Return a function from a matrix to the group of each input: `size` adjacent inputs share a group, unless the
+    tensor `name` gives other groups."""
     import torch
 
     inputs = packed.shape[-1]
@@ -264,17 +270,17 @@ def _group_of(packed: Packed, name: str, groups: int, size: int) -> _Group:
     def read(files: OpenFiles, matrix: int) -> Tensor | int:
         at = matrix * width if count > inputs else 0
         index = files.read(place.path, place.start + at, width).view(dtype).long()
-        if (index == -1).all():  # compressed-tensors: not used
+        if (index == -1).all():  # compressed-tensors' value for an unused index
             return adjacent
         if int(index.min()) < 0 or int(index.max()) >= groups:
-            raise packed.wrong(name, f"names the groups {index.min()} to {index.max()}, there are {groups}")
+            raise packed.wrong(name, f"refers to groups {index.min()} to {index.max()}, but there are {groups}")
         return index.clone()
 
     return read
 
 
 def _floats(packed: Packed, name: str) -> ByteLocation:
-    """A tensor of plain floats without empty axes."""
+    """Return a tensor of plain floats without empty axes."""
     place = packed.place(name)
     if place.info.dtype not in PLAIN or 0 in place.info.shape:
         raise packed.wrong(name, f"holds scales as {place.info.dtype} {shown(list(place.info.shape))}")
@@ -282,7 +288,7 @@ def _floats(packed: Packed, name: str) -> ByteLocation:
 
 
 def _words(packed: Packed, name: str, shape: tuple[int, ...]) -> ByteLocation:
-    """A tensor of int32 words of this shape."""
+    """Return a tensor of int32 words with this shape."""
     place = packed.place(name)
     if place.info.dtype != "I32" or place.info.shape != shape:
         kind = f"is {place.info.dtype} {shown(list(place.info.shape))}"
@@ -291,5 +297,6 @@ def _words(packed: Packed, name: str, shape: tuple[int, ...]) -> ByteLocation:
 
 
 def _whole_words(start: int, stop: int, bits: int, most: int) -> tuple[int, int]:
-    """The words that hold integers [start, stop), from a multiple of 32 integers on, where a word begins."""
+    """Return the range of words that holds integers [start, stop), extended down to a multiple of 32 integers, where a
+    word begins."""
     return start // 32 * bits, min(-(-stop * bits // 32), most)

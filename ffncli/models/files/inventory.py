@@ -1,11 +1,11 @@
-"""List all tensors of a checkpoint by name, shape and bytes; small even for 90,000 of them.
+"""List all tensors of a checkpoint by name, shape and bytes; the list stays small even for 90,000 tensors.
 
-Tensors that differ only in their expert's number are one entry, `…experts.#.up_proj.weight`, with a count; headers are
-read one after the other. So memory grows with the number of layers.
+Tensors whose names differ only in the expert's number share one entry, `…experts.#.up_proj.weight`, with a count.
+Headers are read one after another, so memory use grows only with the number of layers.
 
-ERNIE 4.5 VL's files number the experts for image tokens in one list with the text's, as the second half. A second
-router, `gate.weight_1`, marks such a layer. As in transformers, these experts get a module `vision_moe` here, so that
-they are entries of their own.
+ERNIE 4.5 VL's files number the experts for image tokens together with the text's experts, as the second half. A layer
+with such experts has a second router, `gate.weight_1`. As in transformers, these experts are assigned to a module
+`vision_moe`, so that they have entries of their own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ UNSEEN = TensorInfo("", (), 0)
 
 @dataclass(frozen=True)
 class Inventory:
-    """`tensors` describes one tensor of each entry, `counts` is how many there are.
+    """The entries of a checkpoint: `tensors` describes one tensor of each entry, `counts` is the number of tensors in
+    it.
 
-    `missing` files are in the index but not on disk; their tensors have no dtype, shape or bytes.
+    `missing` lists files that are in the index but not on disk; their tensors have no dtype, shape or bytes.
     """
 
     where: str
@@ -42,7 +43,7 @@ class Inventory:
 
 
 def take_inventory(checkpoint: Checkpoint) -> Inventory:
-    """Read every header of a checkpoint, once."""
+    """Read every header of a checkpoint once."""
     missing: list[str] = []
     files = 0
 
@@ -68,9 +69,10 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 def collect(
     headers: Iterable[Columns], of_images: Mapping[str, int] | None = None
 ) -> tuple[dict[str, TensorInfo], dict[str, int]]:
-    """Collect the entries of some headers: (name with `#` for an expert's number → one tensor, name → how many).
+    """Collect the entries of some headers: (name with `#` for the expert's number → one tensor, name → number of
+    tensors).
 
-    `of_images`: module → the first expert for image tokens (`first_numbers` of the whole checkpoint).
+    `of_images` maps modules to their first expert for image tokens (`first_numbers` of the whole checkpoint).
     """
     entries: dict[str, list[Any]] = {}
     with _no_garbage_collection():
@@ -90,22 +92,23 @@ def collect(
 
 
 def shared_name(name: str) -> str:
-    """Write `#` for the expert's number in a name."""
+    """Replace the expert's number in a name by `#`."""
     return _EXPERT.sub("experts.#.", name)
 
 
 def _shared_names(names: Sequence[str]) -> Iterable[str]:
-    """`shared_name` of every name, in one pass over all of them."""
+    """Apply `shared_name` to all names in one pass."""
     if not names:
         return ()
     text = "\n".join(names)
     shared = _EXPERT.sub("experts.#.", text).split("\n")
-    return shared if len(shared) == len(names) else map(shared_name, names)  # a name with a newline
+    return shared if len(shared) == len(names) else map(shared_name, names)  # one of the names contains a newline
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Parsed headers are many small objects without cycles: looking for cycles took a third of the time."""
+    """Disable garbage collection. Parsed headers are many small objects without cycles, and the search for cycles took
+    a third of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -115,10 +118,10 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-ROUTER = "gate.weight_1"  # the text's is `gate.weight`; both are stored [in, out]
+ROUTER = "gate.weight_1"  # the text's router is `gate.weight`; both are stored as [in, out]
 _ITS_END = f".{ROUTER}"
 MODULE = "vision_moe."
-_CORRECTIONS = "moe_statics.e_score_correction_bias"  # one row for text, one for images
+_CORRECTIONS = "moe_statics.e_score_correction_bias"  # one row for text, one row for images
 _NUMBERED = re.compile(r"(.*?\.)experts\.(\d+)\.", re.DOTALL)
 
 
@@ -133,7 +136,7 @@ def first_numbers(names: Iterable[str]) -> Mapping[str, int]:
 
 
 def set_apart(names: Sequence[str], first: Mapping[str, int]) -> Sequence[str]:
-    """Put `vision_moe` into the names of experts for images."""
+    """Insert `vision_moe` into the names of experts for images."""
     return [_renamed(name, first) for name in names] if first else names
 
 
@@ -145,7 +148,7 @@ def _renamed(name: str, first: Mapping[str, int]) -> str:
 
 
 def corrections(name: str, stored: Iterable[str], shape: tuple[int, ...]) -> str:
-    """Name, for images, a tensor with a row for text and one for images; empty for any other tensor."""
+    """Return the name for images of a tensor with a row for text and a row for images; empty for any other tensor."""
     module = name.removesuffix(_CORRECTIONS)
     both = module != name and module + ROUTER in stored and len(shape) == 2 and shape[0] == 2
     return f"{module}{MODULE}{_CORRECTIONS}" if both else ""

@@ -1,7 +1,7 @@
-"""Make records from JSON: the annotations of a frozen dataclass are the schema of what a file may hold.
+"""Build records from JSON: the annotations of a frozen dataclass are the schema of the file.
 
-Types, choices and ranges are checked for every value at any depth, so an added field is checked from the start. msgspec
-and pydantic would be one more package for what `typing` already describes, and pydantic takes longer to load than a
+Types, choices and ranges are checked for every value at any depth, so new fields are checked automatically. msgspec or
+pydantic would be an additional package for what `typing` already describes, and importing pydantic takes longer than a
 whole `ffn params`.
 """
 
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from ffncli.errors import FFNError, shown
 
 _MOST = 10**40  # the FLOPs of the largest block have 30 digits
-Check = Callable[[Any], Any]  # JSON's value → the field's; raises _Mismatch
+Check = Callable[[Any], Any]  # the JSON value → the field's value; raises _Mismatch
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Range:
     above: bool = False
 
     def check(self, value: Any) -> Any:
-        """Return a value in the range; others are a _Mismatch."""
+        """Return a value in the range. Raises _Mismatch for other values."""
         if value < self.low or value > self.high or (self.above and value == self.low):
             most = "" if self.high == math.inf else f" and at most {self.high:g}"
             raise _Mismatch(f" must be {'above' if self.above else 'at least'} {self.low:g}{most}, got {shown(value)}")
@@ -39,12 +39,12 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The words that a text may be; an empty one may mean that nothing is known."""
+    """The words that a text may be; an empty word may mean that nothing is known."""
 
     words: tuple[str, ...]
 
     def check(self, value: Any) -> Any:
-        """Return one of the words; others are a _Mismatch."""
+        """Return one of the words. Raises _Mismatch for other values."""
         if value not in self.words:
             raise _Mismatch(f" must be one of {', '.join(filter(None, self.words))}, got {shown(value)}")
         return value
@@ -52,14 +52,14 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Form:
-    """The texts that match a pattern."""
+    """A pattern that texts must match."""
 
     pattern: str
 
     def check(self, value: Any) -> Any:
-        """Return a matching text; others are a _Mismatch."""
+        """Return a matching text. Raises _Mismatch for other texts."""
         if not re.fullmatch(self.pattern, value):
-            raise _Mismatch(f" is not of the form it should have, got {shown(value)}")
+            raise _Mismatch(f" does not have the required form, got {shown(value)}")
         return value
 
 
@@ -68,7 +68,7 @@ Positive = Annotated[int, Range(1)]
 
 
 class _Mismatch(Exception):
-    """A value that its field cannot have; `path` grows on the way out of nested records."""
+    """The exception for a value that its field cannot have; each enclosing record prepends its part of `path`."""
 
     def __init__(self, why: str, path: str = "") -> None:
         super().__init__(why)
@@ -76,9 +76,9 @@ class _Mismatch(Exception):
 
 
 def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
-    """Make a `kind`, a dataclass or any annotation made of them, of a JSON value.
+    """Build a `kind`, a dataclass or an annotation that contains dataclasses, from a JSON value.
 
-    Errors give `where`, the path of the field (`outcomes[3].status`) and what it must be.
+    Errors state `where`, the path of the field (`outcomes[3].status`) and what the value must be.
     """
     try:
         return checker(kind)(value)
@@ -90,7 +90,7 @@ def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
 
 @cache
 def checker(kind: Any) -> Check:
-    """Make the check of an annotation; TypeError for a kind that no record has used so far."""
+    """Build the check for an annotation. Raises TypeError for a kind that no record has used yet."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value: value
@@ -113,7 +113,7 @@ def checker(kind: Any) -> Check:
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
-    """Return a record's annotations by field, with their limits."""
+    """Return the annotations of a record's fields, including limits."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -196,7 +196,7 @@ def _record(kind: Any) -> Check:
         values = {name: _at(f".{name}", checks[name], one) for name, one in value.items()}
         try:
             return kind(**values)
-        except FFNError as error:  # what its fields are together
+        except FFNError as error:  # its fields are valid individually, but not together
             raise _Mismatch(f" is impossible: {error.message}") from None
 
     return check

@@ -1,10 +1,11 @@
-"""Quantized modules of a safetensors checkpoint: logical parameters and stored bytes, from names and shapes alone.
+"""Find the quantized modules of a safetensors checkpoint: logical parameters and stored bytes, from names and shapes
+alone.
 
-A quantizer packs a matrix into several tensors. One of them, the anchor, holds the packed values, and its name and
-dtype identify the format; the others (scales, zeros, indices) are looked up under its name, and are bookkeeping: only
-packed values are parameters. Tensors outside any packed matrix (biases, norms, modules that were not quantized) stay as
-they are. Nothing depends on digits in names, so expert numbers may be replaced by a sign. Sources: what the writers
-wrote (AutoGPTQ, AutoAWQ, bitsandbytes, compressed-tensors, torchao, ModelOpt) and what transformers' integrations read.
+A quantizer packs a matrix into several tensors. One of them, the anchor, holds the packed values; its name and dtype
+identify the format. The others (scales, zeros, indices) are found by the anchor's name and do not count as parameters.
+Tensors outside any packed matrix (biases, norms, modules that were not quantized) are kept unchanged. No rule depends
+on digits in names, so expert numbers may be replaced by a sign. Sources: what the writers write (AutoGPTQ, AutoAWQ,
+bitsandbytes, compressed-tensors, torchao, ModelOpt) and what transformers' integrations read.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _KNOWN = "gptq, awq, fp8, mxfp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors"
 @dataclass(frozen=True)
 class LogicalTensor:
     """One logical tensor: torch's shape ([out, in]; None if only the number of values is known), parameters, bytes of
-    all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
+    all its pieces in the file, and format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
 
-    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself; `pieces` are the
-    other stored tensors that belong to it. `bits` is the width of a packed integer.
+    `anchor` is the stored tensor that represents it, which has the packed values or is the plain tensor itself;
+    `pieces` are the other stored tensors that belong to it. `bits` is the width of a packed integer.
     """
 
     shape: Shape | None
@@ -45,15 +46,16 @@ class LogicalTensor:
 def logical(
     tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None, where: str
 ) -> dict[str, LogicalTensor]:
-    """Turn stored tensors into logical tensors, in the same order.
+    """Convert stored tensors to logical tensors, in the same order.
 
-    A packed matrix becomes one entry `X.weight` (`X` if experts share a parameter without that ending), at the place
-    of its packed values. All pieces of a matrix must be passed together; other parts of the checkpoint may be left out.
-    `where` names the checkpoint in errors: shapes that contradict each other or the config, unknown packings.
+    A packed matrix becomes one entry `X.weight` (`X` if experts share a parameter without that ending), at the position
+    of its packed values. All pieces of a matrix must be passed together; other parts of the checkpoint may be omitted.
+    `where` names the checkpoint in errors. Raises FFNError for shapes that contradict each other or the config, and for
+    unknown packings.
     """
     config = Fields(quantization or {}, where)
     packed: dict[str, LogicalTensor] = {}
-    owner: dict[str, str] = {}  # anchors and pieces → the anchor
+    owner: dict[str, str] = {}  # anchors and pieces → the anchor they belong to
     for name, info in tensors.items():
         if read := reader(name, info, tensors):
             packed[name] = read(Anchor(name, info, tensors, config))
@@ -78,8 +80,8 @@ def logical(
 
 
 def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | None, where: str) -> None:
-    """Refuse unexplained integers in a quantized checkpoint: they are packed in an unknown way, and counting them would
-    be wrong. Masks that GPT-2 and GPT-NeoX store as `bias` are not weights.
+    """Raise FFNError for unexplained integers in a quantized checkpoint: they are packed in an unknown way, so that
+    counting them would be wrong. Masks that GPT-2 and GPT-NeoX store as `bias` are ignored.
     """
     if info.dtype == "U8" and len(info.shape) > 2 and name.endswith(("_blocks", ".blocks")):
         scales = f"{where}: tensor {shown(name[:-6] + 'scales', 120)} is missing"
@@ -97,8 +99,8 @@ _FLOAT8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}
 _GPTQ_BITS = (2, 3, 4, 5, 6, 7, 8)
 _GGML = re.compile(r"(I|T|)Q\d.*|(MX|NV)FP4")
-_MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes that share a scale: (format, values)
-_WEIGHT_PIECES = (  # `X.weight_scale` of `X.weight`, `X_scale` of the experts' `X`
+_MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes per scale: (format, values)
+_WEIGHT_PIECES = (  # `X.weight_scale` for `X.weight`, `X_scale` for the experts' `X`
     "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale "
     "_weight_scale _weight_scale_2"
 )
@@ -110,7 +112,7 @@ _MODULE_PIECES = (
 
 @dataclass(frozen=True)
 class Anchor:
-    """A tensor of packed values among all tensors, and the config's `quantization_config`."""
+    """A tensor of packed values, with all other tensors and the config's `quantization_config`."""
 
     name: str
     info: TensorInfo
@@ -118,30 +120,31 @@ class Anchor:
     config: Fields
 
     def pieces(self, base: str, endings: str) -> tuple[str, ...]:
-        """List the existing tensors among `base` + ending."""
+        """List the tensors `base` + ending that exist."""
         return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
 
     def packs(
         self, name: str, shape: Shape | None, form: str, pieces: tuple[str, ...], bits: int = 0, params: int = 0
     ) -> LogicalTensor:
-        """Make the matrix of these values and the other `pieces`; `params` counts the values of an unknown shape."""
+        """Build the matrix from the packed values and the other `pieces`; `params` is the number of values if the shape
+        is unknown."""
         stored = self.info.bytes + sum(self.tensors[piece].bytes for piece in pieces)
         number = params if shape is None else prod(shape)
         return LogicalTensor(shape, number, stored, form, name, self.name, bits, pieces)
 
     def wrong(self, what: str) -> FFNError:
-        """Make the error for shapes that contradict each other, or the config."""
+        """Build the error for shapes that contradict each other or the config."""
         kind = f"{self.info.dtype} {shown(list(self.info.shape))}"
         return FFNError(f"{self.config.where}: tensor {shown(self.name, 120)} ({kind}) {what}")
 
     def matrix(self) -> tuple[int, int]:
-        """Return the last two sizes, both at least 1."""
+        """Return the last two sizes of the shape, which must be at least 1."""
         if len(self.info.shape) < 2 or min(self.info.shape) < 1:
             raise self.wrong("is not a matrix of packed values")
         return self.info.shape[-2], self.info.shape[-1]
 
     def piece(self, name: str, rank: int) -> TensorInfo | None:
-        """Find a piece; if it exists, it has this many axes (at least one), none of them empty."""
+        """Find a piece; None if it does not exist. Raises FFNError unless it has `rank` axes, none of them empty."""
         info = self.tensors.get(name)
         if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
             raise self.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(info.shape))}")
@@ -152,8 +155,8 @@ class Anchor:
 
 
 def _qweight(anchor: Anchor) -> LogicalTensor:
-    """GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]), AWQ those of a row ([in,
-    out·bits/32]); scales are [groups, out] in both, so they distinguish the two."""
+    """Read GPTQ or AWQ. GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]), AWQ packs
+    values of a row ([in, out·bits/32]). In both, scales are [groups, out], which distinguishes the two."""
     stem = anchor.name.removesuffix(".qweight")
     rows, columns = anchor.matrix()
     scales = anchor.piece(stem + ".scales", len(anchor.info.shape))
@@ -178,7 +181,8 @@ def _qweight(anchor: Anchor) -> LogicalTensor:
 
 
 def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
-    """The input width: g_idx has an entry for each input; else the bits give it, by qzeros [groups, out·bits/32]."""
+    """Return the input width, which is the length of g_idx; without g_idx, the bits determine it, according to qzeros
+    [groups, out·bits/32]."""
     index = anchor.tensors.get(stem + ".g_idx")
     if index is not None and index.shape[-1:] not in ((), (0,)):
         return index.shape[-1]
@@ -190,7 +194,8 @@ def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
 
 
 def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
-    """Bits per value: from `words` int32 that hold `values`, else the config's; the two must agree."""
+    """Return the bits per value: computed if `words` int32 hold `values` values, else read from the config. Raises
+    FFNError if the two differ."""
     stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
     if values is None:
         if stated not in _GPTQ_BITS:
@@ -199,15 +204,15 @@ def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
     bits, rest = divmod(32 * words, values)
     if rest or bits not in _GPTQ_BITS:
         raise anchor.wrong(f"cannot hold {values} values in {words} words along that axis")
-    # GPTQModel and AutoRound may set bits for single modules, and then only shapes count
+    # GPTQModel and AutoRound may set bits for single modules; then only the shapes decide
     per_module = any(anchor.config.values.get(key) for key in ("dynamic", "extra_config"))
     if stated not in (None, bits) and not per_module:
-        raise anchor.wrong(f"has {bits}-bit values, quantization_config says bits {stated} ({method})")
+        raise anchor.wrong(f"has {bits}-bit values, but quantization_config says bits {stated} ({method})")
     return bits
 
 
 def _values(anchor: Anchor, words: int, bits: int) -> int:
-    """How many values `words` int32 hold: in 3 bits, 32 values share 3 words."""
+    """Return the number of values in `words` int32; 32 values of 3 bits share 3 words."""
     values, rest = divmod(32 * words, bits)
     if rest:
         raise anchor.wrong(f"cannot be whole {bits}-bit values")
@@ -215,18 +220,18 @@ def _values(anchor: Anchor, words: int, bits: int) -> int:
 
 
 def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
-    """Check that groups are runs of equally many inputs, the last perhaps shorter."""
+    """Check that all groups have equally many inputs, except that the last group may be smaller."""
     size = -(-inputs // groups)
     if groups > inputs or -(-inputs // size) != groups:
-        raise anchor.wrong(f"has {inputs} inputs, {shown(name, 120)} has {groups} groups")
+        raise anchor.wrong(f"has {inputs} inputs, but {shown(name, 120)} has {groups} groups")
 
 
 # --- scaled 8-bit values ----------------------------------------------------------------------------------------------
 
 
 def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """Name the scales of a tensor: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`,
-    Mistral-Large-4's `qscale_weight`; `X_weight_scale` for ModelOpt's experts in one parameter."""
+    """Return the name of a tensor's scales: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's
+    `scale`, Mistral-Large-4's `qscale_weight`, or `X_weight_scale` for ModelOpt's experts in one parameter."""
     names = [name + "_scale_inv", name + "_scale", name + "_weight_scale"]
     if name.endswith(".weight"):
         names += [name.removesuffix("weight") + "scale", name.removesuffix("weight") + "qscale_weight"]
@@ -234,15 +239,16 @@ def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
 
 
 def _pieces(anchor: Anchor, base: str) -> tuple[str, ...]:
-    """The pieces of a matrix `base`: under its name, and, for a module's weight, in its module."""
+    """Return the pieces of a matrix `base`: tensors under its name and, if it is a module's weight, in its module."""
     module = anchor.pieces(base.removesuffix(".weight"), _MODULE_PIECES) if base.endswith(".weight") else ()
     return anchor.pieces(base, _WEIGHT_PIECES) + module
 
 
 def _float8(anchor: Anchor) -> LogicalTensor:
-    """FP8 values in place, with a scale for the tensor, for each channel, or for each block (DeepSeek-V3: 128×128).
+    """Read FP8 values in place, with a scale for the tensor, for each channel, or for each block (DeepSeek-V3:
+    128×128).
 
-    Powers of two, one for 32 values of a row, are MXFP8's.
+    If there is a power of two for every 32 values of a row, the format is MXFP8.
     """
     shape, scale = anchor.info.shape, anchor.tensors[scale_name(anchor.name, anchor.tensors) or ""]
     form = "fp8" + _blocks(anchor)
@@ -252,7 +258,7 @@ def _float8(anchor: Anchor) -> LogicalTensor:
 
 
 def _int8(anchor: Anchor) -> LogicalTensor:
-    """int8 values in place (compressed-tensors), or two FP4 values in each byte under E8M0 scales (DeepSeek-V4)."""
+    """Read int8 values in place (compressed-tensors), or two FP4 values per byte with E8M0 scales (DeepSeek-V4)."""
     scale = anchor.tensors[scale_name(anchor.name, anchor.tensors) or ""]
     if scale.dtype in ("F8_E8M0", "U8"):
         return _microscaled(anchor)
@@ -261,13 +267,15 @@ def _int8(anchor: Anchor) -> LogicalTensor:
 
 
 def _blocks(anchor: Anchor) -> str:
-    """The ending of the format's name, by what shares a scale: empty for tensors and channels, `-block128` for blocks.
+    """Return the ending of the format's name: empty for a scale per tensor or channel, `-block128` for a scale per
+    block.
 
-    Along each axis there is one scale per equal block, the last perhaps shorter, as in the config's weight_block_size.
+    Along each axis, blocks have equal size, except that the last block may be smaller; the config states the size as
+    weight_block_size.
     """
     name = scale_name(anchor.name, anchor.tensors) or ""
     shape, scales = anchor.info.shape, anchor.tensors[name].shape
-    scales = (*scales, *(1,) * (len(shape) - len(scales)))  # one for each row, or for each expert
+    scales = (*scales, *(1,) * (len(shape) - len(scales)))  # one scale for each row, or for each expert
     if len(scales) != len(shape) or 0 in (*shape, *scales):
         raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales))}")
     blocks = [-(-size // count) for size, count in zip(shape, scales, strict=True)]
@@ -281,7 +289,7 @@ def _blocks(anchor: Anchor) -> str:
 
 
 def _block_size(anchor: Anchor) -> tuple[int, ...]:
-    """The config's weight_block_size, [rows, columns]; empty if it has none."""
+    """Return the config's weight_block_size, [rows, columns]; empty if the config has none."""
     sizes = anchor.config.get("weight_block_size", None)
     if sizes is None:
         return ()
@@ -294,7 +302,8 @@ def _block_size(anchor: Anchor) -> tuple[int, ...]:
 
 
 def _mxfp4(anchor: Anchor) -> LogicalTensor:
-    """gpt-oss: blocks [..., rows, columns/32, 16] of two values a byte, scales [..., rows, columns/32]."""
+    """Read gpt-oss's MXFP4: blocks [..., rows, columns/32, 16] with two values per byte, scales [..., rows,
+    columns/32]."""
     scales = anchor.tensors[anchor.name[:-6] + "scales"].shape
     if len(scales) < 2 or anchor.info.shape != (*scales, 16):
         raise anchor.wrong(f"should be 16 bytes for each of the scales {shown(list(scales))}")
@@ -303,7 +312,7 @@ def _mxfp4(anchor: Anchor) -> LogicalTensor:
 
 
 def _uint8(anchor: Anchor) -> LogicalTensor:
-    """FP4 weights in pairs (ModelOpt), or BitNet's ternary ones, of which four rows share a byte."""
+    """Read FP4 weights in pairs (ModelOpt), or BitNet's ternary weights, four rows of which share a byte."""
     if anchor.config.get("quant_method", None) != "bitnet":
         return _microscaled(anchor)
     rows, columns = anchor.matrix()
@@ -311,7 +320,7 @@ def _uint8(anchor: Anchor) -> LogicalTensor:
 
 
 def _packed(anchor: Anchor) -> LogicalTensor:
-    """compressed-tensors: integers in int32 words along each row, or FP4 and FP6 in bytes."""
+    """Read compressed-tensors: integers in int32 words along each row, or FP4 and FP6 in bytes."""
     base = anchor.name.removesuffix("_packed")
     if anchor.pieces(base.removesuffix("weight"), "meta"):
         raise anchor.wrong("is packed in the 2:4 sparse format marlin-24, which is not supported")
@@ -327,7 +336,9 @@ def _packed(anchor: Anchor) -> LogicalTensor:
     ways = {(bits, _row(words, groups, bits, size)) for bits, size in _integer_weights(anchor)}
     fitting = {way for way in ways if way[1]}
     if len(fitting) != 1:
-        scales = f"{groups or 'no'} scales a row" + (" fit no config_groups" if not fitting else " fit several widths")
+        scales = f"{groups or 'no'}  scales per row" + (
+            " fit no config_groups" if not fitting else " fit several widths"
+        )
         raise anchor.wrong(f"and {scales} of quantization_config")
     bits, columns = fitting.pop()
     shape = (*anchor.info.shape[:-2], rows, columns)
@@ -335,17 +346,17 @@ def _packed(anchor: Anchor) -> LogicalTensor:
 
 
 def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
-    """How many values of that many bits a row of int32 words holds, 0 for a contradiction."""
+    """Return the number of `bits`-bit values in a row of int32 words; 0 if the sizes contradict each other."""
     if groups is None or size is None:
-        # the last word counts as full: the exact width is in weight_shape's values, which no header has
+        # the last word is taken as full, since the exact width is in weight_shape's values, which no header contains
         return 32 * words // bits if groups in (None, 1) else 0
     values = groups * size
-    # writers before dense packing left the spare bits of each word empty (3 bits: ten values a word)
+    # before dense packing, writers left the spare bits of each word empty (3 bits: ten values per word)
     return values if words in (-(-values * bits // 32), -(-values // (32 // bits))) else 0
 
 
 def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
-    """(bits, group size or None) of each group of modules in the config."""
+    """Return (bits, group size or None) of each group of modules in the config."""
     groups = anchor.config.get("config_groups", {})
     if not isinstance(groups, dict):
         raise anchor.config.wrong("config_groups", groups, "an object")
@@ -360,9 +371,10 @@ def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
 
 
 def _microscaled(anchor: Anchor) -> LogicalTensor:
-    """Bytes [out, in/2] with a scale for 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3 bytes.
+    """Read bytes [out, in/2] with a scale for every 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3
+    bytes.
 
-    ModelOpt's Llama-4 has [in/2, out] with scales [in/16, out]: its matrices are transposed, and packed along `in`.
+    ModelOpt's Llama-4 has [in/2, out] with scales [in/16, out]: its matrices are transposed and packed along `in`.
     """
     base = anchor.name.removesuffix("_packed")
     name = scale_name(base, anchor.tensors)
@@ -381,7 +393,7 @@ def _microscaled(anchor: Anchor) -> LogicalTensor:
 
 
 def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    """The shape with another size along one axis, counted from the end."""
+    """Return the shape with another size along one axis, which is counted from the end."""
     return (*shape[:axis], size, *shape[len(shape) + axis + 1 :])
 
 
@@ -389,13 +401,13 @@ def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _bitsandbytes_4bit(anchor: Anchor) -> LogicalTensor:
-    """Two values a byte, flattened, in any dtype; the shape is in quant_state, which is data.
+    """Read two values per byte, flattened, in any dtype; the shape is in the values of quant_state.
 
-    absmax has one number for each block of values. An odd number of values counts one too many.
+    absmax has one number per block of values. If the number of values is odd, one value too many is counted.
     """
     params, blocks = 2 * anchor.info.bytes, prod(anchor.tensors[anchor.name + ".absmax"].shape)
     if not any(blocks == -(-params // size) for size in (32, 64, 128, 256, 512, 1024, 2048, 4096)):
-        raise anchor.wrong(f"holds {params} values, its absmax has {blocks} blocks")
+        raise anchor.wrong(f"holds {params} values, but its absmax has {blocks} blocks")
     states = {form: anchor.pieces(anchor.name, f".quant_state.bitsandbytes__{form}") for form in ("nf4", "fp4")}
     form = next((form for form, there in states.items() if there), "4bit")
     pieces = anchor.pieces(anchor.name, ".absmax .quant_map .nested_absmax .nested_quant_map")
@@ -403,7 +415,7 @@ def _bitsandbytes_4bit(anchor: Anchor) -> LogicalTensor:
 
 
 def _bitsandbytes_8bit(anchor: Anchor) -> LogicalTensor:
-    """int8 values in place, SCB with one scale for each row."""
+    """Read int8 values in place; SCB has one scale for each row."""
     rows, columns = anchor.matrix()
     stem = anchor.name.removesuffix(".weight")
     if prod(anchor.tensors[stem + ".SCB"].shape) != rows:
@@ -412,7 +424,7 @@ def _bitsandbytes_8bit(anchor: Anchor) -> LogicalTensor:
 
 
 def _torchao(anchor: Anchor) -> LogicalTensor:
-    """`X._weight_qdata`: 8-bit values in place; 4-bit ones two to a byte, in an order that depends on the kernel."""
+    """Read `X._weight_qdata`: 8-bit values in place, or 4-bit pairs in an order that depends on the kernel."""
     stem, _, last = anchor.name.removesuffix("_qdata").rpartition("._")
     pieces = anchor.pieces(f"{stem}._{last}", "_scale _zero_point _scale_and_zero _per_tensor_scale _act_pre_scale")
     if anchor.info.dtype in _FLOAT8 or anchor.info.dtype == "I8":
@@ -425,14 +437,15 @@ def _torchao(anchor: Anchor) -> LogicalTensor:
 
 
 def gguf_scale(name: str, tensors: Collection[str]) -> str | None:
-    """Name the scale of a GGUF file's `X.weight`, `X.scale`, by which llama.cpp multiplies its product."""
+    """Return the name of the scale `X.scale` for a GGUF file's `X.weight`; llama.cpp multiplies the matrix product by
+    it."""
     stem = name.removesuffix("weight")
     names = (stem + "scale", name + ".scale") if stem != name else ()
     return next((one for one in names if one in tensors), None)
 
 
 def _ggml(anchor: Anchor) -> LogicalTensor:
-    """Blocks of a GGUF file, with scales next to them."""
+    """Read the blocks of a GGUF file whose scales are separate tensors."""
     stem = anchor.name.removesuffix("weight")
     pieces = (*anchor.pieces(stem, "scale input_scale"), *anchor.pieces(anchor.name, ".scale .input_scale"))
     return anchor.packs(anchor.name, anchor.info.shape, anchor.info.dtype, pieces)
@@ -445,8 +458,8 @@ _BY_SCALE = {**dict.fromkeys(_FLOAT8, _float8), "I8": _int8, "U8": _uint8}
 
 
 def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], LogicalTensor] | None:
-    """Choose the reader of the tensor's packed values; None for a plain tensor or a piece of another."""
-    if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
+    """Return the reader for the tensor's packed values; None for a plain tensor or a piece of another tensor."""
+    if name + ".absmax" in tensors:  # checked first, since bitsandbytes may store its bytes as any dtype
         return _bitsandbytes_4bit
     if _GGML.fullmatch(info.dtype):
         return _ggml if gguf_scale(name, tensors) else None

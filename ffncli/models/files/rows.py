@@ -1,5 +1,5 @@
-"""Read rows of a tensor in a file: only the requested bytes, by positional reads into one buffer; and a grid of numbers
-(scales, zeros) over its matrices.
+"""Read rows of a tensor in a file: only the requested bytes, with positional reads into one buffer. Also reads a grid
+of numbers (scales, zeros) for its matrices.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FLOAT8 = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-POWERS = ("F8_E8M0", "U8")  # bare exponents, with or without a dtype of their own
+POWERS = ("F8_E8M0", "U8")  # exponents without a mantissa, stored with or without a dtype of their own
 
 
 class OpenFiles:
-    """Open files and a read buffer; a context manager that closes them."""
+    """Open files and a read buffer; a context manager that closes the files."""
 
     def __init__(self) -> None:
         self._open: dict[Path, BinaryIO] = {}
@@ -51,8 +51,8 @@ class OpenFiles:
         self._open.clear()
 
     def read(self, path: Path, start: int, count: int, times: int = 1, pitch: int = 0) -> Tensor:
-        """Read `count` bytes from byte `start` on, as uint8, so many `times`, `pitch` bytes apart. The next read
-        overwrites them.
+        """Read `count` bytes from byte `start` as uint8, `times` times, at intervals of `pitch` bytes. The next read
+        overwrites the result.
         """
         import torch
 
@@ -81,7 +81,7 @@ class OpenFiles:
             got = os.preadv(self._open[path].fileno(), [into[at : at + MOST_AT_ONCE]], start + at)
             if not got:
                 need = f"{shown_path(path)} is truncated: its tensors extend to byte {start + len(into)}"
-                raise FFNError(f"{need}, the file ends at {start + at}", "is the download complete?")
+                raise FFNError(f"{need}, but the file ends at {start + at}", "is the download complete?")
             at += got
 
 
@@ -92,8 +92,8 @@ Decode = Callable[[OpenFiles, int, int], "Tensor"]
 class StoredTensor:
     """A tensor to read: its logical shape, and `decode(files, start, stop)`, which returns some of its rows.
 
-    Rows are those of [..., columns] seen as one matrix. They are plain floats [stop - start, columns], valid until the
-    next read, and must be of one matrix of the last two axes.
+    The tensor counts as one matrix [..., columns]. Rows are plain floats [stop - start, columns] and valid until the
+    next read; one call must stay within one matrix of the last two axes.
     """
 
     place: ByteLocation
@@ -103,7 +103,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed matrix, the stored tensors among which its pieces are, and the config's quantization_config."""
+    """A packed matrix, the stored tensors that include its pieces, and the config's quantization_config."""
 
     checkpoint: Checkpoint
     means: LogicalTensor
@@ -112,28 +112,28 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the logical shape; formats that do not show it are not unpacked."""
+        """Return the logical shape; formats with unknown shapes are not unpacked."""
         assert self.means.shape is not None
         return self.means.shape
 
     @property
     def base(self) -> str:
-        """Return the name that its pieces' names extend."""
+        """Return the prefix of its pieces' names."""
         return self.means.anchor.removesuffix("_packed")
 
     def place(self, name: str) -> ByteLocation:
-        """Locate a required piece's bytes."""
+        """Return the location of a required piece's bytes."""
         if name not in self.tensors:
             what = f"{shown_path(self.checkpoint.path(self.means.anchor))}: tensor {shown(name, 120)} is missing"
             raise FFNError(what, f"{shown(self.means.anchor, 120)} cannot be read without it")
         return self.checkpoint.place(name)
 
     def first(self, *names: str) -> str | None:
-        """Return the first of these tensors that exists."""
+        """Return the first of these tensors that exists; None if none of them exists."""
         return next((name for name in names if name in self.tensors), None)
 
     def wrong(self, name: str, what: str, hint: str = "") -> FFNError:
-        """Make the error for an impossible piece."""
+        """Build the error for an invalid piece."""
         return FFNError(f"{shown_path(self.checkpoint.path(name))}: tensor {shown(name, 120)} {what}", hint)
 
 
@@ -141,7 +141,7 @@ class Packed:
 
 
 def torch_dtype(place: ByteLocation, name: str) -> Any:
-    """Return torch's dtype of that name, which an older torch may lack."""
+    """Return torch's dtype by name. Raises FFNError if this torch does not have it."""
     import torch
 
     dtype = getattr(torch, name, None)
@@ -154,7 +154,7 @@ def torch_dtype(place: ByteLocation, name: str) -> Any:
 
 
 def rows_of(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
-    """Make a reader of raw rows, uint8 [stop - start, bytes of a row], of a tensor whose bytes are rows of `shape`."""
+    """Return a reader of raw rows, uint8 [stop - start, bytes of a row], for a tensor stored as rows of `shape`."""
     total = prod(shape[:-1])
     width = place.info.bytes // total if total else 0
 
@@ -166,7 +166,7 @@ def rows_of(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
 
 
 def columns_of(place: ByteLocation, matrix: int, files: OpenFiles, start: int, stop: int) -> Tensor:
-    """Read some columns of one of the tensor's matrices, in all rows: uint8 [rows, bytes]."""
+    """Read some columns of one of the tensor's matrices, over all rows: uint8 [rows, bytes]."""
     rows, columns = place.info.shape[-2:]
     item = place.info.bytes // max(1, prod(place.info.shape))
     at = place.start + (matrix * rows * columns + start) * item
@@ -176,7 +176,8 @@ def columns_of(place: ByteLocation, matrix: int, files: OpenFiles, start: int, s
 
 @cache
 def powers() -> Tensor:
-    """Tabulate E8M0: byte b is 2^(b - 127), exact in float32, and 255 is NaN (OCP Microscaling Formats 1.0, 5.4.1)."""
+    """Return a table for E8M0: byte b is 2^(b - 127), exact in float32, and 255 is NaN (OCP Microscaling Formats 1.0,
+    5.4.1)."""
     import torch
 
     return torch.tensor([ldexp(1.0, byte - 127) for byte in range(255)] + [nan], dtype=torch.float32)
@@ -194,7 +195,7 @@ def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
     known = PLAIN | FLOAT8
     if kind not in known:
         what = f"{shown_path(place.path)}: tensor {shown(name, 120)} holds scales as {kind}"
-        raise FFNError(what, "plain floats, FP8 and E8M0 are read")
+        raise FFNError(what, "supported are plain floats, FP8 and E8M0")
     return raw.view(torch_dtype(place, known[kind])).to(torch.float32, copy=True)  # the next read overwrites `raw`
 
 
@@ -202,7 +203,8 @@ def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
 
 
 class ScaleGrid:
-    """A number (a scale, a zero) for each block of a tensor's matrices; so many rows and columns (`blocks`) share one.
+    """A number (a scale or zero) for each block of a tensor's matrices; `blocks` is the number of rows and columns in a
+    block.
 
     `stated` is the config's weight_block_size.
     """
@@ -228,7 +230,7 @@ class ScaleGrid:
         return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
 
     def of(self, files: OpenFiles, start: int, stop: int) -> Tensor:
-        """Read the numbers of some rows: float32 [stop - start, numbers in a row]."""
+        """Read the numbers for some rows: float32 [stop - start, numbers per row]."""
         import torch
 
         matrix, first = divmod(start, self.height)
@@ -240,7 +242,7 @@ class ScaleGrid:
         return scales[torch.arange(first, first + stop - start) // self.blocks[0] - low]
 
     def times(self, values: Tensor, factors: Tensor) -> Tensor:
-        """Multiply `values` [rows, columns] in place, each by its block's factor; `factors` are from `of`."""
+        """Multiply `values` [rows, columns] in place by the factor of each block; `factors` come from `of`."""
         if values.shape[1] == self.blocks[1] * self.counts[1]:
             values.view(*factors.shape, -1).mul_(factors.unsqueeze(-1))
             return values
@@ -252,7 +254,7 @@ class ScaleGrid:
 
 
 def _block_of_two(stated: Any) -> bool:
-    """Whether a config's weight_block_size is [rows, columns]; anything else is ignored."""
+    """Return whether a config's weight_block_size is [rows, columns]; other values are ignored."""
     return isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)
 
 
@@ -260,11 +262,11 @@ def _counts(sizes: tuple[int, ...], blocks: tuple[float, ...]) -> tuple[int, ...
     return tuple(-(-size // int(block)) for size, block in zip(sizes, blocks, strict=True))
 
 
-MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C takes effect between two reads
+MOST_AT_ONCE = 16 << 20  # bytes per read; Ctrl-C takes effect between reads
 
 
 def named_tensor(path: Path, name: str) -> Tensor:
-    """Read one tensor of a .safetensors file through the library."""
+    """Read one tensor of a .safetensors file with the library."""
     from safetensors import SafetensorError, safe_open
 
     opened: Callable[..., Any] = safe_open

@@ -1,5 +1,5 @@
-"""JSON from an untrusted file: refused if it is ambiguous, not a number, too big or too deep; Fields reads a config's
-values as strictly.
+"""Read JSON from an untrusted file: anything ambiguous, non-numeric, too big or too deep is refused. Fields reads a
+config's values just as strictly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ffncli.errors import FFNError, shown, shown_path
 from ffncli.options.accept import MAX_SIZE
 from ffncli.system.files import open_to_read
 
-MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
+MOST_CONFIG_BYTES = 10_000_000  # real configs stay below 100 kB
 
 
 class _Refused(Exception):
@@ -23,7 +23,7 @@ class _Refused(Exception):
 
 
 def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[str, Any]:
-    """Read the JSON object in `path`, of at most `most_bytes`.
+    """Read the JSON object in `path`, which may have up to `most_bytes` bytes.
 
     `constants` allows NaN and Infinity, which Python writes into configs (Mamba-2's time_step_limit).
     """
@@ -50,8 +50,8 @@ def _bytes(path: Path, most_bytes: int) -> bytes:
 
 
 def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, Any]:
-    """Parse the JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN (unless `constants`) and deep
-    nesting are refused.
+    """Parse the JSON object in `raw`; `where` names it in errors. Raises FFNError for duplicate keys, deep nesting, and
+    NaN unless `constants` is set.
     """
     if not raw.strip():
         raise FFNError(f"{where} is empty", "it should hold a JSON object")
@@ -59,7 +59,7 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
         text = raw.decode("utf-8")
         constant = float if constants else _no_constant
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant, parse_int=_integer)
-        if "\\ud" in text.lower():  # half a surrogate pair is valid JSON, but not text
+        if "\\ud" in text.lower():  # half a surrogate pair is valid JSON, but not valid text
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _Refused as error:
         raise FFNError(f"{where}: {error}") from None
@@ -70,7 +70,7 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
         raise FFNError(f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise FFNError(f"{where} is nested too deeply") from None
-    except ValueError:  # an integer of more than 4300 digits
+    except ValueError:  # an integer with more than 4300 digits
         raise FFNError(f"{where} holds a number with too many digits") from None
     if not isinstance(value, dict):
         raise FFNError(f"{where} contains a JSON {_kind(value)}, not an object")
@@ -91,7 +91,7 @@ def _no_constant(name: str) -> None:
 
 
 def _integer(text: str) -> int | float:
-    """-0 is a float, as in other readers: nothing can have -0 elements."""
+    """Parse an integer; -0 becomes a float, as in other readers, since nothing can have -0 elements."""
     return -0.0 if text == "-0" else int(text)
 
 
@@ -104,10 +104,11 @@ REQUIRED: Any = object()  # no default: the field is required
 
 @dataclass(frozen=True)
 class Fields:
-    """A config's values, read strictly: every error names the file, the field and the value.
+    """Strict access to a config's values: every error names the file, the field and the value.
 
-    A name may list spellings (`hidden_size|n_embed`), of which the first one present counts; it may reach into a nested
-    object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, nested ones too.
+    A name may list alternative spellings (`hidden_size|n_embed`), of which the first one present is used, and may refer
+    to a nested object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, including nested
+    names.
     """
 
     values: Mapping[str, Any]
@@ -116,7 +117,7 @@ class Fields:
     prefix: str = ""
 
     def inside(self, name: str) -> Fields:
-        """Return the nested config of that name (`` is this one), which must be an object."""
+        """Return the nested config with that name, which must be an object; an empty name returns this config."""
         if not name:
             return self
         inner = self.get(name, kind="an object")
@@ -125,7 +126,8 @@ class Fields:
         return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.")
 
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
-        """Return the value, or `default` if it is absent or null; other spellings of that value count as read too."""
+        """Return the value, or `default` if it is absent or null; other spellings with the same value also count as
+        read."""
         for name in names.split("|"):
             if (value := self._value(name)) is not None:
                 same = [other for other in names.split("|") if self.values.get(other) == value]
@@ -133,7 +135,7 @@ class Fields:
                 return value
         if default is REQUIRED:
             spellings = names.split("|")
-            first = next((n for n in spellings if n in self.values), spellings[0])  # the one present, with null
+            first = next((n for n in spellings if n in self.values), spellings[0])  # present, but null
             others = [n for n in spellings if n != first]
             problem = "is null" if first in self.values else "is missing"
             also = f" (or {', '.join(others)})" if others else ""
@@ -173,22 +175,22 @@ class Fields:
         return value
 
     def integers(self, names: str) -> tuple[int, ...]:
-        """Return a list of whole numbers; empty if absent."""
+        """Return a list of whole numbers; empty if the field is absent."""
         value = self.get(names, [])
         if type(value) is not list or any(type(v) is not int for v in value):
             raise self.wrong(names, value, "a list of whole numbers")
         return tuple(value)
 
     def pass_over(self, *names: str) -> None:
-        """Mark fields as read that do not count here: another one decides."""
+        """Mark fields as read although their values are not used, since another field decides."""
         self.looked_up.update(self.prefix + name for name in names)
 
     def name(self, names: str) -> str:
-        """Return the spelling that the config uses, else the first."""
+        """Return the spelling that the config uses, else the first spelling."""
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
-        """The value of a name, else of the path that its dots describe, else None."""
+        """Return the value of a name, else of the path that its dots describe, else None."""
         self.looked_up.add(self.prefix + name)
         if name in self.values or "." not in name:
             return self.values.get(name)
@@ -198,5 +200,5 @@ class Fields:
         return value
 
     def wrong(self, names: str, value: object, wanted: str) -> FFNError:
-        """Make the error for an impossible value."""
+        """Build the error for an invalid value."""
         return FFNError(f"{self.where}: {self.name(names)} must be {wanted}, got {shown(value)}")

@@ -439,7 +439,7 @@ def test_only_tensors_are_unpickled(tmp_path: Path) -> None:
 
     for name, value in (("planted", {"x": Planted()}), ("module", Plain(4, 8))):
         torch.save(value, tmp_path / f"{name}.pt")
-        with pytest.raises(FFNError, match="holds more than tensors"):
+        with pytest.raises(FFNError, match="contains more than tensors"):
             ffncli.count(tmp_path / f"{name}.pt")
     assert not (tmp_path / "planted").exists() or not (tmp_path / "planted").is_dir()
 
@@ -467,10 +467,14 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         new.writestr(name, data, zipfile.ZIP_DEFLATED) for name, data in entries.items()])  # fmt: skip
     with pytest.raises(FFNError, match="are compressed"):
         ffncli.count(path)
-    for value, why in (([1, 2], "holds no dictionary"), ({"a": 1}, "holds no dictionary"), ({}, "holds no dictionary")):
+    for value, why in (
+        ([1, 2], "contains no dictionary"),
+        ({"a": 1}, "contains no dictionary"),
+        ({}, "contains no dictionary"),
+    ):
         torch.save(value, path)
         with pytest.raises(FFNError, match=why):
             ffncli.count(path)
     torch.save({"fc1.weight": torch.randn(8, 32).T, "fc2.weight": torch.randn(8, 32)}, path)
-    with pytest.raises(FFNError, match="does not lie in the file as it is"):
+    with pytest.raises(FFNError, match="is not stored contiguously in the file"):
         ffncli.count(path)

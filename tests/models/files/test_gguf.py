@@ -191,7 +191,7 @@ def test_shards_of_different_sets_are_refused(shards: list[Path]):
     shards[1].write_bytes(shards[2].read_bytes())
     expect_refusal(shards[1], "split.no", "is 2", "says 1")
     write(shards[1], lambda writer: None)
-    with pytest.raises(FFNError, match="the shards hold"):
+    with pytest.raises(FFNError, match="the shards have"):
         read_gguf(shards[0])
 
 

@@ -172,7 +172,7 @@ def test_a_config_that_breaks_off_is_asked_for_twice_at_most(opened: Opened, fau
 
 def test_something_else_answers_in_the_hubs_place(opened: Opened):
     with serving(REPO, SINGLE, config_json=Fault(silent=True)) as server:
-        expect_error(opened(server), 3, "does not answer as a Hub does", "HF_ENDPOINT")
+        expect_error(opened(server), 3, "does not respond like a Hub", "HF_ENDPOINT")
     for endpoint in ("nothing", "http://[", "ftp://127.0.0.1"):
         assert opened(endpoint)["code"] in (2, 3)
 

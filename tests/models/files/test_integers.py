@@ -105,7 +105,7 @@ def test_symmetric_gptq_has_the_zero_in_the_middle(tmp_path: Path):
     del tensors[Z]
     assert torch.equal(unpacked(tmp_path, tensors, quantization=config).double(), wanted)
     tensors, _ = gptq()
-    with pytest.raises(FFNError, match="qzeros' has zeros other than 8, quantization_config says sym"):
+    with pytest.raises(FFNError, match="qzeros' has zeros other than 8, but quantization_config says sym"):
         unpacked(tmp_path, tensors, quantization=config)
 
 
@@ -270,8 +270,8 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "no zeros": ("gptq", {Z: None}, "qzeros' is missing"),
     "zeros of other groups": ("gptq", {Z: torch.zeros(3, 12, dtype=torch.int32)}, r"should be I32 \[2, 12\]"),
     "zeros of bytes": ("gptq", {Z: torch.zeros(2, 12, dtype=torch.uint8)}, r"is U8 \[2, 12\]"),
-    "groups that are not there": ("gptq", {G: torch.full((IN,), 7).int()}, "names the groups 7 to 7, there are 2"),
-    "negative groups": ("gptq", {G: torch.arange(IN).int() % 2 - 1}, "names the groups -1 to 0"),
+    "groups that are not there": ("gptq", {G: torch.full((IN,), 7).int()}, "refers to groups 7 to 7, but there are 2"),
+    "negative groups": ("gptq", {G: torch.arange(IN).int() % 2 - 1}, "refers to groups -1 to 0"),
     "a group too few": ("gptq", {G: torch.zeros(IN, dtype=torch.int16)}, "should be the group of each of 64 inputs"),
     "integer scales": ("gptq", {S: torch.ones(2, OUT, dtype=torch.int8)}, "holds scales as I8"),
     "scales of other outputs": ("gptq", {S: torch.ones(2, OUT - 32), G: None}, "values in"),
@@ -282,7 +282,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "scaled inputs": ("awq", {f"{UP.rpartition('.')[0]}.act.scales": torch.ones(4)}, "act.scales' scales inputs of"),
     "a scale before": ("awq", {f"{UP}.pre_quant_scale": torch.ones(IN)}, "pre_quant_scale' scales inputs of"),
     "scales of two groups more": ("awq", {S: torch.ones(4, OUT)}, "should be I32"),
-    "another shape": ("packed", {f"{UP}.weight_shape": torch.tensor([OUT, 63])}, r"states \[96, 63\], the tensors"),
+    "another shape": ("packed", {f"{UP}.weight_shape": torch.tensor([OUT, 63])}, r"states \[96, 63\], but the tensors"),
     "a shape of floats": ("packed", {f"{UP}.weight_shape": torch.ones(2)}, "should be a shape"),
     "packed zeros missing": ("packed", {f"{UP}.weight_zero_point": None}, "weight_zero_point' is missing"),
     "zeros not packed": ("packed", {f"{UP}.weight_zero_point": torch.zeros(OUT, 2).int()}, r"should be I32 \[12, 2\]"),

@@ -87,7 +87,7 @@ def test_gptq_with_one_group_a_row_and_with_a_short_last_group(tmp_path: Path):
 def test_gptq_bits_of_a_module_of_its_own(own: str, tmp_path: Path):
     linear = torch.nn.Linear(64, 96)
     check_packed(tmp_path, gptq(linear, 8), {**GPTQ, own: {"+:.*up_proj": {"bits": 8}}}, "gptq-8bit", linear)
-    with pytest.raises(FFNError, match="8-bit values, quantization_config says bits 4"):
+    with pytest.raises(FFNError, match="8-bit values, but quantization_config says bits 4"):
         counted(tmp_path, gptq(linear, 8), GPTQ)
 
 

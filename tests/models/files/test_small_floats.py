@@ -140,13 +140,13 @@ BYTES = torch.zeros(48, 32, dtype=torch.uint8)
 WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "no scale of the tensor": ({W: BYTES, f"{W}_scale": E4M3}, "weight_scale_2' is missing"),
     "a scale for each row": (
-        {W: BYTES, f"{W}_scale": E4M3, f"{W}_scale_2": torch.ones(48)}, r"is F32 \[48\]; NVFP4 has one float",
+        {W: BYTES, f"{W}_scale": E4M3, f"{W}_scale_2": torch.ones(48)}, r"is F32 \[48\]; NVFP4 requires one float",
     ),
     "whole scales": ({W: BYTES, f"{W}_scale": E4M3, f"{W}_scale_2": torch.ones(1).int()}, "is I32"),
     "NVFP4 scales that are bytes": (
-        {W: BYTES, f"{W}_scale": E4M3.view(torch.uint8), f"{W}_scale_2": torch.ones(1)}, "scales as U8; NVFP4 has",
+        {W: BYTES, f"{W}_scale": E4M3.view(torch.uint8), f"{W}_scale_2": torch.ones(1)}, "as U8; NVFP4 stores them",
     ),
-    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "scales as F32; MXFP4 has them as"),
+    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "scales as F32; MXFP4 stores them"),
     "scales of 12 values": ({W: torch.zeros(48, 30, dtype=torch.uint8), f"{W}_scale": E4M3}, "cannot go with"),
     "scales along columns": ({W: BYTES, f"{W}_scale": torch.ones(6, 32)}, "weight_scale_2' is missing"),
     "zeros of another shape": (

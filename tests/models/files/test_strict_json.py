@@ -156,7 +156,7 @@ def test_what_fits_becomes_the_record():
         ({"flag": 1}, "flag must be true or false, got 1"),
         ({"flag": None}, "flag must be true or false, got None"),
         ({"word": "z"}, "word must be one of x, y, got 'z'"),
-        ({"digits": "1a"}, "digits is not of the form"),
+        ({"digits": "1a"}, "digits does not have the required form"),
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_by_its_path(change: dict[str, Any], words: str):
