@@ -1,8 +1,9 @@
-"""Locate FFNs in a layer by names and shapes: matrices of one naming (NAMINGS), with their shared experts and routers.
+"""Locate the FFNs of a layer by names and shapes: matrices with one naming (NAMINGS), with their shared experts and
+routers.
 
 Shapes show which axis is d_model, which is d_ff, and which matrices do not fit. A matrix may have either orientation:
-torch's [out, in], or a convolution's [in, out]. The other tensors (a router, a correction, a gate for the shared
-experts) are recognised by name.
+torch's [out, in], or a convolution's [in, out]. Other tensors (a router, a correction, a gate for the shared experts)
+are recognised by name.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ _ROUTER = re.compile(
     r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier|router_mlp\.out_proj))?\.weight$"
 )
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
-# Around experts in a narrower space: Nemotron-H's, Kimi-K3's, Muse-Spark's.
+# Projections around experts in a narrower space: Nemotron-H's, Kimi-K3's, Muse-Spark's.
 _LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_expert_proj)\.weight$")
 _WIDENED = re.compile(r"(?:^|\.)(?:fc2_latent_proj|routed_expert_up_proj|post_expert_proj)\.weight$")
 _MIXED_BIAS = re.compile(r"(?:^|\.)mlp\.bias$")  # JetMoE's
-_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
-_CORRECTION = re.compile(  # in DeepSeek's files and Inkling's it is called the gate's bias
+_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # an expert that differs from the others
+_CORRECTION = re.compile(  # DeepSeek's and Inkling's files call it the gate's bias
     r"correction_bias$|expert_bias$|balancing_biases$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
 _FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
-# A router that is an MLP (ZAYA's): what narrows its input, the factors of the state that it gets, its two layers.
+# A router that is an MLP (ZAYA's): the projection that narrows its input, the factors for its carried state, its two
+# layers.
 _ROUTER_MLP = {
     "router_in": re.compile(r"(?:^|\.)gate\.down_proj\.weight$"),
     "router_carried": re.compile(r"(?:^|\.)gate\.router_states_scale$"),
@@ -49,18 +51,18 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Projections:
-    """The matrices of one FFN, or of its experts: where they are in the layer, and how they are named there."""
+    """The matrices of one FFN or of its experts: their location in the layer, and their naming."""
 
     parent: str
     naming: Naming
     suffix: str  # ".weight", or "" for a parameter without a module
 
     def name(self, leaf: str) -> str:
-        """Name the tensor of the matrix that the naming calls `leaf`."""
+        """Return the name of the tensor for the matrix that the naming calls `leaf`."""
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
-        """Name its bias."""
+        """Return the name of the matrix's bias."""
         return self.parent + leaf + (".bias" if self.suffix else "_bias")
 
     def matrices(self, items: Mapping[str, Item]) -> dict[str, Item]:
@@ -69,13 +71,13 @@ class Projections:
 
     @property
     def is_shared(self) -> bool:
-        """Tell shared experts by their names."""
+        """Return whether these are shared experts, judging by their names."""
         return bool(_SHARED.search(self.parent) or _SHARED.search(self.naming.down))
 
 
 @dataclass(frozen=True)
 class FFNLocation:
-    """One FFN of a layer: its matrices, its shared experts' matrices, the number of experts (0: dense)."""
+    """One FFN of a layer: its matrices, its shared experts' matrices, and the number of experts (0: dense)."""
 
     projections: Projections
     shared: Sequence[Projections]
@@ -83,12 +85,12 @@ class FFNLocation:
 
     @property
     def all(self) -> tuple[Projections, ...]:
-        """Return its matrices, then the shared experts'."""
+        """Return its matrices, followed by the shared experts' matrices."""
         return (self.projections, *self.shared)
 
     @property
     def roots(self) -> set[str]:
-        """Name the modules that belong to this FFN alone."""
+        """Return the names of the modules that belong only to this FFN."""
         out = {p.parent for p in self.all}
         if self.experts and (at := re.search(r"(?:^|\.)experts\.", self.projections.parent)):
             out.add(self.projections.parent[: at.start() + (self.projections.parent[at.start()] == ".")])
@@ -96,28 +98,28 @@ class FFNLocation:
 
 
 def is_norm(name: str) -> bool:
-    """Tell whether a tensor has a norm's name."""
+    """Return whether a tensor has a norm's name."""
     return bool(_NORM.search(name))
 
 
 def role(name: str) -> str:
-    """Return the role of a tensor besides gate, up and down, by its name: a key of _ROLES, or an empty text."""
+    """Return the role of a tensor other than gate, up and down, by its name: a key of _ROLES, or an empty text."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 
 def ffn_locations(items: Mapping[str, Item], projections: Sequence[Projections]) -> list[FFNLocation]:
-    """Form FFNs of these projections. Shared experts belong to the first routed experts."""
+    """Build FFNs from these projections. Shared experts belong to the first routed experts."""
     rows = next((i.shape[0] for name, i in items.items() if _ROUTER.search(name) and i.shape), 0)
     counts = {p: _expert_count(items, p, rows) for p in projections if not p.is_shared}
     first = next((p for p, experts in counts.items() if experts), None)
     shared = [p for p in projections if p.is_shared]
-    if first is None:  # without routed experts, an FFN called shared is an ordinary one
+    if first is None:  # without routed experts, an FFN called shared is an ordinary FFN
         counts |= dict.fromkeys(shared, 0)
     return [FFNLocation(p, shared if p is first else (), experts) for p, experts in counts.items()]
 
 
 def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
-    """Find the best naming (with most matrices) at every place that has a down projection."""
+    """Yield the best naming (with the most matrices) for every module that has a down projection."""
     for name in items:
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix)
@@ -133,23 +135,24 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
 
 
 def _fits(items: Mapping[str, Item], p: Projections) -> bool:
-    """Whether up and down can follow each other: equally many numbers, or twice as many in a fused one."""
+    """Return whether up and down fit together: they have equally many values, or up has twice as many if it contains
+    the gate."""
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     if not up.params or not down.params:
-        return True  # only their names decide
+        return True  # only their names are known
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    # if all experts share one tensor, of one of them
+    # if one tensor contains all experts, the size of one expert
     up_size, down_size = (i.params // i.shape[0] if i.shape and _is_stack(i.shape) else i.params for i in (up, down))
     return matrices and up_size in (down_size, *([] if p.naming.gate else [2 * down_size]))
 
 
 def _is_stack(shape: tuple[int, ...]) -> bool:
-    """Whether these are several matrices; [out, in, 1] is a convolution of width 1."""
+    """Return whether a shape is a stack of matrices; [out, in, 1] is a convolution of width 1."""
     return len(shape) == 3 and shape[-1] > 1
 
 
 def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
-    """The number of experts that the matrices belong to (0: dense); the router has `rows` rows."""
+    """Return the number of experts that the matrices belong to (0: dense); the router has `rows` rows."""
     down = items[p.name(p.naming.down)]
     if "experts.#." in p.parent:
         return max(item.count for item in p.matrices(items).values())
@@ -157,11 +160,11 @@ def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
         return down.shape[0]
     if _ONE_EXPERT.search(p.parent):
         return 1
-    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # stacked in one matrix (DBRX)
+    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # experts stacked in one matrix (DBRX)
 
 
 def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list[dict[str, Item]]:
-    """Collect each FFN's tensors except norms: its matrices, everything else in its modules, its experts' router."""
+    """Collect each FFN's tensors except norms: its matrices, the rest of its modules, and its experts' router."""
     owner: dict[str, int] = {}
     roots: dict[str, int] = {}
     for number, location in enumerate(locations):
@@ -172,7 +175,8 @@ def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list
     moe = next((number for number, location in enumerate(locations) if location.experts), None)
     out: list[dict[str, Item]] = [{} for _ in locations]
     inside: list[str] = []
-    # sorted, all names in a module follow it: one walk gives each name to its innermost module, and none counts twice
+    # in sorted order, a module's name precedes all names in it, so one pass assigns each name to its innermost module,
+    # and no name is counted twice
     for name in sorted({*items, *roots}):
         while inside and not name.startswith(inside[-1]):
             inside.pop()
@@ -186,7 +190,7 @@ def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of one kind of FFN's matrices; without a `gate`, `up` may contain it too."""
+    """The names of the matrices of one kind of FFN; without `gate`, `up` may also contain the gate."""
 
     up: str
     down: str
@@ -222,7 +226,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("Wi", "Wo"),  # ModernBERT
     Naming("input_linear", "output_linear"),  # Granite's MoE, JetMoE
     Naming("ff_proj", "ff_out"),  # Molmo
-    Naming("w13_weight", "w2_weight"),  # Inkling's own files, these three
+    Naming("w13_weight", "w2_weight"),  # Inkling's own files, for these three rows
     Naming("shared_w13_weight", "shared_w2_weight"),
     Naming("w13_dn", "w2_md"),
     Naming("mlp1_weight", "mlp2_weight"),  # OpenAI's own gpt-oss files
@@ -254,17 +258,17 @@ BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for le
 
 
 def looked_for() -> str:
-    """Name the table's first rows, for the error that no FFN is recognised."""
+    """Return the first rows of the table, for the error that no FFN was recognised."""
     return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."
 
 
-Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name and shape, that do not fit one another
+Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices (name and shape) that do not fit together
 
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor of a layer, or `count` identical ones: logical shape (None if only the size is known), values of one,
-    bytes of all. `params` 0: an index names it, and its file is missing.
+    """One tensor of a layer, or `count` identical tensors: logical shape (None if only the size is known), number of
+    values in one tensor, bytes of all tensors. `params` is 0 if an index names the tensor but its file is missing.
     """
 
     shape: tuple[int, ...] | None
@@ -276,13 +280,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Hints:
-    """What decides a matrix's orientation if both fit: the lengths of the layer's norms, a `hint` for d_model."""
+    """Evidence for a matrix's orientation if both orientations fit: the lengths of the layer's norms, and a `hint` for
+    d_model."""
 
     norms: Counter[int]
     hint: int | None
 
     def d_model(self) -> int | None:
-        """Return the hint, else the length of most norms."""
+        """Return the hint, else the most common norm length."""
         return self.hint or max(self.norms, key=self.norms.__getitem__, default=None)
 
 
@@ -291,14 +296,14 @@ def widths(
 ) -> tuple[int | None, int | None]:
     """Return (d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both transposed.
 
-    If both fit, up's bias decides, else the layer's norms, else the hint; None if nothing does.
+    If both orientations fit, up's bias decides, else the layer's norms, else the hint. None if no evidence decides.
     """
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
         hint = hints.d_model()
         return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
     if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
-        return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as stored
+        return a[1], a[0] // experts  # up and down are both [experts · d_ff, d_model]: down is used as stored
     as_linear = (a[1], b[1]) if a[1] == b[0] and a[0] == parts * b[1] else None
     turned = (a[0], b[0]) if a[0] == b[1] and a[1] == parts * b[0] else None
     if as_linear is None or turned is None or as_linear == turned:
@@ -311,7 +316,7 @@ def widths(
 
 
 def matrix(item: Item) -> tuple[int, int] | None:
-    """Return the last two axes of a matrix or of a stack of them; a width-1 convolution's last axis does not count."""
+    """Return the last two axes of a matrix or a stack of matrices; a width-1 convolution's last axis is ignored."""
     if item.shape is None:
         return None
     shape = item.shape[:-1] if len(item.shape) == 3 and item.shape[-1] == 1 else item.shape
@@ -319,9 +324,9 @@ def matrix(item: Item) -> tuple[int, int] | None:
 
 
 def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
-    """Find the matrices among gate, up and down that do not fit one another; a missing shape fits everything.
+    """Return the matrices among gate, up and down that do not fit together; a missing shape fits everything.
 
-    `d_ff` is None if up and down agree on none.
+    `d_ff` is None if up and down do not agree on a width.
     """
     shapes = [(name, item.shape) for name, item in matrices.items() if item.shape]
     if len(shapes) < len(matrices):

@@ -1,8 +1,9 @@
-"""Locate a block's parameters among the tensors of a file, or of a model in memory; report missing and misshapen ones.
+"""Locate a block's parameters among the tensors of a file or of a model in memory, and report missing and misshapen
+tensors.
 
-A file could be misread: `misreadings` are all other ways of reading its tensors that fit their shapes equally well.
-Each has a descriptive name ("gate and up swapped") and says where each parameter would be. Nothing here reads a value;
-`run/verify/checks/layouts.py` computes what each would change.
+A file could be misread: `misreadings` lists all other ways of reading its tensors that fit their shapes equally well.
+Each has a descriptive name ("gate and up swapped") and gives the resulting location of each parameter. No values are
+read here; `run/verify/checks/layouts.py` computes the effect of each misreading.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class Located:
 
     @property
     def is_table(self) -> bool:
-        """Tell a table of token ids, which holds integers, from a parameter."""
+        """Return whether this is a table of token ids, which holds integers, instead of a parameter."""
         return self.axes[0].name == "vocab" and self.parameter == "route.lookup"
 
     @property
     def output_axis(self) -> int:
-        """Return the axis, counted from the end, that the parts of a stored tensor share."""
+        """Return the axis, counted from the end, along which the parts of a stored tensor are joined."""
         return -1 if len(self.axes) == 1 or self.parameter.endswith(".bias") else -2
 
     def stored_shape(self) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ class Located:
 
 
 def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
-    """Locate every parameter of `spec`, except norms of unknown names; the first missing tensor is an error."""
+    """Locate every parameter of `spec`, except norms with unknown names. Raises FFNError if a tensor is missing."""
     block = steps(spec)
     norms, parts = _norms(block), _slices(layer, spec)
     if not parts.keys() - norms:
@@ -82,7 +83,7 @@ def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
 
 
 def _tables(layer: LayerTensors, block: tuple[Step, ...]) -> Iterator[Located]:
-    """Locate the block's tables of integers by name alone, since no count knows them."""
+    """Locate the block's tables of integers by name alone, since they are not counted as parameters."""
     for table, axes in tables(block).items():
         name = next((n for n in layer.stored if n.startswith(layer.stem) and n.endswith(_TABLE)), None)
         if name is None:
@@ -91,7 +92,7 @@ def _tables(layer: LayerTensors, block: tuple[Step, ...]) -> Iterator[Located]:
 
 
 def torn(layer: LayerTensors, spec: FFNSpec) -> bool:
-    """Tell whether some of the FFN's tensors exist, so that an absent one is missing rather than another model's."""
+    """Return whether some of the FFN's tensors exist, so that an absent tensor is missing, not another model's."""
     norms = _norms(steps(spec))
     tensors = [part.tensor for name, part in _slices(layer, spec).items() if name not in norms]
     return any(_full(layer, tensor).replace("{e}", "0") in layer.stored for tensor in tensors)
@@ -102,7 +103,7 @@ def _norms(block: tuple[Step, ...]) -> set[str]:
 
 
 def _slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """The layer's slices; those that it lacks are as in another layer of its stack."""
+    """Return the layer's slices; slices that it lacks are taken from another layer of its stack."""
     parts = slices(layer, spec)
     if parameters(steps(spec)).keys() <= parts.keys():
         return parts
@@ -115,7 +116,7 @@ def _located(layer: LayerTensors, parameter: str, axes: tuple[Axis, ...], part: 
     names = tuple(full.replace("{e}", str(e)) for e in range(axes[0].size if part.per_expert else 1))
     first = next((name for name in names if name not in layer.stored), None)
     item = layer.items.get(_inside(part.tensor))
-    # the stored tensors of a packed matrix have other names, so that its item counts in their place
+    # the stored tensors of a packed matrix have other names, so its item is counted instead
     if first is not None and (item is None or item.count < len(names) or any(name in layer.stored for name in names)):
         raise FFNError(f"{layer.where}: tensor {shown(first, 120)} is missing", f"it is needed for {parameter}")
     return Located(parameter, axes, part, names)
@@ -126,7 +127,7 @@ def _inside(tensor: str) -> str:
 
 
 def _full(layer: LayerTensors, tensor: str) -> str:
-    """The whole name, with `{e}` left in it."""
+    """Return the full name, with `{e}` left in it."""
     spelled = _inside(tensor)
     full = layer.full.get(spelled, layer.stem + spelled)
     return full.replace("#", "expert_{e}" if "expert_{e}" in tensor else "{e}")
@@ -136,8 +137,8 @@ def _full(layer: LayerTensors, tensor: str) -> str:
 
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Refuse a stored shape that contradicts the config's widths. Missing shards are skipped, and packed formats, whose
-    tensors have other shapes than the matrices.
+    """Raise FFNError for a stored shape that contradicts the config's widths. Skips missing shards, and packed formats,
+    whose tensors do not have the matrices' shapes.
     """
     for item in located:
         expected = item.stored_shape()
@@ -150,23 +151,24 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
 
 
 def squeezed(shape: Iterable[int]) -> list[int]:
-    """Drop axes of size one: a correction may be [1, experts], a convolution [out, in, 1]."""
+    """Drop axes of size one, since a correction may be [1, experts] and a convolution [out, in, 1]."""
     return [size for size in shape if size != 1]
 
 
 def wrong_shape(path: Path, name: str, shape: tuple[int, ...], item: Located) -> FFNError:
-    """Make the error for a tensor whose shape its parameter cannot have."""
+    """Build the error for a tensor whose shape does not match its parameter."""
     sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
     expected = f"{list(item.stored_shape())} ({sizes})"
     return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, expected {expected}")
 
 
 def canonical(stored: Tensor, item: Located) -> Tensor:
-    """View a stored tensor as its parameter: orientation first, then the parameter's share of the output axis."""
+    """Return a stored tensor as a view of its parameter: orient it first, then select the parameter's part of the
+    output axis."""
     part = item.slice
     shape = item.stored_shape()
     if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
-        stored = stored[: shape[0]]  # in memory LongCat's identity experts have unused rows
+        stored = stored[: shape[0]]  # in memory, LongCat's identity experts have unused rows
     stored = stored.reshape(shape)
     if part.rows > 1:
         return stored[0]
@@ -191,8 +193,8 @@ _Change = Callable[[Readings], Readings | None]  # None if it does not apply
 
 @dataclass(frozen=True)
 class Misreading:
-    """`name` continues "read with"; `located` is where the parameters would be. `exchanged` parameters confuse the
-    experts axis with another.
+    """`name` completes the phrase "read with"; `located` is where the parameters would be. `exchanged` lists parameters
+    whose experts axis is confused with another axis.
     """
 
     name: str
@@ -201,14 +203,14 @@ class Misreading:
 
 
 def misreadings(located: Sequence[Located]) -> list[Misreading]:
-    """List each single mistake that the shapes allow."""
+    """List every single mistake that is compatible with the shapes."""
     items = tuple(located)
     single = [Misreading(name, changed) for name, change in _changes(items) if (changed := change(items)) is not None]
     return [*single, *_experts_elsewhere(items)]
 
 
 def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
-    """Yield the single mistakes, then every two and three of them together."""
+    """Yield the single mistakes, then all combinations of two and of three mistakes."""
     items = tuple(located)
     yield from misreadings(items)
     changes = list(_changes(items))
@@ -224,7 +226,7 @@ def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
 
 
 def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
-    """Every mistake by name. Combinations are unordered, so no effect may depend on the order of application."""
+    """Yield every mistake by name. Combinations are unordered, so the order of application must not matter."""
     for prefix in ("", "shared."):
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
@@ -245,7 +247,7 @@ def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
-    """Read each in place of the other, if their matrices have the same size."""
+    """Swap two parameters if their matrices have the same size."""
     by, other = {item.parameter: item for item in items}, {one: two, two: one}
     out = []
     for item in items:
@@ -259,7 +261,8 @@ def _swapped(items: Readings, one: str, two: str) -> Readings | None:
 
 
 def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> Readings | None:
-    """Read interleaved rows as halves, or halves as interleaved rows; `only` in the shared experts, or the others."""
+    """Read interleaved rows as halves, or halves as interleaved rows. `only` limits this to the shared experts (true)
+    or the other experts (false)."""
 
     def fused(item: Located) -> bool:
         shared = item.parameter.startswith("shared.")
@@ -273,7 +276,7 @@ def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> 
 
 
 def _turned(item: Located) -> Located | None:
-    """Read a matrix the other way round, if its shape stays the same."""
+    """Transpose a matrix if its shape stays the same."""
     if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.slice.stacked:
         return None
     turned = replace(item, slice=replace(item.slice, transposed=not item.slice.transposed))
@@ -286,7 +289,8 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """Put experts.10 before experts.2, as a text sort does; `written`: sorted when written, so the inverse."""
+    """Put experts.10 before experts.2, as in a text sort; `written` means sorted while writing, so the inverse order is
+    read."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)
@@ -297,7 +301,7 @@ def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
 
 
 def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
-    """Confuse the experts axis with another of the same length, in tensors of all experts."""
+    """Confuse the experts axis with another axis of the same length, in tensors that contain all experts."""
     together = [item for item in items if item.axes[0].name == "experts" and len(item.axes) == 3]
     together = [item for item in together if not item.slice.per_expert and not item.slice.stacked]
     for width in ("d_model", "d_ff", "latent"):

@@ -1,5 +1,5 @@
-"""Match FFNs in a checkpoint to the model's blocks, stacks by their names, layers by their numbers; and collect one
-layer's logical tensors, among which a block's parameters are looked up.
+"""Match the FFNs in a checkpoint to the model's blocks, stacks by name and layers by number. Also collect the logical
+tensors of a layer, in which a block's parameters are looked up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Spotted: TypeAlias = tuple[Spot, StoredFFN]
 
 
 def blocks(model: Model) -> dict[str, list[Layer]]:
-    """List a model's blocks, stack by stack, in order."""
+    """List a model's blocks by stack, in order."""
     out: dict[str, list[Layer]] = {}
     for group in model.groups:
         out.setdefault(group.stack, []).extend(Layer(group.stack, index, group.spec) for index in group.layers)
@@ -35,10 +35,11 @@ def blocks(model: Model) -> dict[str, list[Layer]]:
 
 
 def prefixes(model: Model, layers: Layers) -> dict[str, str]:
-    """Find each stack's prefix: the one named after it, else the one with as many layers, else the longest.
+    """Find each stack's prefix. Prefixes that contain its name are preferred, then a prefix with the same number of
+    layers, then the prefix with the most layers.
 
-    The first name in a prefix counts: `decoder.bert.encoder.layer` belongs to the decoder. Stacks that share their
-    layers (LongCat's dense and MoE blocks) share a prefix.
+    If a prefix contains several names, the first decides: `decoder.bert.encoder.layer` belongs to the decoder. Stacks
+    that share their layers (LongCat's dense and MoE blocks) share a prefix.
     """
     by_stack = blocks(model)
     out: dict[str, str] = {}
@@ -54,7 +55,7 @@ def prefixes(model: Model, layers: Layers) -> dict[str, str]:
 
 
 def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
-    """The stack whose name comes first in a prefix, if any does."""
+    """Return the stack whose name comes first in a prefix; None if the prefix contains no stack's name."""
     at = {stack: prefix.find(_CALLED.get(stack, stack)) for stack in stacks}
     return min((stack for stack in at if at[stack] >= 0), key=at.__getitem__, default=None)
 
@@ -62,9 +63,9 @@ def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
 def side_by_side(
     model: Model, blocks: Sequence[Layer], prefix: str, ffns: Mapping[int, Sequence[StoredFFN]]
 ) -> tuple[dict[int, list[Layer]], dict[int, list[Spotted]]]:
-    """Put the blocks that share a prefix next to the FFNs under it, each by its layer's number.
+    """Arrange the blocks that share a prefix and the FFNs under it by layer number.
 
-    If the same FFNs have other numbers, both are numbered in order.
+    If the same FFNs have other numbers, blocks and FFNs are both renumbered in order.
     """
     spotted = {i: [(Spot(prefix, i, n), item) for n, item in enumerate(items)] for i, items in ffns.items()}
     by_layer: dict[int, list[Layer]] = {}
@@ -77,8 +78,8 @@ def side_by_side(
 
 
 def _numbered_otherwise(blocks: Sequence[Layer], ffns: Mapping[int, Sequence[StoredFFN]]) -> bool:
-    """Whether the same FFNs have other numbers: names nest (Funnel's blocks of layers, ALBERT's groups), or one FFN is
-    stored under the first layer that runs it (Zamba)."""
+    """Return whether the same FFNs have other numbers, because names nest (Funnel's blocks of layers, ALBERT's groups),
+    or because one FFN is stored under the first layer that runs it (Zamba)."""
     if len(blocks) != sum(map(len, ffns.values())):
         return False
     return any(len(items) > 1 for items in ffns.values()) or blocks[0].stack == "shared"
@@ -91,7 +92,7 @@ def pairs(blocks: Sequence[Layer], ffns: Sequence[Spotted]) -> Iterator[tuple[La
 
 
 def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
-    """Locate the tensors of every block that has any, by (stack, index)."""
+    """Locate the tensors of every block that has tensors, by (stack, index)."""
     if resolved.from_tensors:
         return spots_by_name(layers)
     model = resolved.model
@@ -108,8 +109,8 @@ def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
 
 
 def stacks_of(layers: Iterable[str]) -> dict[str, str]:
-    """Name each prefix's stack without a config: encoder or decoder, as in the prefix; if several would have the same
-    name, the part in which their prefixes differ."""
+    """Name the stack of each prefix without a config: encoder or decoder, if the prefix contains the word. Stacks that
+    would have the same name get the part in which their prefixes differ."""
     every = [*layers]
     named = {prefix: _stack_in(prefix, ("encoder", "decoder")) or "decoder" for prefix in every}
     for stack in {*named.values()}:
@@ -124,12 +125,12 @@ def stacks_of(layers: Iterable[str]) -> dict[str, str]:
 
 
 def _shared(several: Sequence[Sequence[str]]) -> int:
-    """The number of leading words that all of them share."""
+    """Return the number of leading words that all sequences share."""
     return sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*several, strict=False)))
 
 
 def spots_by_name(layers: Layers) -> dict[tuple[str, int], Spot]:
-    """Locate blocks that were read from the tensors: several FFNs of a layer are numbered in order."""
+    """Locate blocks that were read from the tensors; the FFNs of a layer are numbered in order."""
     out: dict[tuple[str, int], Spot] = {}
     named = stacks_of(layers)
     for prefix, by_layer in layers.items():
@@ -141,7 +142,7 @@ def spots_by_name(layers: Layers) -> dict[tuple[str, int], Spot]:
 
 
 def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> dict[str, Item]:
-    """Derive the logical tensors: packed ones are unpacked by name and shape, without reading values."""
+    """Return the logical tensors; packed tensors are interpreted by name and shape, without reading values."""
     present = {name: info for name, info in inventory.tensors.items() if info.dtype}
     items: dict[str, Item] = {}
     for name, means in logical(present, quantization, inventory.where).items():
@@ -152,7 +153,7 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
             item = replace(item, shape=shape[1:], params=item.params // 2, bytes=item.bytes // 2)
             items[of_images] = item
         alike = items.get(shared := shared_name(name))
-        if alike and (alike.shape, alike.params) == (item.shape, item.params):  # an expert of another dtype
+        if alike and (alike.shape, alike.params) == (item.shape, item.params):  # an expert with another dtype
             items[shared] = replace(alike, bytes=alike.bytes + item.bytes, count=alike.count + count)
         else:
             items[name] = item
@@ -161,7 +162,7 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
 
 
 def block_tensors(resolved: Resolved, checkpoint: Checkpoint, stack: str, index: int) -> LayerTensors | None:
-    """Collect the tensors to search for one block's parameters; None if its whole stack has none."""
+    """Collect the tensors in which one block's parameters are searched; None if its whole stack has no tensors."""
     model = resolved.model
     specs = {i: group.spec for group in model.groups if group.stack == stack for i in group.layers}
     spots = {i: spot for (at, i), spot in resolved.spots.items() if at == stack}
@@ -171,7 +172,7 @@ def block_tensors(resolved: Resolved, checkpoint: Checkpoint, stack: str, index:
     others = [i for i in spots if i != index and spec is not None and bool(specs[i].moe) == bool(spec.moe)]
     near = min(others, key=lambda i: specs[i] != spec, default=None)
     spot = spots.get(index)
-    if spot is None:  # where its neighbours suggest
+    if spot is None:  # at the position that its neighbours suggest
         spot = replace(spots[next(iter(spots)) if near is None else near], layer=index // model.per_layer(stack))
 
     def alike() -> LayerTensors | None:
@@ -186,7 +187,7 @@ def block_tensors(resolved: Resolved, checkpoint: Checkpoint, stack: str, index:
 def _in_files(
     resolved: Resolved, checkpoint: Checkpoint, spot: Spot, alike: Callable[[], LayerTensors | None] = lambda: None
 ) -> LayerTensors:
-    """One layer's tensors, by the headers of the files that have them."""
+    """Return the tensors of one layer, from the headers of the files that contain them."""
     family = "gguf" if checkpoint.gguf else resolved.model.model_type
     begins = (stem_of(spot.prefix, spot.layer), *_norms_outside(family, spot))
     names = [name for name in checkpoint.files if name.startswith(begins)]
@@ -201,7 +202,7 @@ def layer_tensors(
     items: Mapping[str, Item], spot: Spot, family: str, stored: Collection[str], where: str,
     alike: Callable[[], LayerTensors | None] = lambda: None,
 ) -> LayerTensors:  # fmt: skip
-    """Collect the layer at `spot` among some tensors, with the norms that its family keeps outside the layer."""
+    """Collect the layer at `spot` from some tensors, with the norms that its family keeps outside the layer."""
     stem = stem_of(spot.prefix, spot.layer)
     full = inside(items, stem)
     for begin, norm in _norms_outside(family, spot).items():
@@ -211,6 +212,6 @@ def layer_tensors(
 
 
 def _norms_outside(family: str, spot: Spot) -> dict[str, str]:
-    """Name prefixes of norms that belong to a layer but are outside it → their prefixes in `LayerTensors`."""
+    """Map name prefixes of norms that belong to a layer but are outside it to their prefixes in `LayerTensors`."""
     parent = spot.prefix.rpartition(".")[0]
     return {f"{parent}.{name[3:].format(i=spot.layer)}.".lstrip("."): f"{name}." for name in outside(family)}

@@ -1,8 +1,8 @@
 """Count a checkpoint's parameters outside its FFNs, by names and shapes alone: attention, norms, embeddings, head.
 
-A layer has three parts: its FFN (`recognise`), its norms, and the tensors in a module of attention or another token
-mixer. A layer with anything else is left out. Norms of queries, keys and latents belong to the attention
-(`config.non_ffn`), norms of the residual stream to the layer.
+A layer has three parts: its FFN (`recognise`), its norms, and its token mixer, which is a module of attention or a
+replacement. A layer with any other tensor is skipped. Norms of queries, keys and latents count as attention
+(`config.non_ffn`), norms of the residual stream count as norms of the layer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ffncli.models.tensors.recognise import Layers, StoredFFN, is_parameter, of_
 
 @dataclass(frozen=True)
 class MeasuredLayer(LayerParams):
-    """One layer by its tensors. `table` counts T5's relative positions, which are not in `attention`; `matrices` counts
-    the attention's matrices alone; `packed`: some of it is quantized. `tensor` names one of its tensors, a key's if
-    possible.
+    """One layer according to its tensors. `table` counts T5's relative positions, which `attention` excludes;
+    `matrices` counts only the attention's matrices; `packed` means that part of it is quantized. `tensor` names one of
+    its tensors, a key projection if possible.
     """
 
     table: int = 0
@@ -42,8 +42,8 @@ class Embedding:
 
 @dataclass(frozen=True)
 class MeasuredNonFFN:
-    """The tensors outside the FFNs. `params` counts the whole text model, None in doubt; `lookup` is as in `NonFFN`.
-    `left_out`: module → its parameters, for other towers.
+    """The tensors outside the FFNs. `params` counts the whole text model, None if uncertain; `lookup` is defined as in
+    `NonFFN`. `left_out` maps modules of other towers to their parameters.
     """
 
     layers: Mapping[str, Mapping[int, MeasuredLayer]]
@@ -53,12 +53,12 @@ class MeasuredNonFFN:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def record(self, config: NonFFN | None) -> NonFFN:
-        """Take the parameters as stored (a base model has no head), and from the config what the tensors leave open."""
+        """Return the parameters as stored (a base model has no head); the config supplies the rest."""
         base = config or NonFFN(self.layers)
         return base if self.params is None else replace(base, parts={("", "all"): self.params}, lookup=self.lookup)
 
 
-# A module that mixes tokens: attention under its many names, state spaces, recurrences, short convolutions.
+# A module that mixes tokens: attention under its many names, state-space layers, recurrences, short convolutions.
 _MIXER = re.compile(r"att|^(?:mixer|mamba|conv|temporal_block|mlstm_layer|short_conv|ssm)|lstm|delta", re.I)
 _STREAM_NORM = re.compile(r"^(?:LayerNorm|layer_norm|layernorm\w*)$")  # inside BERT's and XLNet's attention modules
 _INNER_NORM = re.compile(
@@ -70,29 +70,29 @@ _BUFFER = re.compile(
     r"|running_(?:mean|var)$|final_logits_bias$|layer_scalar$|slope_rate$|(?:query|key|diagonal)_decay$"
     r"|LayerNorm\.shift$|relative_position_index$|lora_|_integer$|scaling_factor$|\.x_(?:min|max)$"
 )
-_ONE_NUMBER = re.compile(  # from a quantizer, for keys and values or a module's inputs and outputs
+_ONE_NUMBER = re.compile(  # from a quantizer, for keys and values, or for a module's inputs and outputs
     r"(?:^|[._])(?:q|k|v|kv|prob|input|output|weight|activation)_(?:scale|zero_point)$"
 )
 _MASK = re.compile(r"att(?:n|ention)\.bias$")  # in GPT-2 and GPT-NeoX, with four axes
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
 )
-_TABLE = re.compile(  # looked up by n-grams or in every layer: Engram, Qwen, LongCat, BLT, Gemma; also GGUF's names
+_TABLE = re.compile(  # looked up by n-gram or in every layer: Engram, Qwen, LongCat, BLT, Gemma; includes GGUF's names
     r"n_?gram[\w.]*emb|hash_tok_embedding|embed_tokens_per_layer\.|per_layer_token_embd\."
 )
-_OF_TABLE = re.compile(r"proj|norm|conv|gate")  # what reads a table
+_OF_TABLE = re.compile(r"proj|norm|conv|gate")  # modules that read a table
 _HEAD = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|predictions\.decoder|lm_head\.decoder|vocab_projector)\.weight$"
     r"|^output\.weight$"
 )
-_BRIDGE = re.compile(r"projector|connector|adapter|merger|^embed_")  # between another tower and the text
+_BRIDGE = re.compile(r"projector|connector|adapter|merger|^embed_")  # between another tower and the text model
 _TEXT_ROOT = re.compile(r"^(?:.*?\.)??(?:language_model|text_model)\.")
 
 
 def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> MeasuredNonFFN:
-    """Count the parameters outside the FFNs of a checkpoint, none of whose files is missing.
+    """Count the parameters outside the FFNs of a checkpoint that has no missing files.
 
-    `layers` are the FFNs that `recognise` found among `items`, `model` is its config's.
+    `layers` are the FFNs that `recognise` found among `items`; `model` comes from the config.
     """
     stored = {name: item for name, item in items.items() if not _is_buffer(name, item)}
     ours = prefixes(model, layers)
@@ -111,7 +111,7 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
 
 
 def _is_buffer(name: str, item: Item) -> bool:
-    """Whether a stored tensor is a constant of the code, not a parameter."""
+    """Return whether a stored tensor is a constant of the code, not a parameter."""
     mask = _MASK.search(name) and item.shape is not None and len(item.shape) > 2
     if mask or _BUFFER.search(name) or (item.params == 1 and _ONE_NUMBER.search(name)):
         return True
@@ -122,7 +122,7 @@ def _is_buffer(name: str, item: Item) -> bool:
 
 
 def _by_layer(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int, dict[str, Item]]]:
-    """Prefix → layer → its tensors, by their names in it."""
+    """Map prefix → layer → its tensors, by their names in the layer."""
     out: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
         place = placed(name)
@@ -132,7 +132,7 @@ def _by_layer(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int
 
 
 def _blocks(model: Model, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]]) -> dict[int, int]:
-    """FFN block of a stack → its layer, by their numbers, else one after the other."""
+    """Map each FFN block of a stack to its layer, by number if the numbers match, else in order."""
     blocks = sorted(i for group in model.groups if group.stack == stack for i in group.layers)
     per_layer = model.per_layer(stack)
     numbered = {block: block // per_layer for block in blocks}
@@ -146,7 +146,7 @@ def _stack(
     prefix: str, blocks: Mapping[int, int], items: Mapping[int, Mapping[str, Item]],
     by_layer: Mapping[int, tuple[StoredFFN, ...]],
 ) -> dict[int, MeasuredLayer]:  # fmt: skip
-    """FFN block → its layer, for the layers that have one FFN and no unknown parts."""
+    """Map each FFN block to its layer, for layers that have one FFN and no unknown parts."""
     cache: dict[object, MeasuredLayer | None] = {}
     out: dict[int, MeasuredLayer] = {}
     for block, layer in blocks.items():
@@ -156,12 +156,12 @@ def _stack(
             cache[signature] = _rest(inside, ffns, f"{prefix}.{layer}")
         if rest := cache[signature]:
             out[block] = rest
-    everywhere = len(out) > 1 and all(rest.table for rest in out.values())  # UMT5 has one in each layer: no positions
+    everywhere = len(out) > 1 and all(rest.table for rest in out.values())  # UMT5's, one per layer
     return {i: replace(r, attention=r.attention + r.table, table=0) if everywhere else r for i, r in out.items()}
 
 
 def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> MeasuredLayer | None:
-    """One layer in three parts; None if they do not add up, or it has no attention or several FFNs."""
+    """Split one layer into three parts; None if they do not add up, or if it has no attention or several FFNs."""
     if len(ffns) != 1:
         return None
     norms: dict[str, Item] = {}
@@ -172,19 +172,19 @@ def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> M
             table[name] = item
         elif _in_mixer(name):
             mixer[name] = item
-        elif is_norm(name) and len(item.shape or ()) == 1:  # not one computed by a small MLP
+        elif is_norm(name) and len(item.shape or ()) == 1:  # excludes norms computed by a small MLP
             norms[name] = item
     attention, of_norms, of_table = (_sum(part.values()) for part in (mixer, norms, table))
     if not attention or attention + of_norms + of_table + ffns[0].params != _sum(inside.values()):
         return None
-    packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
+    packed = any("-" in item.format for item in mixer.values())  # such as `gptq-4bit`; a plain tensor has a dtype code
     tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
     matrices = _sum(item for item in mixer.values() if len(item.shape or (0, 0)) > 1)
     return MeasuredLayer(attention, of_norms, table=of_table, matrices=matrices, packed=packed, tensor=f"{at}.{tensor}")
 
 
 def _in_mixer(name: str) -> bool:
-    """Whether a tensor of a layer belongs to the token mixer; a norm of the residual stream does not."""
+    """Return whether a tensor of a layer belongs to the token mixer; norms of the residual stream do not."""
     *modules, _ = name.split(".")
     if not is_norm(name):
         return any(map(_MIXER.search, name.split("."))) and not name.endswith("_mlp_gate")
@@ -203,9 +203,10 @@ def _sum(items: Iterable[Item]) -> int:
 def _text_model(
     items: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]
 ) -> tuple[dict[str, Item] | None, dict[str, int]]:
-    """(the text model's tensors, module left out → its parameters); None if names do not tell.
+    """Return (the text model's tensors, parameters of each module left out); None if names do not determine the text
+    model.
 
-    Layers beyond the config's (multi-token prediction) and other towers are left out.
+    Other towers, and layers beyond the config's (multi-token prediction), are left out.
     """
     ours = {prefix for prefix, _ in counted}
     beyond = {(prefix, layer) for prefix in ours for layer in layers[prefix]} - counted
@@ -231,27 +232,27 @@ def _text_model(
 
 
 def _total(model: Model, text: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]) -> int | None:
-    """All parameters of the text model outside its FFNs, tied ones once; None in doubt."""
+    """Count all parameters of the text model outside its FFNs, with tied parameters counted once; None if uncertain."""
     ffn = sum(item.params for prefix, layer in counted for item in layers[prefix][layer])
     if ffn != sum(cost(group.steps).params * len(group.layers) for group in model.groups):
-        return None  # shared or left out in the file
+        return None  # parts are shared or left out in the file
     twice = _twice(model, text)
     return None if twice is None else _sum(text.values()) - sum(text[name].params for name in twice) - ffn
 
 
 def _twice(model: Model, text: Mapping[str, Item]) -> set[str] | None:
-    """Tables that are stored a second time; None if the config does not say whether they are tied."""
+    """Return the tables that are stored twice; None if the config does not say whether they are tied."""
     tables = [name for name in text if _EMBEDDING.search(name) and not placed(name)]
     shared = next((name for name in tables if name.endswith("shared.weight")), None)
     out = {name for name in tables if shared and name != shared and text[name].shape == text[shared].shape}
     heads = [name for name in text if _HEAD.search(name) and any(text[name].shape == text[t].shape for t in tables)]
     if heads and (model.tied is None or (model.tied and any(name.endswith("decoder.weight") for name in heads))):
-        return None  # some encoders (LUKE) keep a separate table in spite of the field
+        return None  # some encoders (LUKE) keep a separate table although the field says tied
     return out | set(heads if model.tied else ())
 
 
 def _embedding(text: Mapping[str, Item]) -> Embedding | None:
-    """The only table of token embeddings, by names, or None."""
+    """Return the table of token embeddings, found by name; None unless there is exactly one."""
     tables = {name: item for name, item in text.items() if _EMBEDDING.search(name) and not placed(name)}
     shapes = {item.shape for item in tables.values()}
     shape = shapes.pop() if len(shapes) == 1 else None
@@ -259,7 +260,7 @@ def _embedding(text: Mapping[str, Item]) -> Embedding | None:
 
 
 def _lookup(model: Model, embedding: Embedding | None, text: Mapping[str, Item]) -> int | None:
-    """Parameters that are only looked up: tables, and the embedding unless it is tied to a head."""
+    """Count the parameters that are only looked up: tables, and the embedding unless it is tied to a head."""
     if embedding is None or model.tied is None:
         return None
     tables = _sum(item for name, item in text.items() if _TABLE.search(name) and not _OF_TABLE.search(name))

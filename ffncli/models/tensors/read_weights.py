@@ -1,6 +1,6 @@
-"""Read one layer's weights in canonical form: only their bytes, each once, a few MB at a time.
+"""Read one layer's weights in canonical form: only their bytes, each byte once, a few MB at a time.
 
-A stored tensor arrives in blocks of rows (`dequantize.py`). Each block is copied straight into the canonical
+A stored tensor arrives in blocks of rows (`dequantize.py`). Each block is copied directly into the canonical
 parameters; gate and up of a fused matrix are filled together.
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_BLOCK = 1 << 20  # values: 4 MB as float32 stay in a processor's cache between being read and being converted
-_MOST_WORKERS = 4  # one thread each: torch's own threads synchronise after every block
+_BLOCK = 1 << 20  # values: 4 MB of float32 stay in a processor's cache between reading and conversion
+_MOST_WORKERS = 4  # one thread each, since torch's own threads synchronise after every block
 _WORTH_WORKERS = 64 << 20  # bytes
 _Work: TypeAlias = "list[tuple[StoredTensor, tuple[int, int, int], list[_Destination]]]"
 _Rows: TypeAlias = "tuple[StoredTensor, list[_Destination], tuple[int, int, tuple[int, int]]]"
@@ -37,10 +37,10 @@ def read_weights(
     device: str = "cpu",
     quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Read the located parameters in canonical form, contiguous, in `dtype` on `device`; no other tensor is touched.
+    """Read the located parameters in canonical form, contiguous, in `dtype` on `device`; other tensors are not read.
 
-    Packed ones are dequantized; `quantization` is the config's quantization_config. A tensor that is missing, has
-    another shape, is packed in an unsupported way, or is cut short is an error.
+    Packed tensors are dequantized; `quantization` is the config's quantization_config. Raises FFNError for a tensor
+    that is missing, truncated or packed in an unsupported way, or that has another shape.
     """
     import torch
 
@@ -68,7 +68,7 @@ def read_weights(
 
 
 def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
-    """A table of integers, in its parameter's shape."""
+    """Read a table of integers, in its parameter's shape."""
     (name,) = item.names
     place = checkpoint.place(name)
     if tuple(place.info.shape) != item.stored_shape():
@@ -77,7 +77,7 @@ def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
 
 
 def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:
-    """Read one whole tensor by its logical name, in its logical shape: as stored, or float32 if it is dequantized."""
+    """Read one whole tensor by its logical name, in its logical shape: as stored, or float32 if dequantized."""
     import torch
 
     tensor = stored(checkpoint, name, quantization)
@@ -87,7 +87,7 @@ def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 
 def _matrices(item: Located) -> tuple[int, int, int]:
-    """A parameter's stored shape as (matrices, rows, columns); a vector is one row."""
+    """Return a parameter's stored shape as (matrices, rows, columns); a vector is one row."""
     shape = (1, 1, *item.stored_shape())
     if item.slice.stacked:
         return item.axes[0].size, shape[-2] // item.axes[0].size, shape[-1]
@@ -95,7 +95,8 @@ def _matrices(item: Located) -> tuple[int, int, int]:
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """(matrix, first row in it, (start, stop) among all rows) over a whole tensor, in the order of its bytes."""
+    """Yield (matrix, first row in the matrix, (start, stop) among all rows) for a whole tensor, in the order of its
+    bytes."""
     matrices, rows, columns = shape
     step = max(1, _BLOCK // max(1, columns))
     for matrix in range(matrices if columns else 0):
@@ -107,7 +108,7 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, int]]
 
 
 def _fill(work: _Work, size: int) -> None:
-    """Read every block of these tensors into its targets, which take `size` bytes in all."""
+    """Read every block of these tensors into its targets, which have a total of `size` bytes."""
     import torch
 
     pieces = ((tensor, targets, block) for tensor, shape, targets in work for block in _blocks(shape))
@@ -122,12 +123,12 @@ def _fill(work: _Work, size: int) -> None:
             for one in as_completed(running):
                 one.result()
         finally:
-            stop.set()  # after an error or Ctrl-C the other workers finish their current block
-            torch.set_num_threads(threads)  # this also sets the number for later threads
+            stop.set()  # after an error or Ctrl-C, the other workers stop after their current block
+            torch.set_num_threads(threads)  # this also sets the number of threads for later pools
 
 
 def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
-    """Process blocks until none is left; several threads share `pieces`."""
+    """Process blocks until no block is left; several threads share `pieces`."""
     with OpenFiles() as files:
         while not stop.is_set():
             with lock:
@@ -145,8 +146,8 @@ def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
 
 @dataclass(frozen=True)
 class _Destination:
-    """A canonical parameter in the layout of the stored tensor, [matrices, rows, columns], without the other parts,
-    with which it shares the rows (`by_rows`) or the columns.
+    """A canonical parameter in the stored tensor's layout, [matrices, rows, columns], without the tensor's other parts.
+    The parts share the rows (`by_rows`) or the columns.
     """
 
     place: Tensor
@@ -154,7 +155,7 @@ class _Destination:
     by_rows: bool
 
     def fill(self, matrix: int, start: int, block: Tensor) -> None:
-        """Copy this parameter's share of some stored rows."""
+        """Copy this parameter's part of some stored rows."""
         piece, place = self.item.slice, self.place[matrix]
         if piece.parts > 1 and self.by_rows:
             block, start = self._rows_of_part(start, block)
@@ -168,7 +169,8 @@ class _Destination:
         place[start : start + len(block)].copy_(block)
 
     def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:
-        """(this parameter's rows among the stored ones from `start` on, the first one's number in the parameter)."""
+        """Return (this parameter's rows among the stored rows from `start`, the number of the first such row in the
+        parameter)."""
         piece, height = self.item.slice, self.place.shape[1]
         if piece.interleaved:
             first = (piece.part - start) % piece.parts

@@ -1,9 +1,9 @@
 """Recognise FFNs by their tensors' names and shapes alone, for any model_type.
 
-Families name their layers in many ways, but the matrices of an FFN in only a few (NAMINGS). Two matrices that match one
-of its rows and fit each other are an FFN: up maps d_model to d_ff, down maps it back. Twice d_ff in the first one means
-that gate and up are stored together. This is a second opinion: from a config it takes only d_model, and only if nothing
-in the file shows a matrix's orientation.
+Families name their layers in many ways, but the matrices of an FFN in only a few (NAMINGS). Two matrices that match a
+row of NAMINGS and fit together are an FFN: up maps d_model to d_ff, down maps d_ff back to d_model. If up has twice
+d_ff, gate and up are stored together. The result is a second opinion: it uses nothing from a config except d_model, and
+d_model only if the file does not show a matrix's orientation.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ffncli.models.tensors.ffns import (
 )
 from ffncli.models.tensors.slices import EXPERT_NORMS
 
-BARE = "*"  # the prefix of a file whose names have no layer at all: `fc1.weight`, `mlp.fc1.weight`
-MOST_FFNS = 256  # in one layer; if names nest, the first number decides the layer
+BARE = "*"  # the prefix for a file whose names contain no layer: `fc1.weight`, `mlp.fc1.weight`
+MOST_FFNS = 256  # in one layer; if names nest, their first number is the layer
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
-_ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
+_ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, without a number
 _NOT_TEXT = re.compile(
     r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq|(?:^|\.)(?:vit|mit)\."
     r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_|protein_",
     re.IGNORECASE,
 )
-# An encoder that begins with patches or sound: its layers may be called as a text encoder's.
+# An encoder that begins with image patches or audio; its layers may be named like a text encoder's.
 _SENSES = re.compile(
     r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
-# Inside a text layer: an FFN for tokens that are not text (models/config/read.py).
+# Inside a text layer: FFNs for tokens that are not text (models/config/read.py).
 _OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|vision_moe|layout_(?:intermediate|output)|visn_(?:inter|output)"
                            r"|(?:intermediate|output)_query)\.|(?:^|\.)(?:r_layers\b|gate\.weight_1$)")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
@@ -58,15 +58,17 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 
 @dataclass(frozen=True)
 class StoredFFN:
-    """One FFN by its tensors. `shows` is as much of its spec as they show: fields of FFNSpec and MoE by name.
+    """One FFN according to its tensors. `shows` holds the parts of its spec that they show: fields of FFNSpec and MoE,
+    by name.
 
-    It lacks d_model and d_ff without a shape, and `gated` if the file that would show it is missing; it has
-    `activation` if the function's learned parameters are stored. `shared_d_ff` is the width of all shared experts (0:
-    none); `shared_experts` is their number, if the router has rows for them.
+    `shows` lacks d_model and d_ff if a shape is unknown, and `gated` if the file that would show it is missing; it
+    includes `activation` if the function's learned parameters are stored. `shared_d_ff` is the total width of the
+    shared experts (0: no shared experts); `shared_experts` is their number if the router has rows for them.
 
-    `params` counts the FFN without norms, `bytes` is its size in the file; `whole`: none of its files is missing.
-    `tensor` decided gatedness. `loose` names tensors inside the FFN that fit no role but are counted. `misfit` are
-    matrices, name and shape, that do not fit one another. `uneven` says which matrix some experts lack.
+    `params` counts the FFN without norms, `bytes` is its size in the file; `whole` means that none of its files is
+    missing. `tensor` is the tensor that determined gatedness. `loose` names tensors inside the FFN that have no known
+    role but are counted. `misfit` lists matrices (name and shape) that do not fit together. `uneven` names a matrix
+    that some experts lack.
     """
 
     tensor: str
@@ -90,7 +92,7 @@ Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer �
 
 
 def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> tuple[Layers, Layers]:
-    """Return (the FFNs of the text model, those of other text); other towers (vision, audio) are in neither.
+    """Return (the FFNs of the text model, the FFNs of other text models); other towers (vision, audio) are in neither.
 
     `d_model` decides a matrix's orientation if the file does not; `where` names the file in errors.
     """
@@ -108,7 +110,7 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str 
 
 
 def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
-    """Collect the numbers of all layers under each prefix, with or without an FFN."""
+    """Collect the layer numbers under each prefix, including layers without an FFN."""
     out: dict[str, set[int]] = {}
     for name in names:
         if match := _LAYER.search(name):
@@ -117,7 +119,7 @@ def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
 
 
 def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[str, Item]]]:
-    """Prefix → layer → its tensors, without attention and tensors that are not parameters."""
+    """Map prefix → layer → its tensors, excluding attention and tensors that are not parameters."""
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     if not any(_LAYER.search(name) or _ONLY_LAYER.search(name) for name in items):
         return {BARE: {0: {rest: item for name, item in items.items() if (rest := _in_layer(name, 0))}}}
@@ -130,7 +132,7 @@ def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[st
 
 
 def _in_layer(name: str, start: int) -> str:
-    """The name inside the layer; empty for attention and for what is not a parameter."""
+    """Return the name inside the layer; empty for attention and for tensors that are not parameters."""
     rest = name[start:].replace(".base_layer.", ".")
     if _NOT_PARAMETER.search(name) or _OTHER_TOKENS.search(name):
         return ""
@@ -138,7 +140,7 @@ def _in_layer(name: str, start: int) -> str:
 
 
 def stem_of(prefix: str, layer: int) -> str:
-    """Return the beginning of one layer's names."""
+    """Return the prefix shared by all names in a layer."""
     if prefix == BARE:
         return ""
     if _ONLY_LAYER.search(f"{prefix}.mlp."):
@@ -147,24 +149,25 @@ def stem_of(prefix: str, layer: int) -> str:
 
 
 def inside(names: Iterable[str], stem: str) -> dict[str, str]:
-    """Map the names inside one layer, as `recognise` cuts them, to the full names."""
+    """Map names inside one layer, shortened as in `recognise`, to full names."""
     out: dict[str, str] = {}
     for name in names:
         if name.startswith(stem):
-            rest = name[len(stem) :]  # a norm's may be called beta, as an activation's constant is
+            rest = name[len(stem) :]  # a norm's bias may be called beta, like an activation's constant
             out |= {rest: name} if is_norm(rest) else {cut: name} if (cut := _in_layer(name, len(stem))) else {}
     return out
 
 
 def _text(prefixes: Iterable[str], senses: Collection[str]) -> tuple[set[str], set[str]]:
-    """(prefixes of the text model, of other text): those with text names, else those without other names, else all.
+    """Return (prefixes of the text model, prefixes of other text): prefixes that say `language_model`, else prefixes
+    without vision or audio names, else all.
 
-    A prefix that begins as one of `senses` is an encoder of images or sound.
+    A prefix that starts with an element of `senses` is an image or audio encoder.
     """
     every = set(prefixes)
     plain = {p for p in every if not _NOT_TEXT.search(p) and not p.startswith(tuple(senses))}
     text = {p for p in every if "language_model" in p} or plain
-    if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder of audio tokens
+    if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder for audio tokens
         text = {p for p in text if not p.startswith("text_encoder.")}
     return text or every, plain - text
 
@@ -173,7 +176,7 @@ def _text(prefixes: Iterable[str], senses: Collection[str]) -> tuple[set[str], s
 
 
 def _ffns(items: Mapping[str, Item], d_model: int | None, where: str) -> Iterator[StoredFFN]:
-    """The FFNs of one layer."""
+    """Yield the FFNs of one layer."""
     candidates = list(islice(projections(items), MOST_FFNS + 1))
     if len(candidates) > MOST_FFNS:
         raise FFNError(f"{where} has more than {MOST_FFNS} FFNs", "identical experts count as one")
@@ -185,7 +188,7 @@ def _ffns(items: Mapping[str, Item], d_model: int | None, where: str) -> Iterato
 
 
 def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[str, Item], hints: Hints) -> StoredFFN:
-    """The record of one FFN, its shared experts included."""
+    """Build the record of one FFN, including its shared experts."""
     p, matrices = location.projections, location.projections.matrices(items)
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     fused = not p.naming.gate and 0 < up.params == 2 * down.params
@@ -202,7 +205,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     around = [name for name, kind in roles.items() if kind == "latent"]
     latent = items[around[0]].shape if around else None
     norms = {n for n, names in EXPERT_NORMS.items() if any(last(i.removesuffix(".weight")) in names for i in items)}
-    if around:  # up to here `d_model` is the latent width
+    if around:  # so far, `d_model` is the latent width
         d_model = latent[1] if latent and len(latent) == 2 else hints.hint
     with_role = set(roles)
     routing = {name for name, kind in roles.items() if kind not in ("latent", "widened")}
@@ -254,14 +257,15 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
 
 
 def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) -> int:
-    """The number of shared experts that the router has `rows` for: as many as are stacked, after the routed ones."""
+    """Return the number of stacked shared experts if the router has `rows` for them too, else 0."""
     stacks = [items[p.name(p.naming.down)].shape or () for p in location.shared]
     several = sum(shape[0] for shape in stacks if len(shape) == 3)
     return several if several and rows == location.experts + several else 0
 
 
 def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:
-    """(the activation, its tensors) whose learned scalars are among these names: xielu's `act_fn.alpha_p`, ..."""
+    """Return the activation (and its tensors) whose learned scalars are among these names, such as xielu's
+    `act_fn.alpha_p`."""
     leaves: dict[str, set[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")
@@ -274,7 +278,7 @@ def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | N
 
 
 def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
-    """(`up_proj for 7 of 8 experts`, nothing), or (nothing, a tensor whose shape no other expert has)."""
+    """Return (`up_proj for 7 of 8 experts`, ()), or ("", a tensor whose shape differs from all other experts')."""
     counts = {leaf: item.count for leaf, item in zip(p.naming.names, matrices.values(), strict=True)}
     fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
     if counts[fewest] == most or "experts.#." not in p.parent:
@@ -286,7 +290,7 @@ def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, 
 
 
 def _shared_width(items: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
-    """d_ff of all shared experts together; None if their shapes do not show it."""
+    """Return the total d_ff of all shared experts; None if their shapes do not show it."""
     up, down = items[q.name(q.naming.up)], items[q.name(q.naming.down)]
     parts = 2 if not q.naming.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
@@ -295,7 +299,7 @@ def _shared_width(items: Mapping[str, Item], q: Projections, d_model: int | None
 
 
 def _norm_widths(items: Mapping[str, Item]) -> Counter[int]:
-    """The lengths of the layer's norms, most of which are d_model."""
+    """Count the lengths of the layer's norms, most of which are d_model."""
     norms = (item.shape for name, item in items.items() if is_norm(name))
     return Counter(shape[0] for shape in norms if shape and len(shape) == 1)
 
@@ -304,7 +308,7 @@ def _norm_widths(items: Mapping[str, Item]) -> Counter[int]:
 
 
 def placed(name: str) -> tuple[str, int, str] | None:
-    """Cut a name as `recognise` does: (prefix, layer, the name inside the layer); None for one outside all layers."""
+    """Split a name as `recognise` does: (prefix, layer, name inside the layer); None outside all layers."""
     match = _LAYER.search(name) or _ONLY_LAYER.search(name)
     if match is None:
         return None
@@ -312,10 +316,10 @@ def placed(name: str) -> tuple[str, int, str] | None:
 
 
 def is_parameter(name: str) -> bool:
-    """Tell an FFN's parameter from an adapter or a constant."""
+    """Return whether a name is an FFN's parameter, not an adapter or a constant."""
     return not _NOT_PARAMETER.search(name)
 
 
 def of_other_tower(name: str) -> bool:
-    """Tell whether a name refers to images, sound or their tokens."""
+    """Return whether a name refers to images, audio or their tokens."""
     return bool(_NOT_TEXT.search(name) or _OTHER_TOKENS.search(name))

@@ -1,10 +1,10 @@
-"""Decide how one layer's tensors are read: names and shapes → the slice of every canonical parameter.
+"""Decide how to read the tensors of one layer: names and shapes → the slice of every canonical parameter.
 
-Canonical is torch's `[out, in]`; a file's matrix may be transposed (GPT-2's Conv1D), hold gate and up concatenated
-(Phi-3) or interleaved (gpt-oss), be one tensor per expert, one for all, or all experts' rows in one matrix. What names
-and shapes do not show (which half is first, how squares are stored, which norm) is in an Arrangement, family by family;
-otherwise the usual is assumed, with a note. Facts: the modeling code of transformers 5.23; a test reads every
-architecture and compares.
+Canonical matrices are [out, in], as in torch. A file's matrix may be transposed (GPT-2's Conv1D), may hold gate and up
+concatenated (Phi-3) or interleaved (gpt-oss), and may be one tensor per expert, one tensor for all experts, or one
+matrix with all experts' rows. If names and shapes are not sufficient (which half is first, how square matrices are
+stored, which norm is meant), the family's Arrangement decides; without one, the usual layout is assumed and noted.
+Facts: the modeling code of transformers 5.23; a test reads every architecture and compares.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ffncli.models.tensors.ffns import (
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """Where one canonical parameter is: `tensor` is relative to the layer, `{e}` stands for every expert.
+    """The location of one canonical parameter: `tensor` is relative to the layer, and `{e}` stands for every expert.
 
-    The stored matrix holds `parts` parameters along its output axis, concatenated or `interleaved`; this one is number
-    `part`. `transposed`: stored as `[in, out]`. `stacked`: all experts' matrices are rows of a single one. `rows`: a
-    vector is the first of that many rows. `format` is the stored one (`F32`, `gptq-4bit`), `evidence` the reason for
+    The stored matrix holds `parts` parameters along its output axis, concatenated or `interleaved`; this parameter has
+    number `part`. `transposed`: stored as `[in, out]`. `stacked`: one matrix contains the rows of all experts. `rows`:
+    a vector is the first of `rows` rows. `format` is the stored format (`F32`, `gptq-4bit`), `evidence` the reason for
     this reading, `assumed` a usual property that neither the file nor its family confirms.
     """
 
@@ -52,7 +52,7 @@ class StoredSlice:
 
     @property
     def per_expert(self) -> bool:
-        """Tell whether each expert has its own tensor."""
+        """Return whether each expert has its own tensor."""
         return "{e}" in self.tensor
 
     @property
@@ -69,11 +69,12 @@ class StoredSlice:
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors among which one layer's parameters are looked up, for FFN `number` of that layer.
+    """The tensors in which one layer's parameters are looked up, for FFN `number` of the layer.
 
-    `items` are the layer's tensors by their names inside it, `#` for an expert's number, `full` their full names; `../`
-    starts the name of one outside the layer (XLM's norms). `stored` are all names of the file `where`; `alike` returns
-    another layer of the stack, for tensors that this one lacks. `family` is the model_type, if there is one.
+    `items` are the layer's tensors by their names inside the layer, with `#` for an expert's number; `full` maps these
+    names to full names. The name of a tensor outside the layer starts with `../` (XLM's norms). `stored` has all names
+    in the file `where`; `alike` returns another layer of the stack, for tensors that this layer lacks. `family` is the
+    model_type, if there is one.
     """
 
     stem: str
@@ -86,13 +87,13 @@ class LayerTensors:
     alike: Callable[[], LayerTensors | None] = lambda: None
 
     def spelled(self, tensor: str) -> str:
-        """Write `{e}` for an expert's number as this file does: `experts.3`, or `experts.expert_3`."""
+        """Replace `#` by `{e}` in the form that this file uses: `experts.3` or `experts.expert_3`."""
         full = self.stem + tensor
         plain = full.replace("#", "0") in self.stored or full.replace("#", "expert_0") not in self.stored
         return tensor.replace("#", "{e}" if plain else "expert_{e}")
 
     def slice(self, tensor: str, how: StoredSlice, evidence: str, assumed: str = "") -> StoredSlice:
-        """Read one of the layer's tensors as `how` says."""
+        """Return the slice that reads one of the layer's tensors as described by `how`."""
         form = self.items[tensor].format
         return replace(how, tensor=self.spelled(tensor), format=form, evidence=evidence, assumed=assumed)
 
@@ -112,7 +113,7 @@ def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
         return {}  # its gate is missing
     rules = arrangement(layer.family)
     out = dict(_matrices(layer, location.projections, spec, rules))
-    routed = spec.moe is not None and spec.moe.shared_routed  # then every shared expert has a width
+    routed = spec.moe is not None and spec.moe.shared_routed  # then each shared expert is d_ff wide
     shared = replace(spec, d_ff=spec.d_ff if routed else spec.shared_width or spec.d_ff, moe=None)
     for several in location.shared:
         out |= {f"shared.{name}": part for name, part in _matrices(layer, several, shared, rules)}
@@ -122,7 +123,7 @@ def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
 
 
 def _fused(items: Mapping[str, Item], p: Projections) -> bool:
-    """Whether gate and up are in one matrix, judging by the known shapes."""
+    """Return whether gate and up are in one matrix, judging by the known shapes."""
     up, down = (matrix(items[p.name(leaf)]) for leaf in (p.naming.up, p.naming.down))
     return up is None or down is None or up[0] * up[1] == 2 * down[0] * down[1]
 
@@ -130,7 +131,7 @@ def _fused(items: Mapping[str, Item], p: Projections) -> bool:
 def _matrices(
     layer: LayerTensors, p: Projections, spec: FFNSpec, rules: Arrangement
 ) -> Iterator[tuple[str, StoredSlice]]:
-    """Gate, up and down with their biases, as one naming has them."""
+    """Yield gate, up and down with their biases, for one naming."""
     items, naming = layer.items, p.naming
     fused = bool(spec.gated and not naming.gate)
     lie = _orientation(items[p.name(naming.up)], items[p.name(naming.down)], 2 if fused else 1, spec, rules)
@@ -151,7 +152,7 @@ def _matrices(
 
 @dataclass(frozen=True)
 class Orientation:
-    """How up (with gate) and down are stored: transposed, or experts stacked; why, and what was assumed."""
+    """The stored form of up (with gate) and down: transposed or with stacked experts, the reason, any assumption."""
 
     turned: bool = False
     down_turned: bool = False
@@ -161,7 +162,7 @@ class Orientation:
 
 
 def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrangement) -> Orientation:
-    """By both shapes together; if both orientations fit, the family's, else nn.Linear's."""
+    """Decide the orientation by both shapes together. If both orientations fit, use the family's, else nn.Linear's."""
     d_model = (spec.moe.latent if spec.moe else None) or spec.d_model
     width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
     a, b = matrix(up), matrix(down)
@@ -169,7 +170,7 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
         return Orientation(because="as in nn.Linear: its shape is not known")
     if experts and len(up.shape or ()) == 2 and up.count == 1 and a == b == (experts * spec.d_ff, d_model):
         return Orientation(False, True, True, "[experts · d_ff, d_model] by its shape")
-    # how many of the two matrices fit each orientation: one may be square, or too short to show it
+    # the number of matrices that fit each orientation: a square matrix fits both
     linear = (a == (width, d_model)) + (b == (d_model, spec.d_ff))
     turned = (a == (d_model, width)) + (b == (spec.d_ff, d_model))
     if linear != turned:
@@ -187,12 +188,13 @@ _PARAMETERS = {
     "router_in": "router_in.weight", "router_carried": "router_carried.factor", "router_fc1": "router_fc1.weight",
     "router_fc2": "router_fc2.weight",
 }  # fmt: skip
-# Next to a router for image tokens.
+# Stored next to a router for image tokens.
 _ABOVE_IMAGES = {"router.weight": StoredSlice("", transposed=True), "route.correction": StoredSlice("", rows=2)}
 
 
 def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
-    """The router with its bias, the correction, the shared experts' gate, the latent pair, activation parameters."""
+    """Locate the router with its bias, the correction, the shared experts' gate, the latent pair, and activation
+    parameters."""
     matrices = {p.name(leaf) for p in location.all for leaf in p.naming.names}
     out: dict[str, StoredSlice] = {}
     with_images = any(f"{layer.stem}{root}{inventory.ROUTER}" in layer.stored for root in location.roots)
@@ -217,7 +219,7 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
 
 
 def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arrangement) -> dict[str, StoredSlice]:
-    """The norms of the block: for each the first of its usual names that exists with the right width."""
+    """Locate the block's norms: for each norm, the first of its usual names that exists with the right width."""
     out: dict[str, StoredSlice] = {}
     inside = location.projections.parent.removesuffix("#.").split(".")[:-1]
     number = next((part for part in inside[::-1] if part.isdigit()), "0")
@@ -236,7 +238,7 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
 
 
 def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, StoredSlice]:
-    """Weight and bias of one norm's module, as the op needs them; older files call them gamma and beta."""
+    """Locate weight and bias of one norm module, as required by the op; older files call them gamma and beta."""
     out: dict[str, StoredSlice] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
@@ -249,7 +251,8 @@ def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, 
 
 @dataclass(frozen=True)
 class Order:
-    """How gate and up share a matrix: which comes first, and whether concatenated or interleaved."""
+    """The arrangement of gate and up in one matrix: which comes first, and whether they are concatenated or
+    interleaved."""
 
     gate_first: bool
     interleaved: bool
@@ -259,9 +262,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A family's row: matrices are `transposed` if shapes fit both ways, gate and up `interleaved` in one matrix, or
-    the up projection first. `norms` are modules by step, tried before the usual ones; in their names `../` is the
-    parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
+    """A family's row. Matrices are `transposed` if shapes fit both ways; in one matrix, gate and up are `interleaved`,
+    or the up projection comes first (`up_first`). `norms` are modules by step that are tried before the usual modules;
+    in their names, `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's number in its
+    layer.
     """
 
     family: str = ""
@@ -271,7 +275,8 @@ class Arrangement:
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def order(self, naming: Naming, biased_experts: bool = False) -> Order:
-        """Arrange gate and up in the matrix of `naming`; `biased_experts`: it holds all experts and has a bias."""
+        """Return the arrangement of gate and up in the matrix of `naming`; `biased_experts`: it holds all experts and
+        has a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
         if naming.up in _INKLING:
@@ -289,11 +294,11 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; the same in llama.cpp (Phi-3)
+_GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; llama.cpp agrees (Phi-3)
 _UP_FIRST = {"up_gate_proj", "ff_proj", "fc1.proj"}  # GTE, Molmo, CLVP
 _INKLING = {"w13_weight", "shared_w13_weight", "w13_dn"}
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
-# The usual names of the norms around an FFN, the most specific first.
+# The usual names of the norms around an FFN, most specific first.
 _PRE = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_mlp_norm", "post_sa_norm", "final_layernorm",
     "pre_ff_layernorm", "feedforward_layernorm", "feedforward_layer_norm", "ff_norm", "ffn_layer_norm",
@@ -309,10 +314,10 @@ _POST = (
     "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
     "final_layer_norm", "ln_2", "norm2", "layer_norm2", "layer_norm", "LayerNorm",
 )  # fmt: skip
-_SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
+_SHARED = ("input_layernorm", "ln_1")  # for a parallel block, whose norm is also read by the attention
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
 _ROUTER = ("gate.router_mlp.norm",)
-# Norms among the experts: a tensor of such a name is part of the block, whatever the config says.
+# Norms among the experts: a tensor with such a name is part of the block, whatever the config says.
 EXPERT_NORMS: Mapping[str, Sequence[str]] = {
     "latent_norm": ("pre_expert_norm",), "expert_norm": ("post_expert_norm",), "mixed_norm": ("routed_expert_norm",),
 }  # fmt: skip
@@ -329,7 +334,7 @@ _ROWS: Mapping[str, Arrangement] = {
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
     "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # for its Swin variant
-    "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
+    "gguf": Arrangement(  # llama.cpp's names, equal for all families; gpt-oss has no ffn_norm
         "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
     ),
     "canary_decoder": Arrangement("canary_decoder", norms={"norm": ("final_layernorm", "layer_norm_3")}),
@@ -339,21 +344,22 @@ _ROWS: Mapping[str, Arrangement] = {
 
 
 def arrangement(model_type: str) -> Arrangement:
-    """Return a family's row; without one, the usual arrangement under its name (nameless for an unknown family)."""
+    """Return a family's row; without a row, the usual arrangement under the family's name (empty for an unknown
+    family)."""
     if row := _row(model_type):
         return row
     return Arrangement(model_type if family_of(model_type) is not None else "")
 
 
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
-    """List the names that a norm's module may have, the likeliest first."""
+    """List the names that a norm's module may have, most likely first."""
     pre = _SHARED if spec.shared_norm else _PRE
     usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, "router_norm": _ROUTER, **EXPERT_NORMS}
     return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 
 def outside(model_type: str) -> Sequence[str]:
-    """List the norms of a family that lie outside its layers, `../` for the parent of the layers' prefix."""
+    """List a family's norms that are outside its layers, with `../` for the parent of the layers' prefix."""
     row = _row(model_type)
     return [name for names in (row.norms.values() if row else ()) for name in names if name.startswith("../")]
 
