@@ -1,4 +1,4 @@
-"""WAYS to compute a block: name → module, loaded on first use. A new kernel is one file and one line here."""
+"""WAYS to compute a block: kernel name → module, loaded on first use. A new kernel is one file and one line here."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ BUILT_IN: Mapping[str, str] = {
     "liger_act": "ffncli.kernels.libraries",
     "quack": "ffncli.kernels.libraries",
 }
-# Take seconds to minutes before their first answer.
+# These kernels take seconds to minutes before their first answer.
 COMPILING = (
     "compiled", "max_autotune", "frozen", "gemv", "triton_act", "fused_gate", "decode", "liger", "liger_act", "quack",
 )  # fmt: skip
-IN_FEWER_BITS = ("fp8", "int8", "int4")  # compared with their like only
-ONLY_NAMED = (*COMPILING, *IN_FEWER_BITS, "batched")  # the last: for a few tokens
-BY_DEFAULT = tuple(name for name in BUILT_IN if name not in ONLY_NAMED)  # timed when no kernel is named
-OF_EXPERTS = ("grouped", "batched")  # compute mixtures alone
-OF_BOTH = ("eager",)  # compute mixtures and dense blocks; all others dense blocks alone
-AUTO = "auto"  # the fastest of them for a case on this machine, as `ffn bench` finds it
-OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
+IN_FEWER_BITS = ("fp8", "int8", "int4")  # compared only with kernels in equally few bits
+ONLY_NAMED = (*COMPILING, *IN_FEWER_BITS, "batched")  # `batched` is only for a few tokens
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in ONLY_NAMED)  # the kernels timed if none is named
+OF_EXPERTS = ("grouped", "batched")  # compute only mixtures
+OF_BOTH = ("eager",)  # compute mixtures and dense blocks; the remaining kernels compute only dense blocks
+AUTO = "auto"  # the fastest kernel for a case on this machine, as measured by `ffn bench`
+OVER_RANKS = ("dtensor",)  # only for blocks that are split over ranks: `ffn bench --tp N` includes them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 
 def computing(names: Iterable[str], dense: bool, mixtures: bool) -> tuple[str, ...]:
-    """Those of these kernels that compute any of the kinds of blocks that there are."""
+    """Return those of the named kernels that compute a kind of block that occurs: `dense` blocks, `mixtures`."""
     return tuple(n for n in names if n in OF_BOTH or (mixtures if n in OF_EXPERTS else dense))
 
 
 def full_name(name: str) -> str:
-    """The kernel's current name for any of its names, former ones included."""
+    """Return the kernel's current name for any of its names, including former names."""
     return ALIASES.get(name, name)
 
 
 def kernel_names() -> tuple[str, ...]:
-    """The kernels of the package, as `ffncli.kernel` and `--kernel` take them."""
+    """Return the names of the package's kernels, as accepted by `ffncli.kernel` and `--kernel`."""
     return tuple(BUILT_IN)
 
 
 def unknown_kernel(name: str) -> FFNError:
-    """The error for an unknown kernel name."""
+    """Return the error for an unknown kernel name."""
     known = [*BUILT_IN, AUTO]
     hint = did_you_mean(name, known, f"known: {', '.join(known)}; a file's: --kernel file.py:name")
     return FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
 
 
 def built_in(name: str) -> Kernel:
-    """The kernel of that name; its module is imported now. Raises FFNError for an unknown one."""
+    """Return the kernel with that name, importing its module now. Raises FFNError for an unknown name."""
     name = full_name(name)
     if name in OVER_RANKS:
         raise FFNError(f"--kernel: {name} computes blocks that are split over ranks", "time it: ffn bench --tp N")

@@ -1,10 +1,10 @@
-"""numpy, mkl: `inplace` with the products of another BLAS. Forward only.
+"""numpy, mkl: the kernel `inplace`, with the products of another BLAS. Forward only.
 
-numpy: by numpy's BLAS, with weights stored as [in, out]. pip's numpy brings OpenBLAS for Linux and Windows, which reads
-a matrix faster in that order. Tensors and arrays are views of each other.
+numpy: products by numpy's BLAS, with weights stored as [in, out]. The numpy wheels for Linux and Windows include
+OpenBLAS, which reads a matrix faster in that order. Tensors and arrays share their memory.
 
-mkl: float32 weights packed once by MKL, which F.linear has it do in every call. MKL packs for one number of tokens, so
-it is done at the first call with that number.
+mkl: float32 weights, packed once by MKL; F.linear lets MKL pack them in every call. MKL packs weights for a certain
+number of tokens, so the first call with each number of tokens packs them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ffncli.kernels.per_weights import PerWeights, aliases, widened, widened_wei
 
 
 def numpy_multiplies(dtype: torch.dtype) -> bool:
-    """Whether numpy's BLAS does: it has no 16-bit floats."""
+    """Return True if numpy's BLAS multiplies in this dtype: it has no 16-bit floats."""
     return dtype in (torch.float64, torch.float32)
 
 
 def numpy_matmul(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """x [tokens, in] · weight [in, out], written to `out` by numpy, which says nothing of infinities."""
+    """Write x [tokens, in] · weight [in, out] to `out` with numpy, ignoring its warnings about infinities and NaN."""
     with np.errstate(all="ignore"):
         np.matmul(x.numpy(), weight.numpy(), out=out.numpy())
     return out
 
 
 def on_one_thread(build: Build) -> Build:
-    """Decorates a `build`: torch computes in the calling thread alone while its function runs.
+    """Decorate a `build` so that torch computes only in the calling thread while the built function runs.
 
-    Its other threads would spin, waiting for more work, on cores that the threads of numpy's BLAS need. What is set is
-    OpenMP's number for this thread: `torch.set_num_threads` would set that of the process.
+    torch's other threads would spin while waiting for more work, on cores that the threads of numpy's BLAS need. Only
+    OpenMP's number of threads for this thread is set: `torch.set_num_threads` would change the whole process.
     """
 
     def built(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
@@ -64,7 +64,7 @@ def on_one_thread(build: Build) -> Build:
 
 
 def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Matrices [out, in] as [in, out]; the rest unchanged, in step order."""
+    """Transpose matrices from [out, in] to [in, out]; leave the rest unchanged, in step order."""
     tensors = (weights[name].detach() for name in parameters(steps))
     return tuple(t.T.contiguous() if t.dim() == 2 else t for t in tensors)
 
@@ -79,7 +79,7 @@ def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @on_one_thread
 @widened(numpy_multiplies)
 def build_numpy(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """As `inplace`, with numpy's products."""
+    """Build the kernel `inplace` with numpy's products."""
     names, buffers = tuple(parameters(steps)), inplace.Buffers()
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:
@@ -96,18 +96,18 @@ def build_numpy(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def mkl_multiplies(device: str, dtype: torch.dtype) -> bool:
-    """Whether `mkl_packed` and `mkl_linear` work there in that dtype."""
+    """Return True if `mkl_packed` and `mkl_linear` work on that device in that dtype."""
     return dtype == torch.float32 and not REGISTERED["mkl"].missing(device)
 
 
 def mkl_packed(weight: Tensor, tokens: int) -> Tensor:
-    """The matrix [out, in] in MKL's layout for so many tokens."""
+    """Pack the matrix [out, in] in MKL's layout for `tokens` tokens."""
     out: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, tokens)
     return out
 
 
 def mkl_linear(x: Tensor, weight: Tensor, plain: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, with a matrix packed for len(x) tokens; `plain` is the same as it was."""
+    """Return x · weightᵀ + bias, where `weight` is packed for len(x) tokens and `plain` is the same matrix unpacked."""
     out: Tensor = torch.ops.mkl._mkl_linear(x, weight, plain, bias, len(x))
     return out
 
@@ -117,7 +117,7 @@ def mkl_linear(x: Tensor, weight: Tensor, plain: Tensor, bias: Tensor | None) ->
     per_weights=True,
 )  # fmt: skip
 def build_mkl(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """As `inplace`, with packed weights and without its buffers."""
+    """Build the kernel `inplace` with packed weights, and without its buffers."""
     names = tuple(parameters(steps))
 
     def pack(x: Tensor, params: Params) -> Weights:

@@ -1,4 +1,4 @@
-"""`--kernel`: one grammar parses a text into a KernelChoice, once; every later process uses the KernelChoice.
+"""`--kernel`: a text is parsed into a KernelChoice once, by a single grammar; all later processes use the KernelChoice.
 
     NAME                           a kernel of the package: eager, packed, ...; `all`: all of them; `auto`: the
                                    fastest of them for the case on this machine
@@ -6,9 +6,9 @@
     [LABEL=]REF:FILE.py[:NAME]     the same in that file at a git commit, of a branch, a tag or `HEAD~1`
     [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
 
-No file is read here, and nothing needs torch.
+Parsing reads no files and does not need torch.
 
-A user's function takes a block's weights by the names of its arguments.
+A user's function receives a block's weights through arguments named after them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """One kernel of `--kernel`; `label` is its name in results.
+    """One kernel chosen by `--kernel`; `label` is its name in results.
 
-    `kernel` is the name of one of the package's, or the path of a user's file as typed; `attribute` names the kernel in
-    that file, None its only one: until that is known a choice may have no label. `factor`, as typed, is by how much the
-    kernel is slowed down: results are looked up by their label. `ref` is the git commit that the file is taken from, as
-    typed or, once it was looked up, its full hash; None for the file in the working tree.
+    `kernel` is the name of a kernel of the package, or the path of a user's file as typed. `attribute` names the kernel
+    in that file; None stands for the only kernel in it, and then `label` may be empty until its name is known. `factor`
+    is the factor by which the kernel is slowed down, kept as typed because results are looked up by label. `ref` is the
+    git commit from which the file is taken, as typed or, after it was resolved, as its full hash; None for the file in
+    the working tree.
     """
 
     label: str
@@ -47,19 +48,20 @@ class KernelChoice:
 
     @property
     def file(self) -> Path | None:
-        """The user's file, absolute; None for a kernel of the package. At a `ref` it need not exist on disk."""
+        """The absolute path of the user's file; None for a kernel of the package. With a `ref` it need not exist on
+        disk."""
         return Path(os.path.abspath(os.path.expanduser(self.kernel))) if self.kernel.endswith(".py") else None
 
     @property
     def text(self) -> str:
-        """The text from which `parse` makes this choice; a label that no text can give is left out."""
+        """The text that `parse` turns into this choice; a label that cannot be written in such a text is omitted."""
         plain = self._plain
         if self.label in ("", self._default_label) or not _LABEL.fullmatch(self.label):
             return plain
         return f"{self.label}={plain}"
 
     def with_attribute(self, attribute: str) -> KernelChoice:
-        """This choice with that kernel of the file; the kernel's name becomes the label if there is none."""
+        """Return this choice with that kernel of the file; a missing label is built from the kernel's name."""
         choice = replace(self, attribute=attribute)
         return replace(choice, label=self.label or choice._default_label)
 
@@ -69,7 +71,7 @@ class KernelChoice:
 
     @property
     def _front(self) -> str:
-        """What stands before a kernel's name: by how much it is slowed, and its commit."""
+        """The prefix of the kernel's name: its slow-down factor and its commit."""
         slowed = "" if self.factor is None else f"slowed:{self.factor}:"
         return slowed if self.ref is None else f"{slowed}{self.ref}:"
 
@@ -81,9 +83,9 @@ class KernelChoice:
 
 
 def parse(text: str) -> KernelChoice:
-    """The choice for one word of `--kernel`. Raises FFNError for a word that is not a kernel."""
+    """Parse one word of `--kernel`. Raises FFNError for a word that is not a kernel."""
     match = _FORM.fullmatch(text)
-    assert match is not None  # the pattern matches any text
+    assert match is not None  # always true: the pattern matches any text
     label, factor, kernel = match.group("label", "factor", "kernel")
     if factor is not None and not _FACTOR.fullmatch(factor):
         hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
@@ -107,9 +109,9 @@ def parse(text: str) -> KernelChoice:
 
 
 def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
-    """The choices for the values of `--kernel`, each a comma-separated list, in order, without duplicates.
+    """Parse the values of `--kernel`, each a comma-separated list; return the choices in order, without duplicates.
 
-    Raises FFNError for a word that is not a kernel, and for two with the same label.
+    Raises FFNError for a word that is not a kernel, and for two choices with the same label.
     """
     words = (word.strip() for text in texts for word in text.split(","))
     parsed = tuple(dict.fromkeys(parse(name) for word in words for name in (BUILT_IN if word == "all" else (word,))))
@@ -118,25 +120,26 @@ def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
 
 
 def require_unlike(labels: Sequence[str]) -> None:
-    """Raises FFNError if two kernels have the same label."""
+    """Raise FFNError if two kernels have the same label."""
     twice = next((label for n, label in enumerate(labels) if label in labels[:n]), None)
     if twice is not None:
         raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give labels: --kernel a=file.py:name")
 
 
 def argument(parameter: str) -> str:
-    """A weight's name as a function's argument: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
+    """Return a weight's argument name: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
     step, _, kind = parameter.rpartition(".")
     return step.replace(".", "__") + ("" if kind == "weight" and step != "act" else f"_{kind}")
 
 
 def by_argument(steps: Sequence[Step]) -> dict[str, str]:
-    """Argument → the parameter of the block that fills it."""
+    """Return argument → the block's parameter that it receives."""
     return {argument(name): name for name in parameters(steps)}
 
 
 def missing_weight(required: Iterable[str], steps: Sequence[Step]) -> tuple[str, str] | None:
-    """(why a function cannot be called, what the block has), of the first required argument that no weight fills."""
+    """Return (why a function cannot be called, what the block has) for its first required argument that no weight
+    fills; None if weights fill all of them."""
     weights = by_argument(steps)
     name = next((name for name in required if name not in weights), None)
     if name is None:

@@ -1,5 +1,5 @@
-"""compiled, max_autotune, frozen: torch.compile of eager's function, a graph per shape; gemv: of one token's products,
-written as sums; counters of compilations.
+"""compiled, max_autotune, frozen: eager's function compiled by torch.compile, one graph per shape; gemv: one token's
+products, written as sums; counters of compilations.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from ffncli.kernels.per_weights import PerWeights, aliases
 
 @register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """eager's function, compiled as one graph for the shapes of its first call, which takes seconds."""
+    """Compile eager's function as one graph for the shapes of its first call, which takes seconds."""
     return graph(eager.build(steps, device, dtype), device)
 
 
 @register("max_autotune", needs=("cuda", "compiler"), refuses=refuses_all_but_dense, compiles=True)
 def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """As compiled, after torch has timed its ways to compute each product and chosen the fastest, which takes longer.
+    """Compile eager's function; torch times several ways to compute each product and keeps the fastest, which takes
+    longer.
 
-    Without CUDA graphs of its own: a benchmark makes them of every kernel. On a CPU torch has other ways only for
-    weights that are constants of the graph: `frozen`.
+    torch creates no CUDA graphs here, because a benchmark creates them for every kernel. On a CPU torch has several
+    ways only if weights are constants of the graph: see `frozen`.
     """
     return graph(eager.build(steps, device, dtype), device, "max-autotune-no-cudagraphs")
 
@@ -45,8 +46,8 @@ def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     compiles=True, per_weights=True,
 )  # fmt: skip
 def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """eager's function with the weights as constants of the graph, which torch packs once; it times its ways to compute
-    each product, those that it writes in C++ too, and one of them computes gate and up together.
+    """Compile eager's function with the weights as constants of the graph. torch packs them once and times several ways
+    to compute each product, including generated C++ code, which can compute gate and up together.
     """
     compute = eager.build(steps, device, dtype)
 
@@ -64,7 +65,8 @@ def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     graphs = PerWeights(make)
 
     def run(x: Tensor, params: Params) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad():  # in another mode torch would compile again, unfrozen
+        # in another grad mode torch would compile again, without freezing the weights
+        with torch.inference_mode(False), torch.no_grad():
             return graphs.get(x, params)(x, ())
 
     return run
@@ -72,7 +74,7 @@ def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's tuning writes to stderr, whatever its options are, and its warnings about itself."""
+    """Suppress what torch's tuning prints on stderr whatever its options are, and torch's warnings about itself."""
     with warnings.catch_warnings(), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -84,23 +86,23 @@ _FREEZING: dict[str, bool | int] = {
 
 
 class _Constants(torch.nn.Module):
-    """The params as parameters of a module, the only tensors that torch freezes. They share their memory."""
+    """A module with the params as parameters, the only tensors that torch freezes; their memory is shared."""
 
     def __init__(self, params: Params) -> None:
         super().__init__()
         self.kept = torch.nn.ParameterList(torch.nn.Parameter(p.detach(), requires_grad=False) for p in params)
 
     def forward(self) -> Params:
-        """The params."""
+        """Return the params."""
         return tuple(self.kept)
 
 
 @register("gemv", needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False, compiles=True, most_tokens=1)
 def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """The block of one token, compiled; more tokens are computed as eager does.
+    """Compile the block for one token; more tokens are computed by eager.
 
-    One token's product is a matrix times a vector: torch.compile makes one loop of the multiplying and the summing,
-    which streams the weights once. The libraries' products are made for matrices, and read slower.
+    With one token a product is a matrix times a vector: torch.compile fuses multiplying and summing into one loop,
+    which streams the weights once. Library products are made for matrices, and read the weights more slowly.
     """
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle, wide = between(shape), torch.promote_types(dtype, torch.float32)
@@ -127,16 +129,17 @@ def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def graph(function: Computes, device: str, mode: str | None = None) -> Computes:
-    """The function as one compiled graph. Another shape or grad mode compiles again, which `recompiles` counts.
+    """Compile the function as one graph. A new shape or grad mode triggers another compilation, which `recompiles`
+    counts.
 
-    Every call makes a graph of code of its own: torch counts the graphs of a function's code, and of one that many
-    blocks share it would refuse the ninth. Raises FFNError if the function cannot be one graph, or the compiler fails.
+    Every call compiles its own copy of the code: torch counts graphs per code object, and if many blocks shared one, it
+    would refuse the ninth graph. Raises FFNError if the function cannot become one graph, or if the compiler fails.
     """
-    import torch._dynamo  # takes a second, so only if something is compiled
+    import torch._dynamo  # importing takes a second, so only if something is compiled
     import torch._inductor.config as inductor
 
     if not device.startswith("cuda") and (compiler := cxx()):
-        inductor.cpp.cxx = (None, compiler)  # by default it looks only for g++
+        inductor.cpp.cxx = (None, compiler)  # by default torch looks only for g++
     call: Computes = torch.compile(_with_code(function), fullgraph=True, dynamic=False, mode=mode)
     failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
@@ -151,21 +154,22 @@ def graph(function: Computes, device: str, mode: str | None = None) -> Computes:
 
 
 def _with_code(function: Computes) -> Computes:
-    """The same function with a copy of its code."""
+    """Return the same function with its own copy of the code."""
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
     return update_wrapper(FunctionType(code, function.__globals__, closure=function.__closure__), function)
 
 
 def recompiles() -> int:
-    """How many graphs torch has compiled in this process. If timing raises it, compiling was timed."""
+    """Return the number of graphs that torch has compiled in this process. If it rises while timing, compiling was
+    timed."""
     return _counted("stats", "unique_graphs")
 
 
 @contextmanager
 def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Calls `tell` for each graph that torch begins to compile inside, including a user's own torch.compile."""
-    if "torch._dynamo" not in sys.modules:  # torch.compile has not been used, and importing it takes a second
+    """Call `tell` whenever torch starts to compile a graph in this context, including a user's own torch.compile."""
+    if "torch._dynamo" not in sys.modules:  # then torch.compile has not been used, and importing it takes a second
         yield
         return
     from torch._dynamo.callback import callback_handler
@@ -182,27 +186,27 @@ def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CompileCache:
-    """Hits and misses of torch's cache of graphs on disk, in this process so far."""
+    """Hits and misses of torch's on-disk graph cache, in this process so far."""
 
     hits: int
     misses: int
 
     def since(self, before: CompileCache) -> str:
-        """The origin of the graphs compiled since then: `cold`, `cached`, or an empty text for neither."""
+        """Return the origin of the graphs compiled since `before`: `cold`, `cached`, or "" if there are none."""
         if self.misses > before.misses:
             return "cold"
         return "cached" if self.hits > before.hits else ""
 
 
 def cache() -> CompileCache:
-    """The cache's hits and misses until now."""
+    """Return the cache's hits and misses so far."""
     hits = _counted("inductor", "fxgraph_cache_hit") + _counted("aot_autograd", "autograd_cache_hit")
     missed = ("fxgraph_cache_miss", "fxgraph_cache_bypass")
     return CompileCache(hits, sum(_counted("inductor", name) for name in missed))
 
 
 def _counted(group: str, name: str) -> int:
-    """One of torch's counters; 0 if nothing was compiled: the counting module is not imported for this."""
+    """Return one of torch's counters; 0 if nothing was compiled: then the counting module is not imported."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Mapping[str, Mapping[str, int]] = getattr(utils, "counters", {})
     return int(counters.get(group, {}).get(name, 0))

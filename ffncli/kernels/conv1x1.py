@@ -1,4 +1,4 @@
-"""conv1x1: every Linear as a convolution of width 1 over [batch, d_model, tokens]: the same numbers another way."""
+"""conv1x1: every Linear as a convolution of width 1 over [batch, d_model, tokens], which computes the same numbers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Matrices [out, in] as convolution weights [out, in, 1]; the rest unchanged."""
+    """Return matrices [out, in] as convolution weights [out, in, 1]; leave the rest unchanged."""
     tensors = [weights[name] for name in parameters(steps)]
     return tuple(tensor[..., None] if tensor.dim() == 2 else tensor for tensor in tensors)
 
 
 @register("conv1x1", prepare=prepare, refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
+    """Map x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle = between(shape)
 
@@ -30,7 +30,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         turned = x.T[None]  # [1, d_model, tokens]
         gate = functional.conv1d(turned, w["gate.weight"], w.get("gate.bias")) if shape.gated else None
         up = functional.conv1d(turned, w["up.weight"], w.get("up.bias"))
-        hidden = normed(shape, middle(gate, up, w).mT, w).mT  # the norm is over d_ff, here the second axis
+        hidden = normed(shape, middle(gate, up, w).mT, w).mT  # the norm is over d_ff, which is the second axis here
         return functional.conv1d(hidden, w["down.weight"], w.get("down.bias"))[0].T
 
     return run

@@ -1,9 +1,9 @@
-"""What a kernel needs to know about a dense FFN, from its steps, and what happens between its matrices: the activation,
-the gate, a norm, the same in every kernel.
+"""What a kernel needs to know about a dense FFN, read from its steps; and the operations between its matrices
+(activation, gate, norm), which are the same in every kernel.
 
-Activations are as a user would write them in torch: the native call if there is one, else a line of torch. They are
-written independently of the formulas of `block.activations`, so that each checks the other; a row in neither table here
-runs its formula.
+Activations are written as a user would write them in torch: the native function if there is one, otherwise a line of
+torch. They are independent of the formulas in `block.activations`, so that each checks the other; only an activation
+without either runs its formula.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _STEPS = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "dow
 
 @dataclass(frozen=True)
 class Dense:
-    """One FFN of two or three matrices. `prefix` starts its steps' names (`shared.`).
+    """One FFN of two or three matrices. `prefix` is the prefix of its steps' names (`shared.`).
 
-    `act` is the activation's op, `lift` is applied to up before the product (gpt-oss), `gate_scale` multiplies the gate
-    before its activation, `sub_norm` normalises the input of down (BitNet).
+    `act` is the activation's op; `lift` is applied to up before the product (gpt-oss); `gate_scale` multiplies the gate
+    before its activation; `sub_norm` normalises the input of down (BitNet).
     """
 
     gated: bool
@@ -42,7 +42,7 @@ class Dense:
 
 
 def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
-    """The dense FFN formed by the steps whose names start with `prefix`; None if they form something else."""
+    """Return the dense FFN formed by the steps whose names start with `prefix`; None if they do not form one."""
     by = {step.output.removeprefix(prefix): step for step in steps if step.output.startswith(prefix)}
     if not {"up", "act", "down"} <= set(by) or (not prefix and not set(by) <= set(_STEPS)):
         return None
@@ -63,14 +63,14 @@ def dense_block(steps: Sequence[Step]) -> Dense:
 
 
 def refuses_odd_widths(steps: Sequence[Step], multiple: int) -> str | None:
-    """Why a kernel cannot compute these steps whose products take widths that are multiples of a number."""
+    """Return why a kernel whose products need widths that are multiples of `multiple` cannot compute these steps."""
     sizes = (axis.size for axes in parameters(steps).values() if len(axes) > 1 for axis in axes)
     odd = next((size for size in sizes if size % multiple), None)
     return None if odd is None else f"computes widths that are multiples of {multiple} only, not {odd}"
 
 
 def refuses_all_but_dense(steps: Sequence[Step]) -> str | None:
-    """Why a kernel for dense FFNs cannot compute these steps."""
+    """Return why a kernel for dense FFNs cannot compute these steps."""
     if dense(steps) is not None:
         return None
     return "cannot compute " + ("experts" if any(isinstance(step.op, Experts) for step in steps) else "this block")
@@ -81,7 +81,7 @@ Between = Callable[[Tensor | None, Tensor, Weights], Tensor]
 
 
 def between(shape: Dense) -> Between:
-    """f(gate, up, weights) → the input of down, before any norm; `gate` is None in a plain block. Elementwise."""
+    """Return f(gate, up, weights) → the input of down, before any norm; `gate` is None in a plain block."""
     act, lift = activation(shape.act), activation(shape.lift) if shape.lift else None
 
     def plain(gate: Tensor | None, up: Tensor, w: Weights) -> Tensor:
@@ -96,12 +96,12 @@ def between(shape: Dense) -> Between:
 
 
 def normed(shape: Dense, x: Tensor, w: Weights) -> Tensor:
-    """x [..., d_ff] after the block's norm over d_ff (BitNet), by torch's functions; unchanged without one."""
+    """Apply the block's norm over d_ff (BitNet) to x [..., d_ff], with torch's functions; without a norm, return x."""
     return x if shape.sub_norm is None else norm(shape.sub_norm, f"{shape.prefix}sub_norm", x, w)
 
 
 def norm(op: Norm, name: str, x: Tensor, w: Weights) -> Tensor:
-    """x after a norm, by torch's functions; `name` begins those of its parameters."""
+    """Apply a norm to x with torch's functions; `name` is the prefix of the norm's parameters."""
     weight, bias = w.get(f"{name}.weight"), w.get(f"{name}.bias")
     weight = 1 + weight if op.weight == "one_plus" and weight is not None else weight
     if op.weigh == "input" and weight is not None:
@@ -113,7 +113,7 @@ def norm(op: Norm, name: str, x: Tensor, w: Weights) -> Tensor:
 
 
 def learned(w: Weights, prefix: str) -> dict[str, Tensor]:
-    """The activation's learned parameters, by their names in it."""
+    """Return the activation's learned parameters, keyed by their names in the activation."""
     start = f"{prefix}act."
     return {name.removeprefix(start): tensor for name, tensor in w.items() if name.startswith(start)}
 
@@ -122,7 +122,7 @@ Learned = Mapping[str, Tensor]
 
 
 def _xielu(x: Tensor, learned: Learned) -> Tensor:
-    """Huang & Schlag 2024, as transformers' XIELUActivation computes it."""
+    """xIELU (Huang & Schlag 2024), as computed by transformers' XIELUActivation."""
     positive, negative = functional.softplus(learned["alpha_p"]), 0.5 + functional.softplus(learned["alpha_n"])
     curve = torch.expm1(torch.clamp(x, max=-1e-6)) - x
     return torch.where(x > 0, positive * x * x, negative * curve) + 0.5 * x
@@ -141,7 +141,7 @@ _WRITTEN: Mapping[str, Callable[[Tensor, Learned], Tensor]] = {
 
 
 def activation(op: Activation) -> Callable[[Tensor, Learned], Tensor]:
-    """min(f(clip(x, low, high)), most) + plus; the second argument holds the learned parameters, by name."""
+    """Return f(x, learned) = min(f(clip(x, low, high)), most) + plus; `learned` maps names to learned parameters."""
     call = _function(op.function) if op.soft_cap is None else partial(_soft_capped, op.function, op.soft_cap)
     if op == Activation(op.function, soft_cap=op.soft_cap):
         return call

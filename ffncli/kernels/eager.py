@@ -1,4 +1,4 @@
-"""eager: the block in plain torch functions, as a user would write it by hand. The baseline of every comparison."""
+"""eager: the block in plain torch functions, as a user would write it by hand; the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffncli.kernels.routing import Body, looped, mixture, refuses_unknown_routin
 
 @register("eager", refuses=refuses_unknown_routing)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """The function for a dense block or a mixture of experts, which loops over the chosen experts."""
+    """Build the function for a dense block, or for a mixture of experts, which loops over the chosen experts."""
     shape = dense(steps)
     compute = body(shape) if shape else mixture(steps, body, looped(steps, body))
     names = tuple(parameters(steps))
@@ -26,7 +26,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def body(shape: Dense) -> Body:
-    """One FFN: down(act(up(x))), or down(act(gate(x)) · up(x))."""
+    """Return one FFN: down(act(up(x))), or down(act(gate(x)) · up(x))."""
     middle, p = between(shape), shape.prefix
 
     def ffn(x: Tensor, w: Weights) -> Tensor:

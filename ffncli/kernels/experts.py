@@ -1,12 +1,12 @@
-"""Mixtures whose experts are computed together: gate and up of all experts in one tensor, down of all in another.
+"""Mixtures whose experts are computed together: gate and up of all experts are one tensor, down of all experts another.
 
-grouped: a mixture's tokens sorted by expert, and one grouped product for each matrix of all experts. What the router
-chose is not read here. torch has one kernel for such a product in bf16 on GPUs of compute capability 9.0 or more;
-elsewhere, and in other dtypes, it loops over the experts itself, for which a GPU waits for the host.
+grouped: tokens are sorted by expert, and one grouped product computes each matrix for all experts. The router's choice
+is never read on the host. torch has a single kernel for such a product in bf16 on GPUs of compute capability 9.0 or
+more; elsewhere, and in other dtypes, torch itself loops over the experts, and a GPU then waits for the host.
 
-batched: every token gets a copy of its experts' matrices, and one batched product computes all. It is for few tokens:
-the copies are top_k times the matrices of an expert for each token. Nothing reads what the router chose, so a GPU never
-waits for the host. Forward only: a backward pass would keep all copies.
+batched: every token gets a copy of its experts' matrices, and one batched product computes all of them. It is meant for
+few tokens: each token needs copies of top_k experts' matrices. The router's choice is never read on the host, so a GPU
+never waits. Forward only: a backward pass would keep all copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ffncli.kernels.routing import Summed, mixture, refuses_unknown_routing, rou
 
 
 def refuses(steps: Steps) -> str | None:
-    """Why it cannot compute a block: it needs a mixture whose experts differ in matrices and biases alone."""
+    """Return why these kernels cannot compute a block: they need experts that differ only in matrices and biases."""
     ops = [step.op for step in steps if isinstance(step.op, Experts)]
     if not ops:
         return "a dense block has no experts"
@@ -36,8 +36,8 @@ def refuses(steps: Steps) -> str | None:
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """gate above up and down, [experts, out, in], with zeros up to the next multiple, and their biases [experts, out];
-    then everything else unchanged, in step order."""
+    """Stack the matrices as [experts, out, in], with gate above up, and then down, zero-padded to the next multiple,
+    and their biases as [experts, out]; then everything else unchanged, in step order."""
     stacked = _stacked(steps, weights)
     return (*stacked.values(), *(weights[name] for name in _others(steps)))
 
@@ -49,15 +49,15 @@ def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
-    """`ordered`: add a token's outputs in the order of its choices. On a GPU index_add adds in any order, and its last
-    bits differ from call to call; on a CPU it is the faster way."""
+    """Sum with grouped products. `ordered` adds a token's outputs in the order of its choices: on a GPU index_add adds
+    in any order, so that the last bits would differ from call to call; on a CPU index_add is the faster way."""
 
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]
         expert, order = chosen.flatten().sort(stable=True)
         token, weight = order // top_k, share.flatten().index_select(0, order)[:, None]
         numbers = torch.arange(entries, device=x.device)
-        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # of each expert's rows
+        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # the end of each expert's rows
 
         def product(rows: Tensor, matrices: Tensor) -> Tensor:
             return functional.grouped_mm(rows, matrices.mT, offs=ends)
@@ -72,8 +72,8 @@ def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
     return summed
 
 
-MOST_TOKENS = 64  # worth timing
-MOST_BYTES = 1 << 28  # of copied matrices at a time: more tokens are computed one part after the other
+MOST_TOKENS = 64  # maximum tokens for which `batched` is timed
+MOST_BYTES = 1 << 28  # maximum bytes of copied matrices at a time: more tokens are computed in several parts
 
 
 @register("batched", prepare=prepare, refuses=refuses, trains=False, most_tokens=MOST_TOKENS)
@@ -105,13 +105,15 @@ def _in_batches(made: Made, weigh_output: bool) -> Summed:
 
 Product = Callable[[Tensor, Tensor], Tensor]  # (rows [n, in], matrices of all experts [experts, out, in]) → [n, out]
 Made = Callable[[Tensor, Tensor, Weights, Product], Tensor]
-_MULTIPLE = 8  # of widths: torch's grouped products need strides of 16 bytes, forward and backward, in every dtype
+# Widths are padded to a multiple: torch's grouped products need strides of 16 bytes, forward and backward, in every
+# dtype.
+_MULTIPLE = 8
 _PARTS = tuple(f"{name}.{kind}" for name in ("gate", "up", "down") for kind in ("weight", "bias"))
 _STACKED = ("inward.weight", "inward.bias", "down.weight", "down.bias")
 
 
 def _stacked(steps: Steps, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of `_STACKED` that the experts have; a mixture whose shared experts are routed has them last."""
+    """Return the tensors of `_STACKED` that the experts have; routed shared experts, if any, come last."""
     parts = {}
     for name in _PARTS:
         of_steps = [weights[step.prefix + name] for step in _sources(steps) if name in step.op.parameters()]
@@ -129,23 +131,23 @@ def _sources(steps: Steps) -> tuple[Step, ...]:
 
 
 def _others(steps: Steps) -> list[str]:
-    """The parameters that are not stacked, in step order."""
+    """Return the parameters that are not stacked, in step order."""
     stacked = {step.prefix + name for step in _sources(steps) for name in _PARTS}
     return [name for name in parameters(steps) if name not in stacked]
 
 
 def padded(x: Tensor, axis: int) -> Tensor:
-    """x with zeros at the end of an axis, up to the next multiple; x itself if that is its size."""
+    """Pad an axis of x with zeros up to the next multiple; return x itself if it already is one."""
     missing = -x.shape[axis] % _MULTIPLE
     after = x.dim() - 1 - axis % x.dim()  # functional.pad counts from the last axis
     return functional.pad(x, (0, 0) * after + (0, missing)) if missing else x
 
 
 def stacked_mixture(steps: Steps, summed: Callable[[Made, bool], Summed]) -> Computes:
-    """The function of a kernel that computes all experts together.
+    """Build the function of a kernel that computes all experts together.
 
-    `summed` makes the sum over the chosen experts from (what makes rows of tokens the outputs of their experts; whether
-    the route's weight multiplies these, or else the rows).
+    `summed` builds the sum over the chosen experts from two arguments: the function that maps rows of tokens to the
+    outputs of their experts, and whether the route's weight multiplies these outputs (otherwise the rows).
     """
     names = [name for name in _STACKED if name in _names_of(steps)] + _others(steps)
     compute = mixture(steps, body, summed(experts_together(steps), routed_experts(steps).weigh == "output"))
@@ -162,7 +164,7 @@ def _names_of(steps: Steps) -> set[str]:
 
 
 def experts_together(steps: Steps) -> Made:
-    """made(rows [n, width], expert of each row [n], weights, product) → the outputs of the experts [n, width]."""
+    """Return made(rows [n, width], expert of each row [n], weights, product) → the experts' outputs [n, width]."""
     experts = routed_experts(steps)
     middle, gated = between(experts.shape), experts.shape.gated
     d_ff = next(axes[-1].size for name, axes in experts.sources[0].op.parameters().items() if name == "down.weight")

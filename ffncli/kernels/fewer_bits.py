@@ -1,11 +1,11 @@
 """Kernels that compute in fewer bits than their inputs have, and declare it. Forward only.
 
-fp8: products of 8-bit factors (e4m3), each row of x, of the hidden numbers and of the weights with its own scale.
-Weights are quantized once, x and the hidden numbers in every call. On a GPU the products may add up in fewer bits than
-float32 has (fast accumulation); a CPU without such products emulates them, and takes longer.
+fp8: products of 8-bit factors (e4m3); each row of x, of the hidden values and of the weights has its own scale. Weights
+are quantized once, x and the hidden values in every call. On a GPU the sums may have fewer bits than float32 (fast
+accumulation); a CPU without such products emulates them, which is slower.
 
-int8, int4: weights in fewer bits; x and what is computed in the block's dtype; by products that torch has itself. For
-few tokens the time is that of reading the weights, which are half or a quarter as many bytes.
+int8, int4: weights in fewer bits; x and all intermediates in the block's dtype; torch provides the products. With few
+tokens, most of the time goes into reading the weights, which take a half or a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _LARGEST = torch.finfo(_FORMAT).max
 
 
 def refuses_fp8(steps: Steps) -> str | None:
-    """Why it cannot compute a block: it needs a dense one whose widths a GPU's products take."""
+    """Return why fp8 cannot compute a block: it needs a dense block whose widths suit a GPU's 8-bit products."""
     return refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16)
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(x in 8 bits, the scale of every row, float32): their product is x again. The last axis of x is a row."""
+    """Return (x in 8 bits, a float32 scale per row); their product approximates x. Rows lie along the last axis."""
     wide = x.float()
     scale = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
     return (wide / scale).to(_FORMAT), scale
 
 
 def prepare_fp8(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """gate above up, and down, each followed by its scales [1, out]; then everything else unchanged, in step order."""
+    """Quantize gate above up, and down, each followed by scales [1, out]; then the rest unchanged, in step order."""
     inward = [weights[name] for name in _MATRICES[:2] if name in weights]
     pairs = [quantized(matrix) for matrix in (torch.cat(inward), weights["down.weight"])]
     return (*(t for matrix, scale in pairs for t in (matrix, scale.T)), *(weights[name] for name in _others(steps)))
@@ -59,10 +59,10 @@ def _others(steps: Steps) -> list[str]:
     computes="fp8-rowwise",
 )  # fmt: skip
 def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Quantize, product, activation and gate, quantize, product."""
+    """Build the steps: quantize, product, activation and gate, quantize, product."""
     shape, names = dense_block(steps), _others(steps)
     middle = between(shape)
-    made = torch.bfloat16 if device.startswith("cuda") else dtype  # all that every such GPU gives
+    made = torch.bfloat16 if device.startswith("cuda") else dtype  # the output of every such GPU
 
     def product(x: Tensor, matrix: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         rows, by_row = quantized(x)
@@ -85,8 +85,8 @@ def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 # --- int8, int4 -------------------------------------------------------------------------------------------------------
 
-GROUP = 32  # weights of a row that share a scale and a zero in int4
-_MULTIPLE = 32  # both widths are a multiple of it: torch's products read vectors of weights, and check nothing
+GROUP = 32  # consecutive weights of a row that share a scale and a zero in int4
+_MULTIPLE = 32  # both widths must be a multiple: torch's products read vectors of weights, and check nothing
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 Quantizes: TypeAlias = Callable[[Tensor], Pair]
@@ -94,19 +94,19 @@ Multiplies: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def refuses_weight_only(steps: Steps) -> str | None:
-    """Why it cannot compute a block: it needs a dense one of suitable widths."""
+    """Return why these kernels cannot compute a block: they need a dense block of suitable widths."""
     return refuses_all_but_dense(steps) or refuses_odd_widths(steps, _MULTIPLE)
 
 
 def to_int8(weight: Tensor) -> Pair:
-    """(integers of −127 to 127 [out, in], one scale per row [out]): weight ≈ integer · scale."""
+    """Return (integers from −127 to 127 [out, in], one scale per row [out]): weight ≈ integer · scale."""
     scale = (weight.float().abs().amax(1).clamp(min=1e-30) / 127).to(weight.dtype)
     return (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def to_int4(weight: Tensor) -> Pair:
-    """(integers of 0 to 15, packed as torch's product wants them; scale and zero of each group [in / 32, out, 2]):
-    weight ≈ (integer − 8) · scale + zero."""
+    """Return (integers from 0 to 15, packed as torch's product expects them; scale and zero per group [in / 32, out,
+    2]): weight ≈ (integer − 8) · scale + zero."""
     groups = weight.float().reshape(len(weight), -1, GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = (high - low).clamp(min=1e-30) / 15
@@ -117,7 +117,7 @@ def to_int4(weight: Tensor) -> Pair:
 
 
 def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Params]:
-    """`prepare` of a kernel: each matrix as two tensors, the rest unchanged, in step order."""
+    """Return the `prepare` of a kernel that stores each matrix as two tensors and the rest unchanged, in step order."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         parts = [quantize(weights[n]) if n in _MATRICES else (weights[n],) for n in parameters(steps)]
@@ -127,7 +127,7 @@ def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Pa
 
 
 def computing(steps: Steps, multiply: Multiplies) -> Computes:
-    """The block, whose products are `multiply(x, integers, scales)`."""
+    """Build the block with products computed by `multiply(x, integers, scales)`."""
     shape, names = dense_block(steps), list(parameters(steps))
     middle = between(shape)
     keys = [key for name in names for key in ((name, f"{name} scale") if name in _MATRICES else (name,))]
@@ -150,7 +150,7 @@ def computing(steps: Steps, multiply: Multiplies) -> Computes:
     computes="int8-weights",
 )  # fmt: skip
 def build_int8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Weights in 8 bits, a scale for each row of a matrix."""
+    """Build the block with 8-bit weights and one scale per row of a matrix."""
     return computing(steps, torch.ops.aten._weight_int8pack_mm)
 
 
@@ -159,7 +159,7 @@ def build_int8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     computes="int4-weights",
 )  # fmt: skip
 def build_int4(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Weights in 4 bits, a scale and a zero for 32 of a row."""
+    """Build the block with 4-bit weights; 32 consecutive weights of a row share a scale and a zero."""
 
     def multiply(x: Tensor, integers: Tensor, pairs: Tensor) -> Tensor:
         out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, integers, GROUP, pairs)

@@ -1,6 +1,6 @@
 """inplace: products, activation and gate are written into existing buffers; a call allocates as little as possible.
 
-Forward only: what a backward pass needs is overwritten.
+Forward only: values that a backward pass needs are overwritten.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _WRITTEN: Mapping[str, Changes] = {
     "sigmoid": lambda x, learned: x.sigmoid_(),
     "tanh": lambda x, learned: x.tanh_(),
     "gelu_10": lambda x, learned: torch.ops.aten.gelu_(x).clamp_(max=10.0),
-    "quick_gelu": lambda x, learned: x.mul_(torch.sigmoid(1.702 * x)),  # one temporary
+    "quick_gelu": lambda x, learned: x.mul_(torch.sigmoid(1.702 * x)),  # allocates one temporary
 }
 
 
 def changed(op: Activation) -> Changes:
-    """min(f(clip(x, low, high)), most) + plus, overwriting x where torch has f in place; else a new tensor."""
+    """Return f(x, learned) = min(f(clip(x, low, high)), most) + plus, which overwrites x if torch has f in place;
+    otherwise it returns a new tensor."""
     call = _function(op.function) if op.soft_cap is None else _soft_capped(op)
 
     def run(x: Tensor, learned: Learned) -> Tensor:
@@ -52,7 +53,7 @@ def _soft_capped(op: Activation) -> Changes:
     cap = op.soft_cap or 0.0
 
     def run(x: Tensor, learned: Learned) -> Tensor:
-        share = None if op.function == "identity" else torch.sigmoid(x)  # one temporary
+        share = None if op.function == "identity" else torch.sigmoid(x)  # allocates one temporary
         x.div_(cap).tanh_().mul_(cap)
         return x if share is None else x.mul_(share)
 
@@ -69,23 +70,23 @@ def _function(name: str) -> Changes:
 
 
 class Buffers:
-    """Buffers that a call writes to, kept for the next one; replaced when the number of tokens changes."""
+    """Buffers that a call writes to and the next call reuses; replaced if the number of tokens changes."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Tensor] = {}
 
     def of(self, name: str, x: Tensor, width: int) -> Tensor:
-        """[tokens, width], uninitialised."""
+        """Return the buffer with that name: [tokens, width], uninitialised."""
         buffer = self._by_name.get(name)
         if buffer is None or buffer.shape[0] != x.shape[0]:
-            with torch.inference_mode(False):  # a tensor created in inference mode could not be written to outside it
+            with torch.inference_mode(False):  # outside of inference mode, a tensor created in it cannot be written to
                 buffer = self._by_name[name] = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
         return buffer
 
 
 @register("inplace", refuses=refuses_all_but_dense, trains=False)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """down(act(gate) · up), each in a buffer that the next call overwrites, the output's too."""
+    """Compute down(act(gate) · up), with each result, even the output, in a buffer that the next call overwrites."""
     names, buffers = tuple(parameters(steps)), Buffers()
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:
@@ -102,7 +103,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def computing(steps: Steps, product: Callable[[str, Tensor, Weights], Tensor]) -> Callable[[Tensor, Weights], Tensor]:
-    """f(x, weights): the block, whose activation and gate overwrite what `product(name, x, weights)` returns."""
+    """Return the block, f(x, weights), whose activation and gate overwrite what `product(name, x, weights)` returns."""
     shape = dense_block(steps)
     act, lift = changed(shape.act), changed(shape.lift) if shape.lift else None
 

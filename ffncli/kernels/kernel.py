@@ -1,7 +1,7 @@
-"""Kernel: a way to compute an FFN, as a record of two functions; and a decorator that registers the package's.
+"""Kernel: a way to compute an FFN, as a record of two functions; and a decorator that registers the package's kernels.
 
-`prepare` puts the weights into the form that a kernel needs (packed, say), once for each copy or placement.
-`build` returns the function to call, once for each case; compiling belongs there.
+`prepare` converts the weights to the form that a kernel needs (packed, for example), once per copy or placement.
+`build` returns the function to call, once per case; compiling belongs in `build`.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ Refuses: TypeAlias = Callable[[Steps], str | None]
 
 
 def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """The weights as they are, in step order."""
+    """Return the weights unchanged, in step order."""
     return tuple(weights[name] for name in parameters(steps))
 
 
 def any_block(steps: Steps) -> str | None:
-    """Refuses nothing."""
+    """Accept every block: return no reason against it."""
     return None
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """`prepare(steps, weights) -> params` and `build(steps, device, dtype) -> f(x, params)`.
+    """A kernel: `prepare(steps, weights) -> params` and `build(steps, device, dtype) -> f(x, params)`.
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `cpu`, `compiler`, `onednn`, `mkl`, `sm_89` (of a GPU: that compute
-    capability or more), or a module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why
-    it cannot compute a block, or None.
-    `origin` is the file of a user's kernel.
+    dtype. `needs` lists requirements: `cuda`, `cpu`, `compiler`, `onednn`, `mkl`, `sm_89` (a GPU must have at least
+    that compute capability), or a module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns
+    why the kernel cannot compute a block, or None. `origin` is the file of a user's kernel.
 
-    `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
-    `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
-    our names (`fp32`); None is all of them. `computes` declares fewer bits than the case's dtype has: a format and, if
-    it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and is compared with its like only. `most_tokens`: f
-    computes any number of tokens, but was made for so many at most, so a benchmark of more leaves it out; None: no
-    limit. `per_weights`: the first call with params and a number of tokens makes something for these two, and keeps it
-    (`PerWeights`), so whoever times it makes that call before. If it also compiles, then the weights are in its code: a
-    benchmark has one copy of them, which only a flush makes cold.
+    `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights. `compiles`:
+    the first call with a shape compiles, which is reported separately. `dtypes`: the dtypes it computes in, by our
+    names (`fp32`); None for all. `computes` declares that it computes in fewer bits than the case's dtype: a format
+    and, if it helps, how (`fp8-rowwise`); such a kernel is checked against a wider bound, and compared only with
+    kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most this many, so
+    benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a new number of
+    tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the kernel also
+    compiles, the weights are part of its code: a benchmark then has only one copy of them, which only a flush makes
+    cold.
     """
 
     name: str
@@ -74,15 +74,15 @@ class Kernel:
     per_weights: bool = False
 
     def forms(self, dtype: torch.dtype) -> int:
-        """Copies of the weights in this dtype that what it makes of them may take: of a form of its own, which may be
-        float32 where the dtype has 16 bits.
+        """Return how many copies of the weights, in bytes of this dtype, the kernel's own form of them may take; that
+        form may be float32 if the dtype has 16 bits.
         """
         if self.prepare is canonical:
             return 0
         return 2 if dtype.itemsize == 2 and not self.per_weights else 1
 
     def missing(self, device: str) -> str | None:
-        """What it needs and this machine lacks, in words; None if nothing is missing."""
+        """Return what the kernel needs and this machine lacks, in words; None if nothing is missing."""
         for need in self.needs:
             if need == "cuda" and not device.startswith("cuda"):
                 return "runs on a GPU only"
@@ -109,10 +109,10 @@ class Kernel:
         self, steps: Steps, device: str, dtype: object, passes: str = "forward", tokens: int | None = None,
         cold: bool = False,
     ) -> str | None:  # fmt: skip
-        """Every reason why it cannot run this case, joined by `; `; None if it can.
+        """Return every reason why it cannot run this case, joined by `; `; None if it can.
 
-        `dtype` is torch's or one of our names, `passes` forward or forward+backward, `tokens` their number if known,
-        `cold` whether copies of the weights keep them out of the caches.
+        `dtype` is torch's dtype or one of our names, `passes` is forward or forward+backward, `tokens` is their number
+        if known, and `cold` says whether copies of the weights keep them out of the caches.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)
@@ -136,14 +136,14 @@ _NO_MODULES = ("cuda", "cpu", "compiler", "onednn", "mkl")
 
 
 def _has_onednn() -> bool:
-    """Whether torch's CPU build has oneDNN's products with reordered weights."""
+    """Return True if torch's CPU build has oneDNN's products with reordered weights."""
     import torch
 
     return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _has_mkl() -> bool:
-    """Whether torch's CPU build has MKL's products with packed weights."""
+    """Return True if torch's CPU build has MKL's products with packed weights."""
     import torch
 
     return torch._C.has_mkl and hasattr(torch.ops.mkl, "_mkl_linear")
@@ -153,7 +153,7 @@ _CAPABILITY = "sm_"
 
 
 def _older_gpu(least: str, device: str) -> str | None:
-    """Why a GPU that is older than compute capability `least` (`89`) cannot do; None of others, and of a CPU."""
+    """Return what a GPU needs if its compute capability is below `least` (`89`); None for other GPUs and CPUs."""
     import torch
 
     if not device.startswith("cuda") or not torch.cuda.is_available():
@@ -165,13 +165,14 @@ def _older_gpu(least: str, device: str) -> str | None:
 
 
 def cxx() -> str | None:
-    """The C++ compiler for torch.compile on a CPU: CXX if set, else g++, else clang++; None without one."""
+    """Return the C++ compiler for torch.compile on a CPU: CXX if set, else g++, else clang++; None if there is none."""
     named = os.environ.get("CXX", "").strip()
     return next((path for name in ([named] if named else ["g++", "clang++"]) if (path := shutil.which(name))), None)
 
 
 def interprets_triton() -> bool:
-    """Whether TRITON_INTERPRET makes Triton run its kernels as Python, on a CPU too: for a check, never for a time."""
+    """Return True if TRITON_INTERPRET makes Triton run its kernels as Python, even on a CPU: for checks, never for
+    timing."""
     return os.environ.get("TRITON_INTERPRET", "").strip().lower() in ("1", "true", "yes", "on", "y")
 
 
@@ -191,7 +192,7 @@ def register(
     most_tokens: int | None = None,
     per_weights: bool = False,
 ) -> Callable[[Build], Build]:
-    """Decorates the `build` of a kernel that comes with the package."""
+    """Decorate the `build` of a kernel that comes with the package."""
 
     def add(build: Build) -> Build:
         how = (trains, compiles, dtypes, computes, most_tokens, per_weights)
@@ -202,14 +203,14 @@ def register(
 
 
 def kernel_steps(steps: Steps) -> tuple[Step, ...]:
-    """The steps that a kernel computes: from ffn_input to ffn_output, without dropout, as in eval mode."""
+    """Return the steps that a kernel computes: from ffn_input to ffn_output, without dropout, as in eval mode."""
     return without_dropout(ffn_steps(steps))
 
 
 def without_dropout(steps: Steps) -> tuple[Step, ...]:
-    """The steps in eval mode."""
+    """Return the steps without dropout, as in eval mode."""
     kept: list[Step] = []
-    same: dict[str, str] = {}  # a dropout's name → its input
+    same: dict[str, str] = {}  # name of a dropout step → its input
     for step in steps:
         inputs = tuple(same.get(name, name) for name in step.inputs)
         if isinstance(step.op, Dropout):
@@ -220,5 +221,5 @@ def without_dropout(steps: Steps) -> tuple[Step, ...]:
 
 
 def _eval(step: Step) -> Op:
-    """The step's op; dropout is removed from experts too."""
+    """Return the step's op; inside experts, dropout is removed, too."""
     return replace(step.op, program=without_dropout(step.op.program)) if isinstance(step.op, Experts) else step.op

@@ -1,10 +1,11 @@
-"""Kernels of other packages, imported when one is built: skipped with the reason if its package is not installed.
+"""Kernels from other packages, imported when a kernel is built; a kernel whose package is not installed is skipped,
+with that reason.
 
-liger: LigerMLP of liger-kernel, which computes gate, up and what is between them in one Triton kernel; liger_act:
-eager's products, and liger-kernel's SiLUMul or GELUMul for what lies between them; quack: the MLP of quack-kernels,
-which computes gate, up and what is between them in one product (CuTe DSL).
+liger: LigerMLP of liger-kernel, which computes gate, up and everything between them and down in one Triton kernel;
+liger_act: eager's products, with liger-kernel's SiLUMul or GELUMul between them; quack: the MLP of quack-kernels, which
+computes gate, up and the activation in one product (CuTe DSL).
 
-All compute gated units without the limits and scales that some models add.
+All of them compute gated units, without the limits and scales that some models add.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def refuses_all_but_gated(steps: Steps, functions: Collection[str], products: bool = True) -> str | None:
-    """Why a gated unit with one of these functions cannot be this block; with its `products`, or what is between."""
+    """Return why a gated unit with one of these functions cannot compute the block; `products` says whether it also
+    computes the products."""
     shape = dense(steps)
     if shape is None:
         return refuses_all_but_dense(steps)
@@ -52,11 +54,11 @@ _refuses_liger = partial(refuses_all_but_gated, functions=("silu",))
     dtypes=("fp32", "bf16", "fp16"),
 )
 def build_liger(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Its function on the block's gate, up and down. It tries tile sizes at the first call."""
+    """Call LigerMLP on the block's gate, up and down. The first call tries several tile sizes."""
     mlp = import_module("liger_kernel.ops").LigerMLPFunction.apply
 
     def run(x: Tensor, params: Params) -> Tensor:
-        out: Tensor = mlp(x[None], *params)[0]  # it takes [batch, tokens, d_model]
+        out: Tensor = mlp(x[None], *params)[0]  # the function expects [batch, tokens, d_model]
         return out
 
     return run
@@ -74,7 +76,7 @@ _refuses_liger_act = partial(refuses_all_but_gated, functions=OF_ACT, products=F
     dtypes=("fp32", "bf16", "fp16"),
 )
 def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """down(SiLUMul(gate(x), up(x)))."""
+    """Compute down(SiLUMul(gate(x), up(x)))."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle = getattr(import_module("liger_kernel.ops"), OF_ACT[shape.act.function]).apply
 
@@ -87,16 +89,16 @@ def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     return run
 
 
-QUACK_UNITS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # its names of the units
+QUACK_UNITS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # quack's names for the units
 
 
 def refuses_quack(steps: Steps) -> str | None:
-    """Why it cannot compute a block: it needs a gated one of suitable widths."""
+    """Return why quack cannot compute a block: it needs a gated block of suitable widths."""
     return refuses_all_but_gated(steps, QUACK_UNITS) or refuses_odd_widths(steps, 8)
 
 
 def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """(gate above up, [2 · d_ff, d_model]; down)."""
+    """Return (gate above up, [2 · d_ff, d_model]; down)."""
     return torch.cat([weights["gate.weight"], weights["up.weight"]]), weights["down.weight"]
 
 
@@ -109,7 +111,7 @@ def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     dtypes=("bf16", "fp16"),
 )
 def build_quack(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Its function on the packed weights. It tries tile sizes at the first call."""
+    """Call quack's MLP on the packed weights. The first call tries several tile sizes."""
     shape = dense_block(steps)
     mlp, unit = import_module("quack.mlp").mlp_func, QUACK_UNITS[shape.act.function]
 

@@ -1,6 +1,7 @@
-"""module: the block as an nn.Module of nn.Linear layers, as it is often written in a notebook.
+"""module: the block as an nn.Module of nn.Linear layers, as people often write it in a notebook.
 
-`run/verify/module.py` has another on purpose: the independent implementation that `ffn verify` compares the steps with.
+`run/verify/module.py` contains another such module on purpose: it is the independent implementation that `ffn verify`
+compares the steps with.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 class _EmptyLinear(nn.Linear):
-    """nn.Linear without initial weights: they are set before the first call, so no random ones are needed."""
+    """nn.Linear without initial weights, which would only be replaced before the first call."""
 
     def __init__(self, into: int, out: int, bias: bool) -> None:
         super().__init__(into, out, bias, device="meta")
 
     def reset_parameters(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class FeedForward(nn.Module):
-    """Two nn.Linear, or three with a gate; what lies between them is a function.
+    """Two nn.Linear layers, or three with a gate, and a function between them.
 
-    Its weights are set before it is called.
+    The weights must be set before the first call.
     """
 
     def __init__(self, shape: Dense, axes: dict[str, tuple[Axis, ...]]) -> None:
@@ -38,10 +39,10 @@ class FeedForward(nn.Module):
         }
         self.gate, self.up, self.down = layers.get("gate"), layers["up"], layers["down"]
         self.shape, self.between = shape, between(shape)
-        self.others: dict[str, Tensor] = {}  # an activation's learned parameters, a norm's parameters
+        self.others: dict[str, Tensor] = {}  # parameters of the activation and of the norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, d_model] → [tokens, d_model]."""
+        """Map x [tokens, d_model] → [tokens, d_model]."""
         gate = None if self.gate is None else self.gate(x)
         hidden = normed(self.shape, self.between(gate, self.up(x), self.others), self.others)
         out: Tensor = self.down(hidden)
@@ -50,15 +51,16 @@ class FeedForward(nn.Module):
 
 @register("module", refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """The module called on x. Its parameters are looked up like any module's, and replaced when `params` change."""
+    """Call the module on x. Its parameters are looked up as in any module, and replaced if `params` change."""
     shape, axes = dense_block(steps), parameters(steps)
     module = FeedForward(shape, axes).eval()
     places = [_place(module, name) for name in axes]
     last: list[Params] = [()]
 
     def run(x: Tensor, params: Params) -> Tensor:
-        # Written where torch looks them up: assigning attributes, or torch.func.functional_call, takes about 20 µs per
-        # call, which a module in a notebook does not cost. Gradients flow to the tensors themselves.
+        # Written directly to the dicts in which torch looks them up: assigning attributes, or
+        # torch.func.functional_call, takes about 20 µs per call, which a module in a notebook does not cost. Gradients
+        # flow to the tensors themselves.
         if params is not last[0]:
             for (home, name), tensor in zip(places, params, strict=True):
                 home[name] = tensor
@@ -70,7 +72,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _place(module: FeedForward, name: str) -> tuple[dict[str, Tensor], str]:
-    """The dict in which the module has that parameter, and its key there."""
+    """Return (the dict in which the module stores that parameter, its key there)."""
     layer, _, key = name.rpartition(".")
     linear = getattr(module, layer, None)
     if isinstance(linear, nn.Linear):

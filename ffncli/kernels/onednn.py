@@ -1,8 +1,8 @@
-"""onednn, onednn_packed: weights reordered once into oneDNN's layout of blocks, so that a call reorders nothing.
+"""onednn, onednn_packed: weights are reordered once into oneDNN's blocked layout, so that calls need no reordering.
 
-F.linear multiplies float32 by MKL, and has oneDNN reorder 16-bit weights in every call. torch.compile reorders the
-weights once too if it may freeze them, for 16-bit dtypes; in float32 it asks MKL all the same. Where the processor does
-not multiply 16-bit numbers, these compute in float32. Forward only.
+F.linear multiplies float32 with MKL, and lets oneDNN reorder 16-bit weights in every call. torch.compile also reorders
+weights once if it may freeze them, but only for 16-bit dtypes; for float32 it still uses MKL. If the processor cannot
+multiply 16-bit numbers, these kernels compute in float32. Forward only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
 from ffncli.kernels.per_weights import widened, widened_weights
 
 DTYPES = ("fp32", "bf16", "fp16")
-_TOKENS = 128  # oneDNN chooses the layout for so many; with it, any number is computed
+_TOKENS = 128  # the number of tokens for which oneDNN chooses the layout; any number can be computed with it
 _NOTHING: tuple[str, list[float], str] = ("none", [], "")
-# What oneDNN can do to a product while it writes it: a function's name, numbers, variant.
+# The operations that oneDNN can apply to a product while writing it: function name, numbers, variant.
 _WHILE_WRITING: Mapping[str, tuple[str, list[float], str]] = {
     "identity": _NOTHING,
     "relu": ("relu", [], ""),
@@ -35,24 +35,24 @@ _WHILE_WRITING: Mapping[str, tuple[str, list[float], str]] = {
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies in it on this processor."""
+    """Return True if oneDNN multiplies in this dtype on this processor."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32 or (dtype == torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()))
 
 
 def available(device: str) -> bool:
-    """Whether `linear` works there."""
+    """Return True if `linear` works on this device."""
     return not REGISTERED["onednn"].missing(device)
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Bytes of a tensor, in oneDNN's layout or not."""
+    """Return the bytes of a tensor, whether it is in oneDNN's layout or not."""
     return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes
 
 
 def _reordered(names: list[str], tensors: Iterable[Tensor]) -> Params:
-    """The matrices among the tensors as oneDNN's own; the rest unchanged."""
+    """Convert the matrices among the tensors to oneDNN's layout; leave the rest unchanged."""
     matrices = ("weight", "gate.weight", "up.weight", "down.weight")
     reorder = torch.ops.mkldnn._reorder_linear_weight
     return tuple(
@@ -61,13 +61,13 @@ def _reordered(names: list[str], tensors: Iterable[Tensor]) -> Params:
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Each matrix in oneDNN's layout, in step order."""
+    """Convert each matrix to oneDNN's layout, in step order."""
     names = list(parameters(steps))
     return _reordered(names, (weights[name] for name in names))
 
 
 def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """gate and up as one matrix, then all matrices in oneDNN's layout."""
+    """Join gate and up to one matrix, then convert all matrices to oneDNN's layout."""
     return _reordered(packed.names(steps), packed.prepare(steps, weights))
 
 
@@ -77,7 +77,7 @@ def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 )  # fmt: skip
 @widened(multiplies)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Two or three products; oneDNN applies the activation, and multiplies by the gate, as it writes them."""
+    """Compute two or three products; oneDNN applies the activation and multiplies by the gate while writing them."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle, writes = between(shape), _while_writing(shape)
 
@@ -101,13 +101,13 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _while_writing(shape: Dense) -> tuple[Any, ...] | None:
-    """The activation in oneDNN's words; None where the block does more between its products."""
+    """Return the activation as oneDNN's arguments, or None if the block does more between its products."""
     plain = shape.act == Activation(shape.act.function) and shape.gate_scale == 1 and shape.lift is None
     return _WHILE_WRITING.get(shape.act.function) if plain else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, with a reordered weight."""
+    """Return x · weightᵀ + bias for a reordered weight."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_NOTHING)
     return out
 
@@ -118,5 +118,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 )  # fmt: skip
 @widened(multiplies)
 def build_packed(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """As `packed`, with oneDNN's products."""
+    """Build the kernel `packed` with oneDNN's products."""
     return packed.computing(steps, linear)

@@ -1,4 +1,4 @@
-"""packed: gate and up in one matrix, so that x is read once and one larger product replaces two."""
+"""packed: gate and up are one matrix, so that x is read once, and one larger product replaces two."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def refuses(steps: Steps) -> str | None:
-    """Why it cannot compute a block: a plain one has no gate to pack."""
+    """Return why packed cannot compute a block: a plain block has no gate to pack."""
     shape = dense(steps)
     return refuses_all_but_dense(steps) or (None if shape and shape.gated else "a plain block has no gate to pack")
 
 
 def _names(steps: Steps) -> tuple[list[str], list[str]]:
-    """(the packed parameters: weight, and bias if there is one; the other parameters in step order)."""
+    """Return (the packed parameters: weight, and bias if there is one; the other parameters in step order)."""
     every = list(parameters(steps))
     return (
         [name.removeprefix("gate.") for name in every if name.startswith("gate.")],
@@ -29,13 +29,13 @@ def _names(steps: Steps) -> tuple[list[str], list[str]]:
 
 
 def names(steps: Steps) -> list[str]:
-    """What `prepare` returns, by name: `weight` and `bias` are the packed ones."""
+    """Return the names of the tensors that `prepare` returns; `weight` and `bias` are the packed ones."""
     together, rest = _names(steps)
     return [*together, *rest]
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """gate above up, [2 · d_ff, d_model], and their biases likewise; then everything else unchanged, in step order."""
+    """Stack gate above up, [2 · d_ff, d_model], and their biases; then everything else unchanged, in step order."""
     packed, rest = _names(steps)
     together = [torch.cat([weights[f"gate.{name}"], weights[f"up.{name}"]]) for name in packed]
     return (*together, *(weights[name] for name in rest))
@@ -43,12 +43,12 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 @register("packed", prepare=prepare, refuses=refuses)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """One product, two halves, the gate, and down."""
+    """Compute one product, its two halves, the gate, and down."""
     return computing(steps, functional.linear)
 
 
 def computing(steps: Steps, linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Computes:
-    """The packed block, whose products are `linear(x, weight, bias)`."""
+    """Return the packed block with products computed by `linear(x, weight, bias)`."""
     shape, of_params = dense_block(steps), names(steps)
     middle = between(shape)
 

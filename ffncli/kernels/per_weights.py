@@ -1,8 +1,8 @@
-"""What a kernel makes of its params for one number of tokens, packed weights for example: made once, kept while they
-live.
+"""Data that a kernel creates from its params for one number of tokens, such as packed weights: created once, and kept
+while the params live.
 
-If a library does not multiply 16-bit numbers, weights are converted to float32 once. torch still multiplies 16-bit
-numbers, but one at a time: on a processor with AVX2 alone at an eighth of float32's rate.
+If a library cannot multiply 16-bit numbers, weights are converted to float32 once. torch can multiply them, but one at
+a time: on a processor with only AVX2, at an eighth of float32's rate.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from torch import Tensor
 from ffncli.block.steps import parameters
 from ffncli.kernels.kernel import Build, Computes, Params, Prepare, Steps
 
-_MOST = 8  # kinds of x of which each set of weights keeps one
+_MOST = 8  # maximum kinds of x that are kept per set of weights
 Made = TypeVar("Made")
-Kind: TypeAlias = tuple[int, bool]  # the number of tokens, whether x is from inference mode: torch tells them apart
+# (number of tokens, whether x is from inference mode, which torch treats differently)
+Kind: TypeAlias = tuple[int, bool]
 
 
 def aliases(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """The weights in step order as new tensors with the same memory: what is made of them is made again after this."""
+    """Return the weights in step order as new tensors that share their memory, so that `PerWeights` creates its data
+    anew for them."""
     return tuple(weights[name].detach() for name in parameters(steps))
 
 
 class PerWeights(Generic[Made]):
-    """`get(x, params)`: what `make(x, params)` returned for these params and as many tokens.
+    """A cache: `get(x, params)` returns the result of `make(x, params)` for these params and this number of tokens.
 
-    Params are the same if their first tensor is. What was made lives no longer than that tensor, so it must not hold
-    it; the latest eight kinds of x are kept of each.
+    Params are identified by their first tensor. A result is dropped when that tensor is freed, so the result must not
+    hold a reference to it; for each set of params the latest eight kinds of x are kept.
     """
 
     def __init__(self, make: Callable[[Tensor, Params], Made]) -> None:
@@ -39,7 +41,7 @@ class PerWeights(Generic[Made]):
         self._made: dict[int, tuple[ref[Tensor], dict[Kind, Made]]] = {}
 
     def get(self, x: Tensor, params: Params) -> Made:
-        """What belongs to these params and len(x) tokens; made at the first such call."""
+        """Return the result for these params and len(x) tokens, creating it at the first such call."""
         entry, kind = self._made.get(id(params[0])), (len(x), x.is_inference())
         if entry is not None and kind in entry[1]:
             return entry[1][kind]
@@ -62,7 +64,7 @@ Multiplies = Callable[[torch.dtype], bool]
 
 
 def widened_weights(prepare: Prepare, multiplies: Multiplies) -> Prepare:
-    """`prepare`, given float32 in place of a dtype that is not multiplied: twice the bytes."""
+    """Make `prepare` receive float32 weights if their dtype cannot be multiplied, which takes twice the bytes."""
 
     def prepared(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         return prepare(steps, _InFloat32(weights, multiplies))
@@ -71,7 +73,7 @@ def widened_weights(prepare: Prepare, multiplies: Multiplies) -> Prepare:
 
 
 class _InFloat32(Mapping[str, Tensor]):
-    """Weights that are converted as they are read, one after the other."""
+    """Weights that are converted one by one, when they are read."""
 
     def __init__(self, weights: Mapping[str, Tensor], multiplies: Multiplies) -> None:
         self._weights, self._multiplies = weights, multiplies
@@ -88,7 +90,7 @@ class _InFloat32(Mapping[str, Tensor]):
 
 
 def widened(multiplies: Multiplies) -> Callable[[Build], Build]:
-    """Decorates a `build`: in a dtype that is not multiplied it computes in float32, from x to the output."""
+    """Decorate a `build`: if its dtype cannot be multiplied, it computes in float32, from x to the output."""
 
     def decorated(build: Build) -> Build:
         def built(steps: Steps, device: str, dtype: torch.dtype) -> Computes:

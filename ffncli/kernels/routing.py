@@ -1,4 +1,4 @@
-"""Mixtures of experts in plain torch: the router chooses, each chosen expert computes its tokens, a weighted sum."""
+"""Mixtures of experts in plain torch: the router chooses, each chosen expert computes its tokens, a sum weighs them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPUTED = (
 
 
 def refuses_unknown_routing(steps: Steps) -> str | None:
-    """Why `mixture` cannot compute these steps; None for a dense block too, which has no experts."""
+    """Return why `mixture` cannot compute these steps, or None; a dense block, which has no experts, is not refused."""
     experts = next((step.op for step in steps if isinstance(step.op, Experts)), None)
     if experts is None:
         return None if dense(steps) else "cannot compute this block"
@@ -37,16 +37,16 @@ def refuses_unknown_routing(steps: Steps) -> str | None:
 
 
 def _body(experts: Experts) -> Steps:
-    """An expert's program without the norm on its output."""
+    """Return an expert's program without the norm on its output."""
     return tuple(step for step in experts.program if step.output != "expert_norm")
 
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """The experts of a mixture: each computes `shape` on its tokens, then the norm `after`, if there is one.
+    """The experts of a mixture: each expert applies `shape` to its tokens, then the norm `after`, if there is one.
 
-    `weigh`: the route's weight multiplies an expert's output or its input. `sources` are the steps with their weights,
-    in the order of the route's entries.
+    `weigh`: whether the route's weight multiplies an expert's output or its input. `sources` are the steps that hold
+    the weights, in the order of the route's entries.
     """
 
     shape: Dense
@@ -55,12 +55,12 @@ class RoutedExperts:
     sources: tuple[Step, ...]
 
     def normed(self, x: Tensor, w: Weights) -> Tensor:
-        """An expert's output [tokens, width] after its norm."""
+        """Apply the norm after the experts to an expert's output [tokens, width]."""
         return _normed(self.after, x, w)
 
 
 def routed_experts(steps: Steps) -> RoutedExperts:
-    """What `mixture` has computed of these steps by a function of the kernel; they are not refused."""
+    """Return the part of these steps that a kernel's own function computes in `mixture`; they must not be refused."""
     sources = tuple(step for step in steps if isinstance(step.op, Experts))
     op = sources[0].op
     assert isinstance(op, Experts)
@@ -71,9 +71,10 @@ def routed_experts(steps: Steps) -> RoutedExperts:
 
 
 def mixture(steps: Steps, body: Callable[[Dense], Body], summed: Summed) -> Body:
-    """The router's choice, Σ over the chosen experts, and the shared experts, which are built by `body`.
+    """Build the router's choice, the sum over the chosen experts, and the shared experts, which `body` builds.
 
-    `summed(x, chosen, share, weights)` is the sum: x [tokens, width], experts chosen and their weights [tokens, top_k].
+    `summed(x, chosen, share, weights)` computes the sum, from x [tokens, width], and the chosen experts and their
+    weights [tokens, top_k].
     """
     by: dict[str, Step] = {step.output: step for step in steps}
     route, shared_shape = by["route"].op, dense(steps, "shared.")
@@ -106,7 +107,8 @@ def mixture(steps: Steps, body: Callable[[Dense], Body], summed: Summed) -> Body
 
 
 def looped(steps: Steps, body: Callable[[Dense], Body]) -> Summed:
-    """The experts that were chosen, one after the other, each built by `body`. It reads the choice: a GPU waits."""
+    """Compute the chosen experts one after the other, each built by `body`. This reads the router's choice, so a GPU
+    waits for the host."""
     experts = routed_experts(steps)
     expert, sources = body(experts.shape), _sources(experts)
 
@@ -126,7 +128,7 @@ def looped(steps: Steps, body: Callable[[Dense], Body]) -> Summed:
 
 
 def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
-    """x after that norm; unchanged without one."""
+    """Apply a norm to x; return x unchanged if there is none."""
     if step is None:
         return x
     assert isinstance(step.op, Norm)
@@ -134,13 +136,14 @@ def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
 
 
 def _sources(experts: RoutedExperts) -> list[tuple[Experts, str, int]]:
-    """Entry of the route → (the op with its expert, what the names of its weights start with, its place in them)."""
+    """Return route entry → (op with the expert, prefix of its weights' names, the expert's index in the weights)."""
     ops = [(step.op, step.prefix) for step in experts.sources if isinstance(step.op, Experts)]
     return [(op, prefix, e) for op, prefix in ops for e in range(op.experts.size)]
 
 
 def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(experts chosen per token, their weights), both [tokens, top_k + always]; `params` by the route's names."""
+    """Return (experts chosen per token, their weights), both [tokens, top_k + always]; `params` are keyed by the
+    route's own names."""
     work = logits if op.score_dtype == "input" else logits.float()
     made = _one_by_one(op, work) if op.order == "one_by_one" else _together(op, work, params, ids)
     chosen, share = made
@@ -150,7 +153,7 @@ def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor 
 
 
 def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(experts, weights) where the choices do not depend on each other."""
+    """Return (experts, weights) if the choices do not depend on each other."""
     score = activation(Activation(op.score)) if op.score != "softmax" else lambda t, _: torch.softmax(t, -1)
     first, correction = op.order == "score_first", params.get("correction")
     every = score(work, {}) if first else work
@@ -174,7 +177,7 @@ def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor
 
 
 def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(experts, weights) where each is chosen from what the ones before it left."""
+    """Return (experts, weights) if each expert is chosen among those that the earlier choices left."""
     gone, picked, weights = torch.zeros_like(logits, dtype=torch.bool), [], []
     for _ in range(op.top_k):
         left = torch.where(gone, -torch.inf, logits)

@@ -1,3 +1,3 @@
-"""Kernels in Triton, and what they share. `functions` and `launched` import triton, and only a kernel's `build` imports
-these two.
+"""Kernels in Triton, and the functions they share. `functions` and `launched` import triton; they are imported only
+inside a kernel's `build`.
 """

@@ -1,9 +1,10 @@
-"""What lies between the products, and its derivative, in Triton's language. Only a kernel's `build` imports this file.
+"""The operations between the products, and their derivatives, in Triton's language. Imported only inside a kernel's
+`build`.
 
 Values are computed in float32 (float64 for float64 tensors) whatever the tensors' dtype: in Triton's interpreter 16-bit
 floats are bit patterns, and on a GPU the wider arithmetic is free next to the loads. Every comparison lets NaN through,
-as torch's functions do. `OP` is a tuple, the fields of `block.steps.Activation` in their order:
-0 function, 1 low, 2 high, 3 plus, 4 soft_cap, 5 most.
+as torch's functions do. `OP` is a tuple of the fields of `block.steps.Activation` in order: 0 function, 1 low, 2 high,
+3 plus, 4 soft_cap, 5 most.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import triton.language as tl
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + e⁻ˣ) without an overflow: only e^-|x| is computed."""
+    """1 / (1 + e⁻ˣ) without overflow: only e^-|x| is computed."""
     e = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
 @triton.jit
 def tanh(x):
-    """(1 - e^-2|x|) / (1 + e^-2|x|) with x's sign; near 0, where that cancels, the first six terms of its series."""
+    """(1 - e^-2|x|) / (1 + e^-2|x|) with x's sign; near 0, where this cancels, the first six terms of the series."""
     e = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     s = x * x
@@ -32,7 +33,7 @@ def tanh(x):
 
 @triton.jit
 def activated(x, FUNCTION: tl.constexpr, CAP: tl.constexpr):
-    """The activation of that name, one of `unit.FUNCTIONS`; its linear factor within ± CAP if that is not None."""
+    """The activation of that name, one of `kernels.FUNCTIONS`; its linear factor is within ± CAP unless CAP is None."""
     if CAP is not None:
         y = CAP * tanh(x / CAP)
         if FUNCTION == "silu":
@@ -63,7 +64,7 @@ def activated(x, FUNCTION: tl.constexpr, CAP: tl.constexpr):
 
 @triton.jit
 def activated_slope(x, FUNCTION: tl.constexpr, CAP: tl.constexpr):
-    """The derivative of `activated` by x; at a kink it is torch's."""
+    """The derivative of `activated` with respect to x; at a kink, the same as torch's."""
     if CAP is not None:
         t = tanh(x / CAP)
         d = 1.0 - t * t
@@ -111,13 +112,14 @@ def limited(x, LOW: tl.constexpr, HIGH: tl.constexpr):
 @triton.jit
 def unit(x, OP: tl.constexpr):
     """min(f(clip(x, low, high)), most) + plus."""
-    FUNCTION: tl.constexpr = OP[0]  # by name: Triton before 3.7 takes no string out of a tuple as an argument
+    # named, because Triton before 3.7 cannot pass a string from a tuple as an argument
+    FUNCTION: tl.constexpr = OP[0]
     return limited(activated(limited(x, OP[1], OP[2]), FUNCTION, OP[4]), None, OP[5]) + OP[3]
 
 
 @triton.jit
 def slope(x, OP: tl.constexpr):
-    """The derivative of `unit` by x: 0 beyond a limit, and the function's on it, as of torch's clamp."""
+    """The derivative of `unit` with respect to x: 0 beyond a limit, the function's slope on it, like torch's clamp."""
     FUNCTION: tl.constexpr = OP[0]
     y = limited(x, OP[1], OP[2])
     d = activated_slope(y, FUNCTION, OP[4])

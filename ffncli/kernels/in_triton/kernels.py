@@ -3,16 +3,16 @@
 triton_act: eager's products, and everything between them in one Triton kernel, which reads gate and up once. Forward
 only.
 
-fused_gate: the products of gate and up, and all between them, in one Triton kernel; down is torch's product. A program
-computes one tile of gate and of up from one tile of x, so that neither is written out. What this can save at most is
-the column `fusion_saving_max`; above some 2048 tokens × 4096 expect it to lose to `packed`, whose product is the
-vendor's. In training gate and up are kept, and the backward pass computes their gradients and hidden once more in one
-elementwise kernel, between torch's products.
+fused_gate: the products of gate and up, and everything after them up to down, in one Triton kernel; down is torch's
+product. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are never
+written out. The column `fusion_saving_max` shows how much this can save at most; above roughly 2048 tokens × 4096
+expect it to be slower than `packed`, whose product comes from the vendor. In training gate and up are kept; between
+torch's products, the backward pass computes their gradients, and hidden again, in one elementwise kernel.
 
-decode: for 1 to 16 tokens, where the time is that of reading the weights. Two Triton kernels and a sum: the first
-streams rows of gate and up and writes hidden; the second streams down, split over more programs along d_ff, whose
-partial sums the third adds in a fixed order: the same bits in every call. More tokens are computed as well, with other
-tiles. Forward only.
+decode: for 1 to 16 tokens, where reading the weights takes most of the time. Two Triton kernels and a sum: the first
+streams rows of gate and up and writes hidden; the second streams down, split over several programs along d_ff; the sum
+adds their partial sums in a fixed order, so that every call returns the same bits. More tokens are computed as well,
+with other tiles. Forward only.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ffncli.kernels.dense import Dense, Weights, dense, dense_block, normed, ref
 from ffncli.kernels.kernel import Computes, Params, Steps, interprets_triton, register
 
 FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "tanh", "silu", "quick_gelu", "gelu_tanh", "gelu")
-BLOCK = 1024  # columns of one elementwise program: 8 elements for each of its 128 threads
-GROUP = 16  # tiles of tokens for each tile of rows
+BLOCK = 1024  # columns per elementwise program: 8 elements for each of its 128 threads
+GROUP = 16  # tiles of tokens that programs visit for each tile of rows
 Products = tuple[Tensor, Tensor]
 
 
-# --- what a block fixes -----------------------------------------------------------------------------------------------
+# --- arguments fixed by a block ---------------------------------------------------------------------------------------
 
 
 def refuses(steps: Steps) -> str | None:
-    """Why it cannot compute a block: it needs a dense one whose functions are written in Triton."""
+    """Return why these kernels cannot compute a block: they need a dense one with functions written in Triton."""
     shape = dense(steps)
     if shape is None:
         return refuses_all_but_dense(steps)
@@ -50,13 +50,13 @@ def refuses(steps: Steps) -> str | None:
 
 
 def constants(shape: Dense) -> dict[str, Any]:
-    """The compile-time arguments that a block fixes."""
+    """Return the compile-time arguments that the block determines."""
     act, lift = (tuple(getattr(op, field.name) for field in fields(op)) for op in _units(shape))
     return {"GATED": shape.gated, "SCALE": float(shape.gate_scale), "ACT": act, "LIFT": lift}
 
 
 def widths(dtype: torch.dtype) -> dict[str, bool]:
-    """The compile-time arguments that a dtype fixes: sums of 64 bits, and 16-bit operands that must be cast."""
+    """Return the compile-time arguments that the dtype determines: 64-bit sums, 16-bit operands that must be cast."""
     return {"WIDE": dtype == torch.float64, "CAST": interprets_triton() and dtype.itemsize == 2}
 
 
@@ -65,7 +65,7 @@ def _units(shape: Dense) -> tuple[Activation, Activation]:
 
 
 class Tile(NamedTuple):
-    """What one program computes: `tokens` × `rows`, `columns` at a time, with `warps` of 32 threads."""
+    """The tile that one program computes: `tokens` × `rows`, `columns` at a time, with `warps` of 32 threads."""
 
     tokens: int
     rows: int
@@ -75,17 +75,18 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """As arguments of a launch."""
+        """The tile as launch arguments."""
         return {
             "BM": self.tokens, "BN": self.rows, "BK": self.columns, "num_warps": self.warps, "num_stages": self.stages,
         }  # fmt: skip
 
 
 def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
-    """The tile for so many tokens: the fewest that waste no loads. Chosen by what the compiler reports, never timed.
+    """Return the smallest tile for `tokens` tokens that wastes no loads. Tiles were chosen from the compiler's reports,
+    not by timing.
 
-    One token: a warp for each row, whose threads load 16 bytes at a time, and no tensor core. The others keep within
-    the registers, and leave the shared memory of an H100 (227 KB) to two programs.
+    One token: one warp per row, whose threads load 16 bytes at a time, without tensor cores. The other tiles fit into
+    the registers, and leave room for two programs in the shared memory of an H100 (227 KB).
     """
     size = dtype.itemsize
     if tokens <= 1:
@@ -98,9 +99,11 @@ def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
 
 
 def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Products | None], Tensor]:
-    """f(x, weights, products) → the input of down [tokens, d_ff], before any norm; x and the weights have any strides.
+    """Return f(x, weights, products) → the input of down [tokens, d_ff], before any norm; x and the weights may have
+    any strides.
 
-    `products`, two contiguous tensors of that shape (in a plain block the first is used), take gate and up.
+    `products` are two contiguous tensors of that shape that receive gate and up (in a plain block only the first is
+    used).
     """
     from ffncli.kernels.in_triton.launched import hidden_kernel
 
@@ -127,7 +130,8 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
 
 @register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """down(act(gate(x)) · up(x)); Triton compiles at the first call, for the dtype and the divisors of sizes by 16."""
+    """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, per dtype and per set of sizes that 16
+    divides."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle = act_launcher(shape)
 
@@ -142,9 +146,10 @@ def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def act_launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """f(gate, up, out): writes what lies between the products to `out` [tokens, d_ff], contiguous, and returns it.
+    """Return f(gate, up, out), which writes the input of down, before any norm, to the contiguous `out` [tokens, d_ff]
+    and returns it.
 
-    `gate` and `up` have that shape and any strides; in a plain block both are the same tensor.
+    `gate` and `up` have the same shape and any strides; in a plain block they are the same tensor.
     """
     from ffncli.kernels.in_triton.launched import act_kernel
 
@@ -164,7 +169,7 @@ def act_launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def refuses_fused_gate(steps: Steps) -> str | None:
-    """Why it cannot compute a block: a norm before down would need a backward pass here."""
+    """Return why fused_gate cannot compute a block: a norm before down would need its own backward pass."""
     shape = dense(steps)
     norm = "a norm before down is not written here" if shape and shape.sub_norm else None
     return refuses(steps) or norm
@@ -172,7 +177,7 @@ def refuses_fused_gate(steps: Steps) -> str | None:
 
 @register("fused_gate", needs=("triton",), refuses=refuses_fused_gate, compiles=True)
 def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """down(act(gate(x)) · up(x)); Triton compiles at the first call, and again for one that needs gradients."""
+    """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, and again at the first with gradients."""
     shape = dense_block(steps)
     block = FusedGate(tuple(parameters(steps)), shape.gated, launcher(shape, dtype), backward_launcher(shape))
 
@@ -187,7 +192,7 @@ def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 @dataclass(frozen=True)
 class FusedGate:
-    """A block's parameters by name, and its two launchers."""
+    """A block's parameter names, and its forward and backward launchers."""
 
     names: tuple[str, ...]
     gated: bool
@@ -195,12 +200,12 @@ class FusedGate:
     backward: Callable[[Products, Tensor], tuple[Tensor, Tensor, Tensor]]
 
     def output(self, x: Tensor, params: Params, products: Products | None) -> Tensor:
-        """The block's output; `products`, if any, take gate and up."""
+        """Return the block's output; `products`, if given, receive gate and up."""
         w = dict(zip(self.names, params, strict=True))
         return functional.linear(self.hidden(x, w, products), w["down.weight"], w.get("down.bias"))
 
     def gradients(self, d_out: Tensor, x: Tensor, products: Products, params: Params) -> list[Callable[[], Tensor]]:
-        """Those of x and of each parameter, as functions that compute them."""
+        """Return the gradients of x and of each parameter, as functions that compute them on demand."""
         w = dict(zip(self.names, params, strict=True))
         d_gate, d_up, hidden = self.backward(products, d_out @ w["down.weight"])
         sides = {"gate": (d_gate, x), "up": (d_up, x), "down": (d_out, hidden)}
@@ -217,7 +222,7 @@ class FusedGate:
 
 
 class _Trained(torch.autograd.Function):
-    """The block with its backward pass; keeps x, gate and up."""
+    """The block with its backward pass, for which it keeps x, gate and up."""
 
     @staticmethod
     def forward(ctx: Any, block: FusedGate, x: Tensor, *params: Tensor) -> Tensor:
@@ -237,9 +242,9 @@ class _Trained(torch.autograd.Function):
 
 
 def backward_launcher(shape: Dense) -> Callable[[Products, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """f((gate, up), d_hidden) → their gradients and hidden, all [tokens, d_ff] and contiguous.
+    """Return f((gate, up), d_hidden) → the gradients of gate and up, and hidden, all [tokens, d_ff] and contiguous.
 
-    In a plain block gate and up are one tensor, and so are their gradients.
+    In a plain block gate and up are the same tensor, and so are their gradients.
     """
     from ffncli.kernels.in_triton.launched import act_backward_kernel
 
@@ -260,14 +265,15 @@ def backward_launcher(shape: Dense) -> Callable[[Products, Tensor], tuple[Tensor
 
 # --- decode -----------------------------------------------------------------------------------------------------------
 
-ENOUGH = {1: 2048, 16: 512}  # tokens of a tile → programs that fill an H100: 16 or 4 on each of 132 multiprocessors
-LEAST = 4  # tiles of columns that a part has at least
-SUMMED = 128  # columns of one program of the sum
+# tokens of a tile → number of programs that fills an H100: 16 or 4 on each of its 132 multiprocessors
+ENOUGH = {1: 2048, 16: 512}
+LEAST = 4  # minimum tiles of columns per part
+SUMMED = 128  # columns per program of the sum
 
 
 @register("decode", needs=("triton",), refuses=refuses, trains=False, compiles=True, most_tokens=16)
 def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """down(act(gate(x)) · up(x)), a norm before down by torch; Triton compiles at the first call."""
+    """Compute down(act(gate(x)) · up(x)), with a norm before down by torch. Triton compiles at the first call."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     first, second = launcher(shape, dtype), split_launcher(dtype)
 
@@ -279,7 +285,7 @@ def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def splits(tokens: int, rows: int, columns: int, tile: Tile) -> tuple[int, int]:
-    """(parts into which the columns are split, columns of each part): by sizes alone, so that they never change."""
+    """Return (parts that the columns are split into, columns per part); only sizes matter, so they never vary."""
     programs = -(-tokens // tile.tokens) * -(-rows // tile.rows)
     wanted = max(1, min(ENOUGH.get(tile.tokens, 1) // max(1, programs), columns // (LEAST * tile.columns)))
     each = -(-columns // wanted)
@@ -288,7 +294,7 @@ def splits(tokens: int, rows: int, columns: int, tile: Tile) -> tuple[int, int]:
 
 
 def split_launcher(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """f(x, weight, bias) → x · weightᵀ + bias, by partial sums; x and weight have any strides."""
+    """Return f(x, weight, bias) → x · weightᵀ + bias, computed by partial sums; x and weight may have any strides."""
     from ffncli.kernels.in_triton.launched import split_kernel, sum_kernel
 
     fixed, wide = widths(dtype), torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
-"""The kernels that are launched, in Triton's language. Only a kernel's `build` imports this file.
+"""The kernels that are launched, in Triton's language. Imported only inside a kernel's `build`.
 
-Strides are in elements. A program's first index has 64 bits, since 2³¹ elements are only 4 GB of bf16; within its tile
-32 are enough for strides below 2²⁴.
+Strides are in elements. The index of a program's first element has 64 bits, because 2³¹ elements are only 4 GB of bf16;
+within its tile 32 bits are enough for strides below 2²⁴.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def act_kernel(
     GATED: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr, LIFT: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[token, column] = act(SCALE · gate), times lift(up) if gated; a program per row and BLOCK.
+    """out[token, column] = act(SCALE · gate), times lift(up) if gated; one program per row and BLOCK of columns.
 
     `gate` and `up` may have any strides; `out` is contiguous. In a plain block `gate` is the only input.
     """
@@ -42,9 +42,10 @@ def act_backward_kernel(
     GATED: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr, LIFT: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From gate, up and the gradient of hidden: the gradients of gate and up, and hidden once more. All contiguous.
+    """From gate, up and the gradient of hidden, compute the gradients of gate and up, and hidden again. All are
+    contiguous.
 
-    In a plain block `gate` is the only input, and `up` and `d_up` are not read or written.
+    In a plain block `gate` is the only input; `up` and `d_up` are neither read nor written.
     """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -69,7 +70,8 @@ def act_backward_kernel(
 
 @triton.jit
 def added(total, x, w, ONE: tl.constexpr, CAST: tl.constexpr):
-    """total + x · wᵀ; if x is one row, its products with w, unsummed. CAST: 16-bit floats are bit patterns here."""
+    """total + x · wᵀ; if x is a single row, the products of x and w are added unsummed. CAST: in Triton's interpreter,
+    16-bit floats are bit patterns and must be cast first."""
     if ONE:
         total += x.to(total.dtype) * w.to(total.dtype)
     else:
@@ -84,10 +86,10 @@ def products(
     x, x_row, x_column, a, a_row, a_column, b, b_row, b_column, tokens, rows, columns,
     PAIR: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """(x · aᵀ, x · bᵀ), each [BM, BN], with x read once; without PAIR the first twice.
+    """(x · aᵀ, x · bᵀ), each [BM, BN], reading x only once; without PAIR, (x · aᵀ, x · aᵀ).
 
-    The pointers are at the tile's first token, row and column; what lies beyond `tokens`, `rows` and `columns`, counted
-    from there, is not read.
+    The pointers are at the tile's first token, row and column. `tokens`, `rows` and `columns` are counted from there;
+    nothing beyond them is read.
     """
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     ONE: tl.constexpr = BM == 1
@@ -96,7 +98,7 @@ def products(
     token, row, column = tl.arange(0, BM)[:, None], tl.arange(0, BN)[:, None], tl.arange(0, BK)[None, :]
     for first in tl.range(0, columns, BK, loop_unroll_factor=4 if ONE else 1):
         inside = (row < rows) & (column < columns - first)
-        if ONE:  # in the layout of the weights, a copy for each row: else threads would exchange it at every step
+        if ONE:  # a copy of x per row, in the layout of the weights; otherwise threads would exchange x at every step
             part = tl.load(x + (0 * row + column * x_column), mask=inside, other=0.0)
         else:
             mask = (token < tokens) & (column < columns - first)
@@ -122,10 +124,11 @@ def hidden_kernel(
     GATED: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr, LIFT: tl.constexpr, WIDE: tl.constexpr,
     CAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A [BM, BN] tile of hidden [tokens, rows]: the products of gate and up in two accumulators, then all that follows.
+    """Compute a [BM, BN] tile of hidden [tokens, rows]: the products of gate and up in two accumulators, then the steps
+    up to hidden.
 
-    `gates` and `ups` take the products, biases included, for a backward pass; None for neither. They and `hidden` are
-    contiguous. Programs go through GROUP tiles of tokens for each tile of rows, so that the L2 cache keeps both.
+    `gates` and `ups` receive the products, biases included, for a backward pass, or are None. They and `hidden` are
+    contiguous. Programs visit GROUP tiles of tokens for each tile of rows, so that both stay in the L2 cache.
     """
     tiles, each = tl.cdiv(tokens, BM), GROUP * tl.cdiv(rows, BN)
     tile = tl.program_id(0)
@@ -173,7 +176,7 @@ def split_kernel(
 
 @triton.jit
 def sum_kernel(partial, bias, out, tokens, columns, parts, BLOCK: tl.constexpr):
-    """out[token, column] = the sum of the partial products, always in the same order, and the bias."""
+    """out[token, column] = the sum of the partial products, always in the same order, plus the bias."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
