@@ -1,1 +1,1 @@
-"""HOW it is shown. Knows tables, excerpts of tensors and text; knows nothing of FFNs."""
+"""HOW answers are shown. Knows tables, excerpts of tensors and text; knows nothing about FFNs."""

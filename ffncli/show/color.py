@@ -1,4 +1,4 @@
-"""Whether to use colour, and the few styles of all output, as escape codes; a progress bar on stderr, if that is a
+"""Whether to use colour, and the few styles of all output, as escape codes; a progress bar on stderr if it is a
 terminal.
 """
 
@@ -25,12 +25,12 @@ _CODES = {
     "bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,
     "bright_black": 90,
 }  # fmt: skip
-# Visible on black and on white; "" is the colour of text.
+# Visible on black and on white; "" is the default text colour.
 _CURVES = ("cyan", "magenta", "green", "red", "yellow", "blue", "", "bright_black")
 
 
 def color_choice(text: str) -> ColorChoice:
-    """`text` as a value of --color. Raises FFNError for any other."""
+    """Parse a value of --color. Raises FFNError for any other text."""
     for choice in COLORS:
         if text == choice:
             return choice  # type: ignore[return-value]
@@ -38,10 +38,11 @@ def color_choice(text: str) -> ColorChoice:
 
 
 def is_colored(stream: TextIO | None, choice: ColorChoice = "auto") -> bool:
-    """Whether text for `stream` has colours: --color decides, then NO_COLOR (no-color.org), then FORCE_COLOR and
-    CLICOLOR_FORCE (bixense.com/clicolors), then whether it is a terminal that can show them.
+    """Return True if text for `stream` is coloured. This is decided by --color, then NO_COLOR (no-color.org), then
+    FORCE_COLOR and CLICOLOR_FORCE (bixense.com/clicolors), then by whether the stream is a terminal that supports
+    colour.
 
-    A variable that is empty counts as unset; 0 forces nothing.
+    An empty variable counts as unset; 0 forces nothing.
     """
     if choice != "auto":
         return choice == "always"
@@ -53,31 +54,32 @@ def is_colored(stream: TextIO | None, choice: ColorChoice = "auto") -> bool:
 
 
 def painted(text: str, style: str) -> str:
-    """`text` between the escape codes of a style, "" for none; trailing spaces stay outside."""
+    """Wrap `text` in the escape codes of a style ("" for none); trailing spaces stay outside."""
     bare = text.rstrip()
     return f"\x1b[{_CODES[style]}m{bare}\x1b[0m{text[len(bare) :]}" if style and bare else text
 
 
 def unpainted(text: str, style: str) -> str:
-    """`text` unchanged: the paint function without colour."""
+    """Return `text` unchanged: the paint function for output without colour."""
     return text
 
 
 def sign_style(value: float) -> str:
-    """A number's style: red below 0, green above, dim for 0 and NaN."""
+    """Return a number's style: red below 0, green above, dim for 0 and NaN."""
     if math.isnan(value):
         return "dim"
     return "red" if value < 0 else "dim" if value == 0 else "green"
 
 
 def curve_style(style: int | str) -> str:
-    """A plot's style by name: a curve's number is its colour."""
+    """Return the name of a plot's style; a curve's number determines its colour."""
     return _CURVES[style % len(_CURVES)] if isinstance(style, int) else style
 
 
 @dataclass(frozen=True)
 class Advance:
-    """Called with the progress since the last call. `doing` names the current work; without a bar both do nothing."""
+    """A function to call with the progress since the last call. `doing` names the current work; without a bar nothing
+    happens."""
 
     bar: Progress | None = None
     task: TaskID | None = None
@@ -95,7 +97,7 @@ class Advance:
 
 @contextmanager
 def progress(total: int, what: str, quiet: bool = False, color: ColorChoice = "auto") -> Iterator[Advance]:
-    """Yields a function to call with each further part of `total`; the bar disappears when the work ends.
+    """Yield a function to call with each additional part of `total`; the bar disappears when the work ends.
 
     Nothing is shown in a pipe, in a terminal that cannot move the cursor back, or if `quiet`.
     """
@@ -112,5 +114,5 @@ def progress(total: int, what: str, quiet: bool = False, color: ColorChoice = "a
 
 
 def shows_bar(quiet: bool = False) -> bool:
-    """Whether `progress` shows anything here."""
+    """Return True if `progress` shows anything here."""
     return not quiet and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None)

@@ -1,6 +1,7 @@
-"""The one sink: an Answer becomes a table, JSON, CSV or Markdown. Data goes to stdout, notes to stderr.
+"""The only sink for answers: an Answer becomes a table, JSON, CSV or Markdown. Data goes to stdout, notes to stderr.
 
-A terminal gets rich; a pipe or a file gets the same as plain aligned text at its natural width, without an escape code.
+A terminal gets output through rich; a pipe or a file gets the same content as plain aligned text at its natural width,
+without escape codes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NUMBERS = re.compile(r"\[\n\s*((?:[-+\d.eE]+|null)(?:,\s*(?:[-+\d.eE]+|null))*)
 
 @dataclass(frozen=True)
 class Output:
-    """Where and how answers appear. Raises FFNError at once for a file that may not be written."""
+    """Where and how answers appear. Creating it raises FFNError if the file may not be written."""
 
     format: Format = "table"
     path: str | None = None
@@ -47,35 +48,35 @@ class Output:
             check_writable(self.path, self.force, "-o")
 
     def note(self, text: str) -> None:
-        """A remark on stderr, unless quiet."""
+        """Print a note on stderr, unless quiet."""
         if not self.quiet:
             print_error(f"note: {spelled(text, as_typed)}")
 
     def notes(self, *texts: str) -> None:
-        """Several of them."""
+        """Print several notes."""
         for text in texts:
             self.note(text)
 
     def show(self, answer: Answer) -> None:
-        """Render and write. A file is written whole or not at all."""
+        """Render and write the answer. A file is written completely or not at all."""
         if self.path not in (None, "-"):
             text = self._render(answer, "utf-8")
             with written_whole(Path(str(self.path))) as file:
                 file.write(text.encode())
         elif self.format == "table" and sys.stdout.isatty():
-            from ffncli.show.terminal import Terminal  # rich is loaded only for a terminal
+            from ffncli.show.terminal import Terminal  # rich is imported only for a terminal
 
             Terminal(sys.stdout, is_colored(sys.stdout, self.color)).show(answer.parts)
         else:
             if self.format in ("json", "csv") and isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(encoding="utf-8")  # data does not depend on the locale
+                sys.stdout.reconfigure(encoding="utf-8")  # the encoding of data does not depend on the locale
             encoding = sys.stdout.encoding or "utf-8"
             color = is_colored(sys.stdout, self.color)
             sys.stdout.write(encodable(self._render(answer, encoding, color), encoding))
             sys.stdout.flush()
 
     def write(self, text: str) -> None:
-        """A text that is the answer, as it is, in UTF-8."""
+        """Write a text that is itself the answer, unchanged, in UTF-8."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
         sys.stdout.write(text)
@@ -91,13 +92,13 @@ class Output:
         return _plain(answer.parts, encoding, painted if color else unpainted)
 
 
-_LONGEST_LINE = 2000  # text from a file or an argument may have any length
+_LONGEST_LINE = 2000  # text from files and arguments has no limit of its own
 
 
 def print_error(text: str) -> None:
-    """One line on stderr, safe for any terminal, cut if it is endless; silent if stderr is closed.
+    """Print one line on stderr, safe for any terminal, truncated if it is very long; does nothing if stderr is closed.
 
-    For a terminal it is wrapped between words.
+    On a terminal the line is wrapped between words.
     """
     if len(text) > _LONGEST_LINE:
         text = text[: _LONGEST_LINE - 1] + "…"
@@ -112,7 +113,7 @@ def print_error(text: str) -> None:
 
 
 def _columns() -> int:
-    """The width of the terminal behind stderr; 0 if it is not known."""
+    """Return the width of the terminal behind stderr; 0 if it is unknown."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except OSError:
@@ -130,12 +131,12 @@ def _json(answer: Answer) -> str:
         **answer.body,
     }
     text = json.dumps(_finite(whole), indent=2, allow_nan=False, ensure_ascii=False)
-    # Lists of numbers on one line: a shape or a row of values is one thing to a reader.
+    # Put lists of numbers on one line: a shape or a row of values is easier to read that way.
     return json_safe(_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)) + "\n"
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no Infinity: null."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -159,7 +160,7 @@ def _csv(table: Table) -> str:
 
 
 def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> str:
-    """Lines at their natural width; with colours they are the same lines between escape codes."""
+    """Return lines at their natural width; colours only add escape codes to the same lines."""
     lines: list[str] = []
     for part in parts:
         match part:
@@ -182,7 +183,7 @@ def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> st
 
 
 def _plain_plot(plot: Plot, encoding: str, paint: Paint = unpainted) -> list[str]:
-    from ffncli.show.plots.braille import drawn  # here: most pages have no plot, and this takes 2 ms
+    from ffncli.show.plots.braille import drawn  # imported here: most pages have no plot, and the import takes 2 ms
 
     lines = drawn(plot, encoding=encoding)
     return ["".join(paint(text, curve_style(style)) for text, style in line).rstrip() for line in lines]
@@ -193,14 +194,14 @@ def _plain_table(table: Table, paint: Paint) -> list[str]:
     names = [clean(name) for name in table.columns]
     widths = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
     head = [names] if any(names) else []
-    bold = {-1, *table.emphasis}  # -1: the names of the columns
+    bold = {-1, *table.emphasis}  # -1 stands for the column names
     lines = enumerate(aligned([*head, *texts], widths, right), -len(head))
     title = [paint(clean(table.title), "bold")] if table.title else []
     return title + [paint(line, "bold" if at in bold else "") for at, line in lines]
 
 
 def markdown(parts: Sequence[Part], encoding: str = "utf-8") -> str:
-    """Parts as Markdown."""
+    """Return the parts as Markdown."""
     out: list[str] = []
     for part in parts:
         match part:
@@ -230,11 +231,11 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _md(text: str) -> str:
-    """Untrusted text as Markdown; a name after an @ notifies nobody."""
+    """Escape untrusted text for Markdown, so that a name after an @ notifies nobody."""
     escaped = re.sub(r"([\\|*_`~<>\[\]#])", r"\\\1", clean(text))
     return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", escaped)
 
 
 def _html(text: str) -> str:
-    """Text inside a tag, where Markdown's escapes do not work."""
+    """Escape text inside an HTML tag, where Markdown's escapes do not work."""
     return clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,4 +1,4 @@
-"""The parts of an answer, before any rendering; of them Table: named columns of raw values and how they are written."""
+"""The parts of an answer, before any rendering. Table is one: named columns of raw values, and their formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffncli.show.tensors import Excerpt, HeatMap
 
 @dataclass(frozen=True)
 class Heading:
-    """A line that opens a part: bold text, and a quiet remark to its right."""
+    """A line that opens a part: bold text, followed by a quiet remark."""
 
     text: str
     remark: str = ""
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Fold:
-    """Parts that a page of Markdown folds away under `summary`; elsewhere they are shown unfolded."""
+    """Parts that Markdown folds away under `summary`; other formats show them unfolded."""
 
     summary: str
     parts: Sequence[Part]
@@ -37,11 +37,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
+    """A table: `rows` hold raw values, one per column. `emphasis` lists the rows to set in bold (totals).
 
-    `side_by_side` says that the first column names quantities and the others are things compared: if they do not fit
-    next to each other they are shown in several tables. So are other tables with `labels`, the
-    number of columns that name a row. `caption` is below the title.
+    `side_by_side` says that the first column names quantities and the other columns are the things compared; if they do
+    not fit next to each other, they are split over several tables. Other tables are split as well if they have
+    `labels`, the number of columns that name a row. `caption` is shown below the title.
     """
 
     columns: tuple[str, ...]
@@ -53,10 +53,11 @@ class Table:
     caption: str = ""
 
     def narrowed(self, widths: Sequence[int], room: int) -> list[Table]:
-        """This table as one or several that take at most `room`, given its columns' widths; none if impossible.
+        """Split this table into tables that are at most `room` wide, given the widths of its columns; [] if that is
+        impossible.
 
-        Columns with the same value in every row are dropped first, and the caption names them. The others are shown in
-        several tables, each with the labels, if the table has `labels`.
+        First, columns with the same value in every row are dropped and named in the caption instead. The other columns
+        are split over several tables, each of which repeats the labels; this needs `labels` or `side_by_side`.
         """
         same = [] if self.side_by_side else self._constants()
         kept, left = [*range(len(self.columns))], []
@@ -69,12 +70,12 @@ class Table:
         return [self._with(part, "" if at else caption) for at, part in enumerate(parts)]
 
     def _constants(self) -> list[int]:
-        """Columns, except labels, with the same text in all of several rows."""
+        """Return the columns, labels excluded, whose text is the same in all rows, if there are several rows."""
         texts = self.texts() if len(self.rows) > 1 else []
         return [i for i in range(max(1, self.labels), len(self.columns)) if len({row[i] for row in texts}) == 1]
 
     def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
-        """Columns in groups that fit, each after the labels; none without labels, or if one column is too wide."""
+        """Group the columns so that each group fits after the labels; [] without labels, or if a column is too wide."""
         first = 1 if self.side_by_side else self.labels
         parts: list[list[int]] = []
         for i in kept[first:]:
@@ -89,11 +90,11 @@ class Table:
         return Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis, caption=caption)
 
     def texts(self) -> list[list[str]]:
-        """The text of every cell."""
+        """Return the text of every cell."""
         return [[cell_text(cell) for cell in row] for row in self.rows]
 
     def right_aligned(self) -> list[bool]:
-        """Per column, whether it holds any number."""
+        """Return for each column whether it contains any number."""
         return [any(_is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
 
 
@@ -102,7 +103,7 @@ Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold
 
 @dataclass(frozen=True)
 class Answer:
-    """A command's answer, before any rendering: `body` for JSON, `rows` for CSV, `parts` for people."""
+    """A command's answer before any rendering: `body` for JSON, `rows` for CSV, `parts` for people."""
 
     command: str
     body: Mapping[str, Any]
@@ -111,7 +112,7 @@ class Answer:
     conventions: Mapping[str, str] = field(default_factory=dict)
 
     def with_section(self, key: str, value: Any, parts: Sequence[Part] = ()) -> Answer:
-        """The answer with `key` and these parts at its end; unchanged if there is no value (None)."""
+        """Append `key` and these parts to the answer; return the answer unchanged if the value is None."""
         if value is None:
             return self
         return replace(self, body={**self.body, key: value}, parts=[*self.parts, *parts])
@@ -121,27 +122,27 @@ Cell = Any  # int, float, bool, str, None, or a sequence of those
 
 
 class Short(int):
-    """A count that is short in a table, four digits and a unit: `4.329 B`. JSON and CSV have all digits."""
+    """A count that tables show with four digits and a unit: `4.329 B`. JSON and CSV have all digits."""
 
     def __str__(self) -> str:
         for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-            if self >= 0.99995 * size and self >= 1000:  # a value that would round up to the unit uses it
+            if self >= 0.99995 * size and self >= 1000:  # so that a value that would round up to the unit uses it
                 return f"{self / size:#.4g} {unit}"
         return f"{int(self)}"
 
 
 class Fixed(float):
-    """A float with four decimals in a table, `0.0000` at zero; other sizes are scientific."""
+    """A float that tables show with four decimals, zero as `0.0000`; very large or small values are scientific."""
 
     def __str__(self) -> str:
         value = float(self)
         if value == 0.0:
-            return "0.0000"  # of either sign
+            return "0.0000"  # also for -0.0
         return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
 
 
 def cell_text(value: Cell) -> str:
-    """A value for a person: with thousands separators, booleans in words, unknown as a dash."""
+    """Format a value for people: thousands separators, booleans as yes and no, a dash for unknown values."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -158,9 +159,10 @@ def cell_text(value: Cell) -> str:
 
 
 def apart(values: Sequence[Cell], text: Callable[[float, int], Cell] | None = None) -> list[Cell]:
-    """Values next to each other, floats with enough digits to distinguish different ones.
+    """Format values shown next to each other; floats get enough digits to tell different values apart.
 
-    `text` makes a cell of a float and a number of digits, from 1; without it they are significant digits, from 4.
+    `text` formats a float with a number of digits, starting at 1; without `text` they are significant digits, starting
+    at 4.
     """
     floats = {value for value in values if isinstance(value, float)}
     write, fewest = text or (lambda value, digits: f"{value:.{digits}g}"), 1 if text else 4
@@ -170,9 +172,9 @@ def apart(values: Sequence[Cell], text: Callable[[float, int], Cell] | None = No
 
 
 def csv_text(value: Cell) -> str:
-    """A value for a machine: full precision, `true|false`, empty for unknown, lists joined with `;`.
+    """Format a value for machines: full precision, `true|false`, empty for unknown values, lists joined with `;`.
 
-    Text that a spreadsheet would run as a formula gets a leading apostrophe.
+    Text that a spreadsheet would evaluate as a formula gets a leading apostrophe.
     """
     if value is None:
         return ""
@@ -187,7 +189,7 @@ def csv_text(value: Cell) -> str:
 
 
 def _taken(widths: Sequence[int], columns: Sequence[int]) -> int:
-    """The width of these columns next to each other."""
+    """Return the total width of these columns next to each other."""
     return sum(widths[i] + 2 for i in columns) - 2
 
 

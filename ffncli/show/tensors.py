@@ -1,5 +1,5 @@
-"""Values of a tensor as text: an excerpt as an aligned block, with `…` where values are left out; a heat map with
-characters 1 to 9 above zero, a to i below, or half blocks in a terminal with colours.
+"""Tensor values as text: an excerpt is an aligned block, with `…` for omitted values; a heat map has characters 1 to 9
+above zero and a to i below, or half blocks in a terminal with colours.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ Values = Any  # nested lists of floats, one level per axis
 
 @dataclass(frozen=True)
 class Excerpt:
-    """`values` are nested lists of the values at `index` (per axis the indices shown) of a tensor of `shape`."""
+    """An excerpt of a tensor of `shape`: `values` are nested lists of the values at `index`, the indices per axis."""
 
     shape: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
     values: Values
     digits: int = 4
-    names: tuple[int | str, ...] | None = None  # what the first axis counts, if its rows have names of their own
+    names: tuple[int | str, ...] | None = None  # names of the rows along the first axis, if they have names
 
     @property
     def labelled(self) -> bool:
-        """Whether lines begin with a row's label."""
+        """Whether lines begin with a row label."""
         return len(self.shape) > 1
 
     def lines(self) -> list[list[tuple[str, float]]]:
-        """Lines of (text, value) cells, padded to equal width: a label per row, then its values.
+        """Return lines of (text, value) cells, padded to equal width: each row's label, then its values.
 
-        The value is NaN for labels and for `…`. Rows are all but the last axis, in order.
+        The value is NaN for labels and for `…`. Rows run over all axes but the last, in order.
         """
         rows = list(_rows(self.values, self.index[:-1]))
         style = _style([v for _, row in rows for v in row], self.digits)
@@ -41,7 +41,7 @@ class Excerpt:
         wide = max((len(t) for row in texts for t in row), default=1)
         labels = [clean(",".join(map(str, self._named(label)))) for label, _ in rows]
         label_wide = max(map(width, labels), default=0)
-        right = not any(isinstance(name, str) for name in self.names or ())  # numbers are right-aligned
+        right = not any(isinstance(name, str) for name in self.names or ())  # numbers as labels are right-aligned
         out: list[list[tuple[str, float]]] = []
         before: tuple[int, ...] | None = None
         for (label, row), cells, name in zip(rows, texts, labels, strict=True):
@@ -55,7 +55,7 @@ class Excerpt:
         return out
 
     def text(self, value: float) -> str:
-        """A number as this block shows it."""
+        """Format a number as this block does."""
         rows = _rows(self.values, self.index[:-1])
         return _style([v for _, row in rows for v in row], self.digits)(value)
 
@@ -63,7 +63,7 @@ class Excerpt:
         return (self.names[label[0]], *label[1:]) if self.names and label else label
 
     def _with_gaps(self, row: Sequence[float], cells: list[str], wide: int) -> list[tuple[str, float]]:
-        """A row's cells, with `…` if the last axis skips or ends early."""
+        """Return a row's cells, with `…` where the last axis skips indices or ends early."""
         shown = self.index[-1] if self.index else (0,)
         out: list[tuple[str, float]] = []
         for at, (position, value, text) in enumerate(zip(shown, row, cells, strict=True)):
@@ -76,12 +76,12 @@ class Excerpt:
 
 
 def number_text(value: float, digits: int) -> str:
-    """One number as in a block of its own: fixed if that shows enough digits, else scientific."""
+    """Format one number as if it were a block of its own: fixed if that shows enough digits, otherwise scientific."""
     return _style([value], digits)(value)
 
 
 def edges(size: int, most: int) -> tuple[int, ...]:
-    """The indices of an axis to show: all, or the first and the last ones, `most` in all."""
+    """Return the indices of an axis to show: all, or the first and the last indices, `most` in total."""
     if size <= most:
         return tuple(range(size))
     first = (most + 1) // 2
@@ -89,7 +89,7 @@ def edges(size: int, most: int) -> tuple[int, ...]:
 
 
 def _rows(values: Values, index: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], Sequence[float]]]:
-    """(label, last-axis values) for every combination of leading indices."""
+    """Return (label, values along the last axis) for every combination of leading indices."""
     if not index:
         return [((), values if isinstance(values, list) else [values])]
     return [
@@ -98,7 +98,7 @@ def _rows(values: Values, index: Sequence[tuple[int, ...]]) -> list[tuple[tuple[
 
 
 def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether `label` is the row right after `before`."""
+    """Return True if the row `label` directly follows the row `before`."""
     flat = 0
     for b, a, n in zip(before, label, shape, strict=False):
         flat = flat * n + (a - b)
@@ -106,7 +106,7 @@ def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, 
 
 
 def _style(values: Sequence[float], digits: int) -> Callable[[float], str]:
-    """One number format for a whole block: fixed if that is readable, else scientific."""
+    """Return one number format for the whole block: fixed if that is readable, otherwise scientific."""
     sizes = [abs(v) for v in values if math.isfinite(v) and v != 0]
     fixed = not sizes or (max(sizes) < 1e5 and max(sizes) >= min(10.0 ** (1 - digits), 0.1))
     code = f".{digits}f" if fixed else f".{max(digits - 1, 0)}e"
@@ -129,28 +129,29 @@ def written(name: str, index: Sequence[int]) -> str:
 Color = tuple[int, int, int]
 _STEPS = 9
 _ZERO: Color = (70, 70, 70)
-_ENDS: tuple[Color, Color] = ((245, 150, 80), (90, 160, 255))  # below, above zero
+_ENDS: tuple[Color, Color] = ((245, 150, 80), (90, 160, 255))  # colours below zero, above zero
 _ODD: Color = (255, 60, 200)
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The cells of a matrix, each a value (NaN and infinite ones too) that stands for up to `each` of its values."""
+    """The cells of a matrix; each is a value (also NaN or infinite) that represents up to `each` matrix entries."""
 
     cells: Sequence[Sequence[float]]
     each: int = 1
 
     @property
     def most(self) -> float:
-        """The largest finite value by size."""
+        """The largest finite absolute value."""
         return max((abs(v) for row in self.cells for v in row if math.isfinite(v)), default=0.0)
 
     def characters(self) -> list[str]:
-        """A line for each row of cells."""
+        """Return one line per row of cells."""
         return ["".join(self._character(value) for value in row) for row in self.cells]
 
     def colors(self) -> list[list[tuple[Color, Color | None]]]:
-        """A line for each two rows of cells: the colour of the upper cell, and of the lower one (None: no such row)."""
+        """Return one line per two rows of cells: the colours of the upper and the lower cell (None without a lower
+        row)."""
         out = []
         for at in range(0, len(self.cells), 2):
             lower = self.cells[at + 1] if at + 1 < len(self.cells) else [None] * len(self.cells[at])
@@ -159,7 +160,7 @@ class HeatMap:
         return out
 
     def scale(self, colored: bool, digits: int = 4) -> str:
-        """What the picture's ends mean, and what a cell is."""
+        """Explain the picture's extremes, and what a cell is."""
         most = number_text(self.most, digits)
         what = "one value" if self.each == 1 else f"the largest of up to {self.each:,} values"
         odd = any(not math.isfinite(v) for row in self.cells for v in row)

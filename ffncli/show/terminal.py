@@ -1,4 +1,4 @@
-"""Parts on a terminal, through rich."""
+"""Parts on a terminal, printed by rich."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ffncli.show.text import aligned, encodable, pad, width
 
 
 class Terminal:
-    """The same parts through rich: colour by sign, tables that turn vertical rather than cut a cell."""
+    """Prints the same parts with rich: colours by sign; tables become vertical rather than cut cells off."""
 
     def __init__(self, stream: TextIO, color: bool) -> None:
         from rich.console import Console
 
-        # Where colour is forced, a terminal without any (TERM=dumb) gets the eight standard ones.
+        # If colour is forced, a terminal without colour support (TERM=dumb) gets the eight standard colours.
         system: Literal["auto", "standard"] = "standard" if os.environ.get("TERM") == "dumb" else "auto"
         self.console = Console(
             file=stream, markup=False, highlight=False, emoji=False, no_color=not color,
@@ -54,7 +54,7 @@ class Terminal:
         return encodable(clean(text), self.encoding)
 
     def _excerpt(self, excerpt: Excerpt) -> None:
-        """A row per line; one that is too wide continues in the next, under its values."""
+        """Print one row per line; a row that is too wide continues on the next line, below its values."""
         from rich.text import Text
 
         for cells in excerpt.lines():
@@ -69,7 +69,7 @@ class Terminal:
             self.console.print(line)
 
     def _heat(self, heat: HeatMap) -> None:
-        """Half blocks, two rows of cells in a line; characters without colours."""
+        """Print half blocks, two rows of cells per line; or characters if the terminal lacks colours."""
         from rich.text import Text
 
         colored = self.console.color_system in ("256", "truecolor") and self._fit("▀") == "▀"
@@ -90,7 +90,7 @@ class Terminal:
 
         if not first:
             self.console.print()
-        # The Linux console has no Braille in its font.
+        # The Linux console's font has no Braille.
         encoding = "ascii" if os.environ.get("TERM") == "linux" else self.encoding
         for spans in drawn(plot, self.console.width, encoding):
             self.console.print(Text.assemble(*((text, curve_style(style)) for text, style in spans)))
@@ -104,7 +104,7 @@ class Terminal:
         natural = sum(widest) + 2 * (len(widest) - 1)
         wide = natural > self.console.width and len(table.columns) > 2
         if wide and (parts := table.narrowed(widest, self.console.width)):
-            for part in parts:  # each with the title
+            for part in parts:  # every part repeats the title
                 self._table(part, first)
                 first = False
             return
@@ -120,7 +120,7 @@ class Terminal:
         if natural <= self.console.width:
             self._aligned(names, texts, widest, table)
             return
-        # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
+        # Only a table of two columns (name, text) may wrap: its text is folded, and nothing is cut off.
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
 
@@ -134,7 +134,7 @@ class Terminal:
         self.console.print(rich)
 
     def _aligned(self, names: list[str], texts: list[list[str]], widths: list[int], table: Table) -> None:
-        """A table that fits, as one text that looks like rich's table, which takes four times as long."""
+        """Print a table that fits as one text that looks like rich's table; rich itself takes four times as long."""
         from rich.text import Text
 
         right, out = table.right_aligned(), Text(no_wrap=True, overflow="ignore")
@@ -146,7 +146,7 @@ class Terminal:
         self.console.print(out, end="")
 
     def _vertical(self, names: list[str], texts: list[list[str]]) -> None:
-        """A record per row, `name  value` per line."""
+        """Print one record per row, with `name value` on each line."""
         from rich.text import Text
 
         wide = max(map(width, names))

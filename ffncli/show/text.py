@@ -1,5 +1,5 @@
-"""Text that is safe (no control characters of somebody else's) and aligned (columns as a terminal counts them); a
-histogram, or an interval, as one line of characters (`encodable` has ASCII for them).
+"""Text that is safe (no control characters from other people's text) and aligned (in terminal columns); a histogram, or
+an interval, as one line of characters (`encodable` replaces them by ASCII).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ASCII = str.maketrans({
 
 
 def json_safe(text: str) -> str:
-    """JSON text in which characters that are safe in JSON but not in terminals are written as `\\u....`."""
+    """Escape characters in JSON text that are safe in JSON but not in terminals, as `\\u....`."""
     return UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text)
 
 
 def encodable(text: str, encoding: str) -> str:
-    """`text` for an output that may not support our symbols: those become ASCII, other characters a question mark."""
+    """Return `text` for an output that may lack our symbols: these become ASCII, other characters question marks."""
     try:
         text.encode(encoding)
         return text
@@ -34,20 +34,20 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def width(text: str) -> int:
-    """The terminal columns of `text`."""
+    """Return the number of terminal columns that `text` takes."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def pad(text: str, columns: int, right: bool = False) -> str:
-    """`text` padded with spaces to `columns`; `right` aligns it to the right."""
+    """Pad `text` with spaces to `columns`; `right` aligns it to the right."""
     space = " " * max(0, columns - width(text))
     return space + text if right else text + space
 
 
 def folded(text: str, columns: int) -> str:
-    """`text` in lines of at most this many columns, broken at spaces; a word that is longer stays whole."""
+    """Break `text` at spaces into lines of at most `columns` columns; a longer word stays whole."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and width(f"{lines[-1]} {word}") > columns:
@@ -58,36 +58,36 @@ def folded(text: str, columns: int) -> str:
 
 
 def percent(share: float, digits: int = 3) -> str:
-    """`12.3 %` of a share of 1: this many digits, or as many as are before the decimal point."""
+    """Return a share of 1 as `12.3 %`, with `digits` digits, or more if the integer part has more."""
     value = 100 * share
     return f"{value:.{digits}g} %" if value < 10**digits - 0.5 else f"{value:.0f} %"
 
 
 def in_percent(share: float | None) -> float | None:
-    """A share of 1 as a cell of a column in %: two decimals."""
+    """Return a share of 1 as a percentage rounded to two decimals, for a column in %."""
     return None if share is None else round(100 * share, 2)
 
 
 def plural(noun: str, count: int) -> str:
-    """`token` of one, else `tokens`."""
+    """Return `token` for a count of 1, otherwise `tokens`."""
     return noun if count == 1 else f"{noun}s"
 
 
 def finite(value: float) -> float | None:
-    """A figure for a column or JSON: None if it is infinite or not a number."""
+    """Return a figure for a column or JSON; None if it is infinite or NaN."""
     return value if isfinite(value) else None
 
 
 def bytes_text(size: int) -> str:
-    """`112.7 GB`: four digits and the decimal unit; below 1000 bytes `768 B`."""
+    """Return `112.7 GB`, with four digits and a decimal unit; below 1000 bytes `768 B`."""
     for unit, one in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= 0.99995 * one:  # a value that would round up to the unit uses it
+        if size >= 0.99995 * one:  # so that a value that would round up to the unit uses it
             return f"{size / one:#.4g} {unit}"
     return f"{size} B"
 
 
 def time_text(seconds: float | None) -> str | None:
-    """`12.3 ms`: three digits and the unit, from s to ns."""
+    """Return `12.3 ms`, with three digits and a unit from s to ns."""
     if seconds is None:
         return None
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -96,20 +96,20 @@ def time_text(seconds: float | None) -> str | None:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration in words: `40 s`, `12 min`, `3.5 h`."""
+    """Return a duration in words: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
-    """Rows of cells as lines: columns of these widths, two spaces between them, those of numbers to the right."""
+    """Join rows of cells to lines with columns of these widths, two spaces apart; `right` right-aligns them."""
     columns = list(zip(widths, right, strict=True))
     return ["  ".join(pad(cell, *column) for cell, column in zip(row, columns, strict=True)).rstrip() for row in rows]
 
 
 def interval(low: str | None, high: str | None, closed: tuple[bool, bool]) -> str:
-    """`[-0.1700, ∞)`: None means no bound; a square bracket marks a bound that is reached."""
+    """Return `[-0.1700, ∞)`: None means no bound, and a square bracket marks a bound that is reached."""
     left = "(-∞" if low is None else f"{'[' if closed[0] else '('}{low}"
     return f"{left}, ∞)" if high is None else f"{left}, {high}{']' if closed[1] else ')'}"
 
@@ -119,10 +119,10 @@ _FEWEST = 6
 
 
 def bars(counts: Sequence[int]) -> str:
-    """`▁▃▆█▅▂▁`, as high as the counts, the fullest bin a full block; an empty bin is a space.
+    """Return `▁▃▆█▅▂▁`: the fullest bin is a full block, an empty bin is a space.
 
-    Neighbours are merged if there are fewer than three values per bar on average; empty if even 6 bars
-    would have no more.
+    Neighbouring bins are merged while there are fewer than three values per bar on average; "" if even 6 bars would
+    have fewer.
     """
     while len(counts) > _FEWEST and sum(counts) < 3 * len(counts):
         counts = [a + b for a, b in zip(counts[::2], counts[1::2], strict=True)]
@@ -133,7 +133,7 @@ def bars(counts: Sequence[int]) -> str:
 
 
 def interval_bar(low: float | None, value: float, high: float | None, mark: float, columns: int) -> str:
-    """`  ├──●──┤  │  `: an interval and the value in it, with a mark, all as shares of the line's `columns`."""
+    """Return ` ├──●──┤ │ `: an interval, the value in it and a mark, all given as fractions of the line's `columns`."""
     line = [" "] * columns
 
     def place(share: float) -> int:

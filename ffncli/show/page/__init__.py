@@ -1,1 +1,1 @@
-"""Pages of HTML in one file: elements, charts, heat maps and the script that moves them; knows no FFN."""
+"""HTML pages in a single file: elements, charts, heat maps and a script that updates them; knows nothing of FFNs."""

@@ -1,5 +1,5 @@
-"""Charts as inline SVG: points with intervals, lines and scatters, on the axes of show/plots; the steps of a block with
-their costs; a histogram.
+"""Charts as inline SVG: points with intervals, lines and scatter plots, on the axes of show/plots; the steps of a block
+with their costs; a histogram.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ffncli.show.page.document import element
 from ffncli.show.plots.plot import PlotAxis, axis
 
 WIDTH = 760
-_LABELS = 230  # left of an interval chart
+_LABELS = 230  # space for labels left of an interval chart
 _ROW, _TOP, _BOTTOM, _RIGHT = 24, 8, 44, 16
-_COLOURS = 8  # then the same again, hollow
+_COLOURS = 8  # further lines repeat the colours with hollow points
 
 
 @dataclass(frozen=True)
 class RatioBar:
-    """A row of an interval chart: `value` between `low` and `high`, `kind` a class for its colour. Rows of one `group`
-    that follow one another have its name above them."""
+    """A row of an interval chart: `value` between `low` and `high`; `kind` is a class that sets its colour. Consecutive
+    rows of the same `group` have the group's name above them."""
 
     label: str
     value: float
@@ -34,7 +34,7 @@ class RatioBar:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """Points (x, y) of one name; `bars` are (low, high) of y; `dashed` for a limit, `joined` draws the line."""
+    """A named line of points (x, y); `bars` are (low, high) of y; `dashed` marks a limit, `joined` joins the points."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -45,7 +45,7 @@ class ChartLine:
 
 
 def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Element:
-    """A row for each interval, with a line at `mark`. Their ends carry their values as data-low and data-high."""
+    """Draw one row per interval, with a line at `mark`. The bars carry their ends as data-low and data-high."""
     ends = [v for row in rows for v in (row.value, row.low, row.high, mark) if v is not None and math.isfinite(v)]
     scale = axis(ends, log=True)
     groups = {at for at, row in enumerate(rows) if row.group and (at == 0 or rows[at - 1].group != row.group)}
@@ -75,7 +75,7 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
 
 
 def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True, log_y: bool = True) -> Element:
-    """Lines or points over two axes, with a legend; a point's title says its values."""
+    """Draw lines or points over two axes, with a legend; a point's tooltip shows its values."""
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points] + [v for one in series for bar in one.bars if bar for v in bar]
     scale_x, scale_y = axis(xs, log_x), axis(ys, log_y)
@@ -118,7 +118,7 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
 
 
 def _swatch(at: int, one: ChartLine) -> str:
-    """The classes of a line's colour in the legend."""
+    """Return the CSS classes for a line's colour in the legend."""
     return "roof" if one.dashed else f"c{at % _COLOURS}" + (" hollow" if at >= _COLOURS else "")
 
 
@@ -130,7 +130,7 @@ def _svg(parts: list[Element], height: float, described: str) -> Element:
 
 
 def _across(scale: PlotAxis, bottom: float, name: str, left: float, whole: bool = False) -> list[Element]:
-    """The horizontal axis: grid lines, labels and its name."""
+    """Draw the horizontal axis: grid lines, labels and its name."""
     out = []
     for share, label in scale.ticks(8, whole):
         x = left + share * (WIDTH - _RIGHT - left)
@@ -166,7 +166,7 @@ _COST_LABELS, _COST_ROW, _BINS = 330, 26, 40
 
 @dataclass(frozen=True)
 class CostBar:
-    """A step in words, its cost (FLOPs) and the shape of its output."""
+    """A step of a block: its label, its cost (FLOPs) and the shape of its output."""
 
     label: str
     cost: int
@@ -174,7 +174,7 @@ class CostBar:
 
 
 def cost_bars(steps: Sequence[CostBar]) -> Element:
-    """The steps of a block from the top down, each with a bar as wide as its cost."""
+    """Draw the steps of a block from top to bottom, each with a bar whose width is its cost."""
     most = max((step.cost for step in steps), default=0) or 1
     total = sum(step.cost for step in steps)
     parts: list[Element] = []
@@ -193,7 +193,7 @@ def cost_bars(steps: Sequence[CostBar]) -> Element:
 
 
 def histogram(values: Sequence[float]) -> Element | None:
-    """How often values lie where, in 40 bins from the smallest to the largest finite one."""
+    """Draw a histogram with 40 bins from the smallest to the largest finite value."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or min(finite) == max(finite):
         return None

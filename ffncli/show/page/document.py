@@ -1,7 +1,7 @@
-"""A whole page in one file: sections, the data that its script reads, style and script; it loads nothing.
+"""A whole page in a single file: sections, data for its scripts, style and scripts; it loads nothing.
 
-Elements are built as a tree and written by the standard library, which escapes every text and attribute. A record in a
-notebook is a small table of them.
+Elements are built as a tree and serialized by the standard library, which escapes every text and attribute. A record in
+a notebook is displayed as a small table of such elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, tostring
 
 from ffncli.errors import clean
 
-# The page may run its own script and style, and show pictures that it makes; nothing else, from nowhere else.
+# The page may run its own scripts, use its own styles, and show images that it creates; nothing else.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -29,14 +29,14 @@ class Section:
     children: tuple[Child, ...]
 
     def tree(self) -> Element:
-        """The element."""
+        """Return the section as an element."""
         head = element("h2", self.title, id=f"{self.name}-title")
         return element("section", head, self.children, id=self.name, aria_labelledby=f"{self.name}-title")
 
 
 @dataclass(frozen=True)
 class PageParts:
-    """Sections with the data that the script finds under their names, and the libraries in `vendor` that they need."""
+    """Sections, with the data that scripts find under the given names, and the libraries in `vendor` that they need."""
 
     sections: tuple[Section, ...]
     data: Mapping[str, Any]
@@ -44,7 +44,7 @@ class PageParts:
 
 
 def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     sections = [section for part in parts for section in part.sections]
     libraries = sorted({name for part in parts for name in part.libraries})
     data = {name: value for part in parts for name, value in part.data.items()}
@@ -78,7 +78,7 @@ def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
     )
 
 
-# The page's scripts in order, each with what calls it: an empty text is in every page.
+# The page's scripts in order, each with the attributes that need it; an empty text is contained in every page.
 _SCRIPTS = {
     "table.js": ("",),
     "rounds.js": (" data-rounds=",),
@@ -89,14 +89,14 @@ _SCRIPTS = {
 
 
 def _embedded(data: Any) -> str:
-    """JSON that cannot end the script element it is in."""
+    """Return JSON that cannot close the script element that contains it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def _file(name: str) -> str:
-    """A file of this folder."""
+    """Read a file from this folder."""
     return files("ffncli.show.page").joinpath(name).read_text("utf-8").rstrip("\n")
 
 
@@ -104,10 +104,11 @@ Child = Element | str | None
 
 
 def element(tag: str, *children: Child | Iterable[Child], **attributes: object) -> Element:
-    """`element("a", "text", href="#x")`: children are elements, texts, None (nothing), or lists of these.
+    """Create an element: `element("a", "text", href="#x")`. Children are elements, texts, None (nothing), or lists of
+    these.
 
-    `class_` is the attribute class, `data_x` is data-x; attributes that are None are left out. Texts are made safe to
-    print first: no control characters.
+    `class_` becomes the attribute class, `data_x` becomes data-x; attributes that are None are omitted. Control
+    characters in texts are escaped first.
     """
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
     out = Element(tag, {names[name]: clean(str(value)) for name, value in attributes.items() if value is not None})
@@ -118,7 +119,7 @@ def element(tag: str, *children: Child | Iterable[Child], **attributes: object) 
 
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> Element:
-    """A list of (name, its value)."""
+    """Create a definition list from pairs (name, value)."""
     return element("dl", *(element(tag, text) for pair in pairs for tag, text in zip(("dt", "dd"), pair, strict=True)))
 
 
@@ -132,7 +133,7 @@ def _append(out: Element, child: Child) -> None:
 
 
 def written(tree: Element) -> str:
-    """The element as HTML."""
+    """Return the element as HTML."""
     return tostring(tree, encoding="unicode", method="html")
 
 
@@ -140,7 +141,8 @@ _MOST_ROWS = 100
 
 
 def record_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The rows under a caption; floats with four digits, None empty, and how many of many rows are left out."""
+    """Return the rows as an HTML table with a caption; floats have four digits, None is empty, a last row counts
+    omitted rows."""
     every = [*rows]
     head = element("tr", [element("th", name) for name in columns])
     body = [element("tr", [element("td", _cell(cell)) for cell in row]) for row in every[:_MOST_ROWS]]

@@ -1,1 +1,1 @@
-"""Plots: what one is, drawn as text in Braille or as a picture in a file."""
+"""Plots: their definition, and drawing them as text in Braille or as a picture in a file."""

@@ -1,8 +1,9 @@
-"""A plot as lines of text: curves of Braille dots, two across and four down in each character, in a frame.
+"""A plot as lines of text: curves of Braille dots, two across and four down in each character, inside a frame.
 
-Our own, because a page of curves must cost no more than its curves. The maintained terminal plotters import numpy,
-which takes longer than all of `ffn activations`, and distinguish curves only by colour: here every curve has a letter,
-so that a pipe, a log and NO_COLOR show the same picture. An output that cannot encode Braille gets only the letters.
+This is our own code, because a page with curves must not cost more than its curves: the maintained terminal plotters
+import numpy, which takes longer than all of `ffn activations`, and they distinguish curves only by colour. Here every
+curve has a letter, so that a pipe, a log and NO_COLOR show the same picture. An output that cannot encode Braille gets
+only the letters.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from ffncli.errors import clean
 from ffncli.show.plots.plot import Plot, PlotAxis, Tick, axis, letter
 from ffncli.show.text import encodable, pad, width
 
-Style = int | Literal["", "dim", "bold"]  # a number: the curve that gives the colour
+Style = int | Literal["", "dim", "bold"]  # a number stands for the colour of that curve
 Span = tuple[str, Style]
 WIDEST, NARROWEST = 120, 40
 _BLANK = 0x2800
-_SYMBOLS = "│┤└─┬·⠿"  # of a frame: edge, tick, corner, bottom, tick, zero; and a curve
+_SYMBOLS = "│┤└─┬·⠿"  # the frame's edge, tick, corner, bottom, tick and zero line; then a curve
 _PLAIN = "|++-+."
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """Curves in `columns` by `rows` characters."""
+    """Curves in a frame of `columns` by `rows` characters."""
 
     plot: Plot
     across: PlotAxis
@@ -37,7 +38,7 @@ class _Frame:
     symbols: str
 
     def lines(self) -> Iterator[list[Span]]:
-        """The rows from the top, spans of one style each."""
+        """Yield the rows from the top, each as spans of a single style."""
         curves = [[(self.across.share(x), self.up.share(y)) for x, y in line.points] for line in self.plot.lines]
         inked = [dots(points, self.columns, self.rows) for points in curves]
         places = [[place_of(point, self.columns, self.rows) for point in points] for points in curves]
@@ -53,12 +54,12 @@ class _Frame:
     def _cell(
         self, at: Place, inked: Sequence[dict[Place, int]], named: dict[Place, int], zero: tuple[int | None, int | None]
     ) -> Span:
-        """A letter, the dots of all curves in the cell, the zero line, or nothing."""
+        """Return the content of a cell: a letter, the dots of all curves in the cell, the zero line, or a space."""
         if at in named:
             return letter(named[at]), named[at]
         passing = [curve for curve, ink in enumerate(inked) if at in ink]
         if passing:
-            curve = passing[at[0] % len(passing)]  # curves on top of each other take turns
+            curve = passing[at[0] % len(passing)]  # overlapping curves take turns
             if self.symbols == _PLAIN:
                 return letter(curve), curve
             bits = 0
@@ -71,14 +72,14 @@ class _Frame:
         return " ", ""
 
     def _zero(self) -> tuple[int | None, int | None]:
-        """The column and the row of zero, if they are inside the frame."""
+        """Return the column and the row of zero, if they are inside the frame."""
         column = place_of((self.across.share(0.0), 0.5), self.columns, self.rows)
         row = place_of((0.5, self.up.share(0.0)), self.columns, self.rows)
         return column[0] if column else None, row[1] if row else None
 
 
 def drawn(plot: Plot, columns: int = 80, encoding: str = "utf-8") -> list[list[Span]]:
-    """Lines of spans, at most `columns` wide (from 40 to 120), for an output of that encoding."""
+    """Draw a plot as lines of spans, at most `columns` wide (from 40 to 120), for an output with this encoding."""
     columns = min(max(columns, NARROWEST), WIDEST)
     symbols = _SYMBOLS if encodable(_SYMBOLS, encoding) == _SYMBOLS else _PLAIN
 
@@ -93,7 +94,7 @@ def drawn(plot: Plot, columns: int = 80, encoding: str = "utf-8") -> list[list[S
         return [*title, [("  no points to draw", "dim")]]
     rows = 16 if columns <= 100 else 20
     labels = {_row(share, rows): text for share, text in up.ticks(max(2, rows // 3))}
-    margin = max(map(len, labels.values()), default=0) + 2  # a space and the frame's edge
+    margin = max(map(len, labels.values()), default=0) + 2  # plus a space and the frame's edge
     frame = _Frame(plot, across, up, columns - margin, rows, symbols)
     below = _below(plot, across, frame.columns)
     out: list[list[Span]] = [*title, [(" " * (margin - 1) + fit(plot.y, columns - margin), "")]]
@@ -114,7 +115,7 @@ def _row(share: float, rows: int) -> int:
 
 
 def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
-    """Column → label under it: at every point, if these are few and are measurements; else round numbers."""
+    """Return column → label below it: at every point if they are a few measurements, otherwise at round numbers."""
     if plot.marks:
         values = sorted({x for line in plot.lines for x, _ in line.points if math.isfinite(across.share(x))})
         labels = _at([(across.share(x), f"{x:g}") for x in values[:columns]], columns)
@@ -128,19 +129,19 @@ def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
 
 
 def _at(ticks: Sequence[Tick], columns: int) -> dict[int, str]:
-    """Column → label."""
+    """Return column → label."""
     placed = [(place_of((share, 0.5), columns, 1), text) for share, text in ticks]
     return {place[0]: text for place, text in placed if place}
 
 
 def _clear(labels: dict[int, str]) -> bool:
-    """Whether there is a space between neighbours."""
+    """Return True if there is a space between neighbouring labels."""
     ends = [(at - len(text) // 2, at - len(text) // 2 + len(text)) for at, text in sorted(labels.items())]
     return all(end + 2 <= start for (_, end), (start, _) in pairwise(ends))
 
 
 def _written(labels: dict[int, str], margin: int, columns: int) -> str:
-    """Labels under their columns; the last may be shifted to stay inside."""
+    """Write labels under their columns; the last label may be shifted to stay inside the frame."""
     line = ""
     for at, text in sorted(labels.items()):
         start = min(margin + at - len(text) // 2, columns - len(text))
@@ -149,7 +150,7 @@ def _written(labels: dict[int, str], margin: int, columns: int) -> str:
 
 
 def _cut(text: str, room: int, symbols: str) -> str:
-    """`text` in at most `room` columns."""
+    """Truncate `text` to at most `room` columns."""
     if width(text) <= room:
         return text
     more = "..." if symbols == _PLAIN else "…"
@@ -159,7 +160,7 @@ def _cut(text: str, room: int, symbols: str) -> str:
 
 
 def _legend(names: Sequence[str], columns: int) -> Iterator[list[Span]]:
-    """`a gelu   b silu`, in as many lines as necessary."""
+    """Yield `a gelu b silu`, on as many lines as needed."""
     line: list[Span] = []
     used = 0
     for at, name in enumerate(names):
@@ -174,19 +175,19 @@ def _legend(names: Sequence[str], columns: int) -> Iterator[list[Span]]:
         yield line
 
 
-Point = tuple[float, float]  # shares of the frame's width and height, from its lower left corner
-Place = tuple[int, int]  # column and row of a character in the frame, from the top left
-Dots = dict[Place, int]  # Unicode's bits of a Braille character
+Point = tuple[float, float]  # fractions of the frame's width and height, from its lower left corner
+Place = tuple[int, int]  # column and row of a character in the frame, from its top left corner
+Dots = dict[Place, int]  # Unicode's bits for the dots of a Braille character
 ACROSS, DOWN = 2, 4
-_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of the dot
-_FAR = 1e6  # dots; points further out are moved to here
-_APART = 1  # characters between a letter and the next curve, at least
+_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # indexed by the dot's row and column
+_FAR = 1e6  # in dots; points farther out are moved to this distance
+_APART = 1  # minimum distance in characters between a letter and the next curve
 _ENOUGH = 4
 _PER_LETTER = 13  # columns
 
 
 def dots(points: Sequence[Point], columns: int, rows: int) -> Dots:
-    """The dots of a curve through the points; a point that is not finite breaks it, and the frame clips it."""
+    """Return the dots of a curve through the points; a non-finite point interrupts it, and the frame clips it."""
     wide, high = columns * ACROSS - 1, rows * DOWN - 1
     placed = [(_near(x * wide), _near((1 - y) * high)) for x, y in points]
     cells: Dots = {}
@@ -197,7 +198,7 @@ def dots(points: Sequence[Point], columns: int, rows: int) -> Dots:
 
 
 def place_of(point: Point, columns: int, rows: int) -> Place | None:
-    """The character that a point lies in; None outside the frame."""
+    """Return the character that a point lies in; None outside the frame."""
     x, y = _near(point[0] * (columns * ACROSS - 1)), _near((1 - point[1]) * (rows * DOWN - 1))
     if not (-0.5 <= x < columns * ACROSS - 0.5 and -0.5 <= y < rows * DOWN - 0.5):
         return None
@@ -205,10 +206,11 @@ def place_of(point: Point, columns: int, rows: int) -> Place | None:
 
 
 def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place]] = ()) -> dict[Place, int]:
-    """The positions of the curves' letters: a place on a curve → the curve's number.
+    """Return the positions of the curves' letters: a place on a curve → the curve's number.
 
-    One for every `_PER_LETTER` columns, if no other curve is near. With `marks` (per curve), at marks that no other
-    curve covers. A curve that never separates from the others still gets one letter, anywhere with room.
+    There is one letter per `_PER_LETTER` columns, if no other curve is close. With `marks` (one list per curve),
+    letters stand at the marks that no other curve covers. A curve that is never apart from the others still gets one
+    letter, at the freest place.
     """
     placed: dict[Place, int] = {}
     columns_of = [_by_column(curve) for curve in curves]
@@ -230,7 +232,7 @@ def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place
 
 
 def _apart(curve: Dots, others: Sequence[Mapping[int, list[int]]], columns: int) -> Iterator[Place]:
-    """In each stretch of the frame the curve's place farthest from the others, if it is far enough."""
+    """Yield for each stretch of the frame the curve's place that is farthest from the others, if it is far enough."""
     stretches = max(1, columns // _PER_LETTER)
     best: dict[int, tuple[int, int, Place]] = {}
     for place in curve:
@@ -244,7 +246,7 @@ def _apart(curve: Dots, others: Sequence[Mapping[int, list[int]]], columns: int)
 
 
 def _distance(place: Place, others: Sequence[Mapping[int, list[int]]]) -> int:
-    """Characters to the nearest other curve, at most `_ENOUGH`."""
+    """Return the distance in characters to the nearest other curve, at most `_ENOUGH`."""
     column, row = place
     near = _ENOUGH
     for by_column in others:
@@ -266,7 +268,7 @@ def _near(value: float) -> float:
 
 
 def _trail(placed: Sequence[Point], wide: int, high: int) -> Iterator[tuple[int, int]]:
-    """Every dot from point to point, and isolated points."""
+    """Yield every dot on the lines from point to point, and isolated points."""
     if len(placed) == 1:
         placed = [placed[0], placed[0]]
     for (x0, y0), (x1, y1) in pairwise(placed):
@@ -283,7 +285,7 @@ def _trail(placed: Sequence[Point], wide: int, high: int) -> Iterator[tuple[int,
 
 
 def _visible(x0: float, y0: float, x1: float, y1: float, wide: int, high: int) -> Iterator[float]:
-    """Shares of the way from one point to the next, a dot apart, inside the frame only (Liang and Barsky)."""
+    """Yield fractions of a line segment, one dot apart, for which it is inside the frame (Liang and Barsky)."""
     enter, leave = 0.0, 1.0
     for step, low, limit in ((x1 - x0, -0.5 - x0, wide + 0.5 - x0), (y1 - y0, -0.5 - y0, high + 0.5 - y0)):
         if step == 0:

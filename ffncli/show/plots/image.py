@@ -1,4 +1,4 @@
-"""Plots as a file, by matplotlib: the same bytes for the same plots."""
+"""Plots in a file, drawn by matplotlib: the same plots give the same bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 NEEDS = extra_command("plots")
-_SIZE = (8.0, 4.2)  # inches, of one plot
-_LARGEST = 1e300  # beyond it matplotlib's arithmetic overflows
-# Okabe and Ito's colours, distinct for any colour vision, and dashes that need no colour at all.
+_SIZE = (8.0, 4.2)  # inches, for one plot
+_LARGEST = 1e300  # matplotlib's arithmetic overflows beyond this
+# Okabe and Ito's colours, which can be told apart with any colour vision, and dashes that work without colour.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
 _DASHES = (
     "-",
@@ -35,7 +35,8 @@ _DASHES = (
     (0, (2, 2)),
 )
 _MARKS = "os^DvPX*"
-# Text stays text in SVG, so that a browser can search it; names are not parsed as formulas; no date, no version.
+# Text stays text in SVG, so that browsers can search it; names are not parsed as formulas; files contain no date and no
+# version.
 _STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "ffn", "pdf.fonttype": 42, "text.parse_math": False,
     "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "0.92",
@@ -48,9 +49,10 @@ _UNSIGNED: dict[str, dict[str, Any]] = {
 
 
 def write(path: Path, plots: Sequence[Plot | IntervalPlot]) -> None:
-    """Draw the plots below each other into one SVG, PNG or PDF, by suffix; the file is complete or absent.
+    """Draw the plots, one below the other, into one SVG, PNG or PDF file, chosen by suffix; the file is complete or
+    absent.
 
-    Raises FFNError (exit 3) without matplotlib, or if the file cannot be written.
+    Raises FFNError (exit 3) if matplotlib is missing, or if the file cannot be written.
     """
     kind = path.suffix[1:].lower()
     picture = drawn(plots, kind)
@@ -59,7 +61,7 @@ def write(path: Path, plots: Sequence[Plot | IntervalPlot]) -> None:
 
 
 def drawn(plots: Sequence[Plot | IntervalPlot], kind: str) -> bytes:
-    """The file's bytes; `kind` is svg, png or pdf. Raises FFNError (exit 3) without matplotlib."""
+    """Return the file's bytes; `kind` is svg, png or pdf. Raises FFNError (exit 3) if matplotlib is missing."""
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
@@ -67,7 +69,7 @@ def drawn(plots: Sequence[Plot | IntervalPlot], kind: str) -> bytes:
         raise FFNError("a picture in a file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
     out = io.BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a character missing from the font is drawn as a box, without a line on stderr
+        warnings.simplefilter("ignore")  # draws characters that the font lacks as boxes, silently
         heights = [_height(plot) for plot in plots] or [_SIZE[1]]
         figure = Figure((_SIZE[0], sum(heights)), dpi=150, layout="constrained")
         _fill(figure, plots, heights)
@@ -89,12 +91,12 @@ def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequenc
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
             mark = _MARKS[curve % len(_MARKS)] if plot.marks else _lone(y)
-            turn = curve // len(_COLORS)  # the ninth curve has the first colour and a different line
+            turn = curve // len(_COLORS)  # the ninth curve repeats the first colour with another dash pattern
             dashes = _DASHES[(curve + turn) % len(_DASHES)]
             color = _COLORS[curve % len(_COLORS)]
             axes.plot(x, y, label=clean(line.name), color=color, linestyle=dashes, marker=mark, markersize=5)
             for place, (low, high) in zip(x, line.intervals, strict=False):
-                if _fits(low, plot.log_y) and _fits(high, plot.log_y):  # NaN is an end that is not known
+                if _fits(low, plot.log_y) and _fits(high, plot.log_y):  # NaN means that the end is unknown
                     ends = [place, place], [low, high]
                     axes.plot(*ends, color=color, linewidth=1.2, marker="_", markersize=7, alpha=0.6)
         axes.set(title=clean(plot.title), xlabel=clean(plot.x), ylabel=clean(plot.y))
@@ -104,7 +106,7 @@ def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequenc
 
 
 def _intervals(axes: Axes, plot: IntervalPlot) -> None:
-    """A row for each, the first on top: a dot at the value, a stroke from end to end."""
+    """Draw one row per interval, the first at the top: a dot at the value, a line from end to end."""
     rows = [row for row in plot.rows if _fits(row.value, log=True)]
     for at, row in enumerate(rows):
         ends = [end for end in (row.low, row.high) if end is not None and _fits(end, log=True)]
@@ -121,7 +123,7 @@ def _intervals(axes: Axes, plot: IntervalPlot) -> None:
 
 
 def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:
-    """The points, with NaN for values that cannot be drawn, such as very large ones."""
+    """Return the points, with NaN for values that cannot be drawn, such as very large ones."""
     points = [(x, y) if _fits(x, plot.log_x) and _fits(y, plot.log_y) else (math.nan, math.nan) for x, y in line.points]
     return [x for x, _ in points], [y for _, y in points]
 
@@ -131,19 +133,19 @@ def _fits(value: float, log: bool) -> bool:
 
 
 def _lone(y: Sequence[float]) -> str:
-    """A mark for a curve of a single point, which has no line."""
+    """Return a marker for a curve with only one point, which has no line."""
     return "o" if sum(map(math.isfinite, y)) == 1 else ""
 
 
 def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
-    """The ticks of a log axis and their labels, as in a terminal."""
+    """Return the ticks of a log axis and their labels, the same as in a terminal."""
     place = axis(values, log=True)
     ticks = place.ticks(8) if place else []
     return [10 ** (place.low + share * (place.high - place.low)) for share, _ in ticks if place], [t for _, t in ticks]
 
 
 def _scale(axes: Axes, plot: Plot) -> None:
-    """Log scales, the plot's frame, ticks at measured points, and lines at zero if zero is inside."""
+    """Set log scales, the plot's frame, ticks at measured points, and lines at zero if zero is inside."""
     drawn = [_drawable(line, plot) for line in plot.lines]
     xs, ys = [x for some, _ in drawn for x in some], [y for _, some in drawn for y in some]
     if plot.log_x:

@@ -1,6 +1,4 @@
-"""Plot: curves over one axis, before any rendering; its axes: from values to places, and the round numbers that label
-them.
-"""
+"""Plot: curves over one axis, before any rendering; and axes, which map values to positions and choose round labels."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name in the legend and its points (x, y), from left to right; one that is not finite breaks it.
+    """One curve: its name in the legend and its points (x, y), from left to right; a non-finite point interrupts it.
 
-    `intervals`: from where to where the y of each point may lie, drawn in a file alone; empty where none is known.
+    `intervals` holds the range in which the y of each point may lie; it is drawn only in files, and empty if unknown.
     """
 
     name: str
@@ -27,9 +25,9 @@ class Series:
 class Plot:
     """Curves in one frame. `x` and `y` name the axes.
 
-    `marks` says that the points are measurements, each with a mark, and the lines between them only guide the eye. A
-    log axis shows only values above 0. `frame` is the y-axis from its low end to its high one, None for as much as the
-    points need; anything outside is cut off.
+    `marks` says that the points are measurements: each gets a mark, and the lines between them only guide the eye. A
+    log axis shows only values above 0. `frame` is the range of the y-axis, or None for the range of the points;
+    anything outside is cut off.
     """
 
     title: str
@@ -44,7 +42,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """A value with the ends of its interval, None where an end is not known."""
+    """A value with the ends of its interval; an unknown end is None."""
 
     name: str
     value: float
@@ -54,7 +52,7 @@ class IntervalRow:
 
 @dataclass(frozen=True)
 class IntervalPlot:
-    """Rows of intervals on one log axis `x`, with a line at 1: a chart for a file."""
+    """Rows of intervals over one log axis `x`, with a line at 1; drawn only in files."""
 
     title: str
     x: str
@@ -62,37 +60,39 @@ class IntervalPlot:
 
 
 def letter(curve: int) -> str:
-    """The letter of a curve in its frame."""
+    """Return the letter of a curve in its frame."""
     return "abcdefghijklmnopqrstuvwxyz"[curve % 26]
 
 
-Tick = tuple[float, str]  # where, as a share of the axis; its label
-_HIGHEST = 308.25  # the power of ten of the largest float
-_FLAT = 1e-12  # a range this small relative to its values has no digits left for labels
+Tick = tuple[float, str]  # (position as a fraction of the axis, label)
+_HIGHEST = 308.25  # log10 of the largest float
+_FLAT = 1e-12  # a range this small relative to its values leaves no digits for labels
 
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """From `low` to `high`, which are log10 of the values on a log axis. `low` is below `high`."""
+    """An axis from `low` to `high`, which are log10 of the values on a log axis. `low` is below `high`."""
 
     low: float
     high: float
     log: bool = False
 
     def share(self, value: float) -> float:
-        """0 at the axis's low end, 1 at its high end; NaN for a value without a place, such as -1 on a log axis."""
+        """Return a value's position: 0 at the low end, 1 at the high end; NaN if there is none, as for -1 on a log
+        axis."""
         if self.log:
             value = math.log10(value) if value > 0 else math.nan
         return self._share(value) if math.isfinite(value) else math.nan
 
     def _share(self, place: float) -> float:
-        # Halves, because the difference of two floats may be more than a float can hold.
+        # In halves, because the difference of two floats may exceed the largest float.
         return (place / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
     def ticks(self, most: int, whole: bool = False) -> list[Tick]:
-        """At most this many: multiples of 1, 2 or 5 times a power of ten; on a log axis, powers of ten if they fit.
+        """Return at most `most` ticks: multiples of 1, 2 or 5 times a power of ten; on a log axis, powers of ten if
+        they fit.
 
-        With `whole` a linear axis has ticks at whole numbers alone, for what is counted.
+        With `whole`, a linear axis has ticks only at whole numbers, for things that are counted.
         """
         if not self.log:
             values = _steps(self.low, self.high, most)
@@ -101,16 +101,16 @@ class PlotAxis:
             text = _alike(values)
             return [(self._share(float(value)), text(value)) for value in values]
         values = next(some for some in _decades(self.low, self.high) if len(some) <= most)
-        if len(values) < 2:  # a small part of a decade
+        if len(values) < 2:  # the axis covers a small part of a decade
             values = [v for v in _steps(10**self.low, 10 ** min(self.high, _HIGHEST), most) if v > 0]
-        # Not through a float, in which the smallest power of ten may be 0.
+        # Not via a float, where the smallest power of ten may be 0.
         return [(self._share(float(value.log10())), number(value)) for value in values]
 
 
 def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
-    """The axis on which all finite values lie (on a log axis, all above 0); None if there are no such values.
+    """Return the axis that contains all finite values (on a log axis, all above 0); None if there are no such values.
 
-    If all values are equal, there is some room on both sides.
+    If all values are equal, the axis extends to both sides of them.
     """
     placed = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
     if not placed:
@@ -127,7 +127,7 @@ def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
 
 
 def number(value: Decimal) -> str:
-    """A number in its shortest form: `0.05`, `200`, `1e-7`."""
+    """Return a number in its shortest form: `0.05`, `200`, `1e-7`."""
     value = value.normalize()
     if not value or Decimal("1e-4") <= abs(value) < Decimal("1e6"):
         return f"{value:f}" if value else "0"
@@ -135,7 +135,8 @@ def number(value: Decimal) -> str:
 
 
 def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
-    """Round numbers with the same number of decimals; each in its shortest form if they are very large or small."""
+    """Return a formatter for round numbers: the same number of decimals for all, or shortest forms if they are very
+    large or small."""
     steps = [b - a for a, b in pairwise(values)]
     if any(abs(value) >= Decimal("1e6") for value in values) or any(step < Decimal("1e-4") for step in steps):
         return number
@@ -143,7 +144,8 @@ def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
 
 
 def _steps(low: float, high: float, most: int) -> list[Decimal]:
-    """The multiples of the smallest step of 1, 2 or 5 times a power of ten that has at most `most` of them inside."""
+    """Return the multiples between `low` and `high` of the smallest step, 1, 2 or 5 times a power of ten, for which at
+    most `most` multiples lie there."""
     exponent = math.floor(math.log10(max(high / most - low / most, 5e-324)))
     for power in range(exponent - 1, exponent + 4):
         for factor in (1, 2, 5):
@@ -155,7 +157,7 @@ def _steps(low: float, high: float, most: int) -> list[Decimal]:
 
 
 def _decades(low: float, high: float) -> Iterator[list[Decimal]]:
-    """Candidate labels of a log axis, the densest first: 1, 2 and 5 of each decade, each decade, every second, ..."""
+    """Yield candidate labels of a log axis, densest first: 1, 2 and 5 of each decade, each decade, every second, ..."""
     first, last = math.floor(low), math.ceil(high)
     if last - first < 10:
         yield _inside((Decimal(m).scaleb(k) for k in range(first, last + 1) for m in (1, 2, 5)), low, high)
@@ -164,5 +166,5 @@ def _decades(low: float, high: float) -> Iterator[list[Decimal]]:
 
 
 def _inside(values: Iterable[Decimal], low: float, high: float) -> list[Decimal]:
-    """The ticks between the ends, which are log10."""
+    """Return the values between the ends, which are given as log10."""
     return [value for value in values if low - _FLAT <= float(value.log10()) <= high + _FLAT]
