@@ -231,7 +231,7 @@ def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
             yield f"{one} and {two} swapped{where}", partial(_swapped, one=prefix + one, two=prefix + two)
-    for how, interleaved in (("as halves", True), ("by turns", False)):
+    for how, interleaved in (("as halves", True), ("interleaved", False)):
         yield f"gate and up {how}", partial(_regrouped, interleaved=interleaved)
         fused = {item.parameter.startswith("shared.") for item in items if item.slice.parts > 1}
         for shared in (False, True) if len(fused) > 1 else ():
@@ -242,8 +242,8 @@ def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
         yield "all square matrices transposed", partial(_transposed, names=square)
     for name in square:
         yield f"{name.removesuffix('.weight')} transposed", partial(_transposed, names=[name])
-    yield "experts in the order of their names as text", partial(_sorted_as_text, written=False)
-    yield "experts written in the order of their names as text", partial(_sorted_as_text, written=True)
+    yield "experts sorted by name as text", partial(_sorted_as_text, written=False)
+    yield "experts written sorted by name as text", partial(_sorted_as_text, written=True)
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
@@ -312,4 +312,4 @@ def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
             if axis.name == width and axis.size == item.axes[0].size and (item.slice.parts == 1 or at == 2)
         ]
         if exchanged:
-            yield Misreading(f"the experts axis taken for {width}", items, tuple(exchanged))
+            yield Misreading(f"the experts axis mistaken for {width}", items, tuple(exchanged))

@@ -60,7 +60,7 @@ class StoredSlice:
         """Describe the layout in words."""
         how = [] if self.parts == 1 else ["interleaved" if self.interleaved else "concatenated"]
         how = [f"{h} {self.part + 1} of {self.parts}" for h in how]
-        how += ["experts one below the other"] if self.stacked else []
+        how += ["experts stacked as rows"] if self.stacked else []
         how += [f"row 1 of {self.rows}"] if self.rows > 1 else []
         return ", ".join(
             (["transposed"] if self.transposed else []) + how + (["per expert"] if self.per_expert else [])
@@ -167,15 +167,17 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
     width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
-        return Orientation(because="as in nn.Linear: its shape is not known")
+        return Orientation(because="as in nn.Linear, since its shape is unknown")
     if experts and len(up.shape or ()) == 2 and up.count == 1 and a == b == (experts * spec.d_ff, d_model):
-        return Orientation(False, True, True, "[experts · d_ff, d_model] by its shape")
+        return Orientation(False, True, True, "[experts · d_ff, d_model] according to its shape")
     # the number of matrices that fit each orientation: a square matrix fits both
     linear = (a == (width, d_model)) + (b == (d_model, spec.d_ff))
     turned = (a == (d_model, width)) + (b == (spec.d_ff, d_model))
     if linear != turned:
         way = "[in, out]" if turned > linear else "[out, in]"
-        return Orientation(turned > linear, turned > linear, False, f"{way} by the shapes {list(a)} and {list(b)}")
+        return Orientation(
+            turned > linear, turned > linear, False, f"{way} according to the shapes {list(a)} and {list(b)}"
+        )
     way = "[in, out]" if rules.transposed else "[out, in]"
     because = f"{way} as in {rules.family or 'nn.Linear'}: the shapes {list(a)} and {list(b)} fit both ways"
     assumed = "" if rules.family or linear < 2 else "square matrices are read as nn.Linear's [out, in]"
@@ -278,20 +280,23 @@ class Arrangement:
         """Return the arrangement of gate and up in the matrix of `naming`; `biased_experts`: it holds all experts and
         has a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
-            return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
+            return Order(True, True, f"gate and up interleaved, as in {self.family or naming.up}")
         if naming.up in _INKLING:
-            why = "" if self.family else f"{naming.up} is read as Inkling's, gate and up by turns"
-            return Order(True, True, f"gate and up by turns, as Inkling's {naming.up} has them", why)
+            why = "" if self.family else f"{naming.up} is read as Inkling's, with gate and up interleaved"
+            return Order(True, True, f"gate and up interleaved, as in Inkling's {naming.up}", why)
         if biased_experts and not self.family:
             why = "experts with biases"
             return Order(
-                True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
+                True,
+                True,
+                f"gate and up interleaved: {why}",
+                f"{why} are read as gpt-oss's, with gate and up interleaved",
             )
         if self.up_first or naming.up in _UP_FIRST:
-            return Order(False, False, f"up before gate, as {self.family or naming.up} has them")
+            return Order(False, False, f"up before gate, as in {self.family or naming.up}")
         if naming.up in _GATE_FIRST or self.family:
-            return Order(True, False, f"gate before up, as {self.family or naming.up} has them")
-        return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
+            return Order(True, False, f"gate before up, as in {self.family or naming.up}")
+        return Order(True, False, "gate before up", f"{naming.up}: the first half is read as the gate")
 
 
 _GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; llama.cpp agrees (Phi-3)

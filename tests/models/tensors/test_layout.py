@@ -78,7 +78,7 @@ def test_a_matrix_that_is_not_square_tells_how_the_other_lies(tmp_path: Path):
     assert torch.equal(weights["down.weight"], stored[f"{stem}down_proj"].transpose(1, 2))
     assert torch.equal(weights["up.weight"], stored[f"{stem}gate_up_proj"][..., D:].transpose(1, 2))
     assert found["down.weight"].stored_shape() == (E, D, D)
-    assert f"[in, out] by the shapes {[D, 2 * D]} and {[D, D]}" in found["down.weight"].slice.evidence
+    assert f"[in, out] according to the shapes {[D, 2 * D]} and {[D, D]}" in found["down.weight"].slice.evidence
 
 
 def test_a_convolution_of_width_one_and_a_correction_of_two_axes(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_experts_one_below_the_other(tmp_path: Path):
     w1, v1, w2 = (stored[f"{stem}experts.mlp.{n}"].reshape(E, F, D) for n in ("w1", "v1", "w2"))
     for name, tensor in {"gate.weight": w1, "up.weight": v1, "down.weight": w2.transpose(1, 2)}.items():
         assert torch.equal(weights[name], tensor)
-    assert found["down.weight"].slice.words == "transposed, experts one below the other"
+    assert found["down.weight"].slice.words == "transposed, experts stacked as rows"
     assert {item.stored_shape() for name, item in found.items() if name != "router.weight"} == {(E * F, D)}
 
 
@@ -113,8 +113,8 @@ def test_experts_one_below_the_other(tmp_path: Path):
 
 @pytest.mark.parametrize(("up", "down", "first", "assumed"), [
     ("gate_up_proj", "down_proj", "gate", ""), ("up_gate_proj", "down_proj", "up", ""),
-    ("ff_proj", "ff_out", "up", ""), ("Wi", "Wo", "gate", "Wi: the gate's half is read as the first"),
-    ("fc1", "fc2", "gate", "fc1: the gate's half is read as the first"),
+    ("ff_proj", "ff_out", "up", ""), ("Wi", "Wo", "gate", "Wi: the first half is read as the gate"),
+    ("fc1", "fc2", "gate", "fc1: the first half is read as the gate"),
 ])  # fmt: skip
 def test_the_order_in_a_fused_matrix(up: str, down: str, first: str, assumed: str, tmp_path: Path):
     stem = "model.layers.0.mlp."

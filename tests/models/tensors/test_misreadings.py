@@ -52,7 +52,7 @@ def test_square_matrices():
 
 def test_one_matrix_for_two():
     halves = [placed(f"{s}.weight", F, D, part=at, parts=2) for at, s in enumerate(("gate", "up"))]
-    assert names(*halves, GATED[2]) == ["gate and up swapped", "gate and up by turns"]
+    assert names(*halves, GATED[2]) == ["gate and up swapped", "gate and up interleaved"]
     turns = [placed(f"{s}.weight", F, D, part=at, parts=2, interleaved=True) for at, s in enumerate(("gate", "up"))]
     assert names(*turns, GATED[2]) == ["gate and up swapped", "gate and up as halves"]
     assert [m.name for m in mixed_misreadings([*turns, GATED[2]])][2:] == [
@@ -92,6 +92,6 @@ def test_the_axis_of_experts():
     experts = Axis("experts", 6)
     down = placed("down.weight", experts, D, F)
     (found,) = misreadings([down])
-    assert (found.name, found.exchanged) == ("the experts axis taken for d_model", (("down.weight", 1),))
+    assert (found.name, found.exchanged) == ("the experts axis mistaken for d_model", (("down.weight", 1),))
     halves = placed("up.weight", Axis("experts", 10), F, D, parts=2)
-    assert "the experts axis taken for d_ff" not in names(halves)  # half of an axis is no axis of the file
+    assert "the experts axis mistaken for d_ff" not in names(halves)  # half of an axis is no axis of the file

@@ -101,7 +101,7 @@ def test_without_the_norm_after_it_the_block_ends_with_the_ffn(tmp_path: Path):
 def test_what_is_assumed_is_noted(tmp_path: Path):
     stored = {f"layers.0.mlp.{n}.weight": torch.randn(shape) for n, shape in {"Wi": (12, 4), "Wo": (4, 6)}.items()}
     ready = prepare(load(folder(tmp_path, None, stored), Dimensions(activation="gelu")))
-    assert ready.notes == ("assumed, because the files do not say: Wi: the gate's half is read as the first",)
+    assert ready.notes == ("assumed, because the files do not say: Wi: the first half is read as the gate",)
 
 
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 32}

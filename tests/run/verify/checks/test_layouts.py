@@ -76,15 +76,15 @@ def copy(source: Path, to: Path, change: Callable[[dict[str, Tensor]], Mapping[s
     ("name", "proof", "misread"),
     [
         ("llama", "llama", {"gate and up swapped"}),
-        ("phi3", "phi3", {"gate and up swapped", "gate and up by turns"}),
+        ("phi3", "phi3", {"gate and up swapped", "gate and up interleaved"}),
         ("gpt_oss", "gpt_oss", {"gate and up swapped", "gate and up as halves"}),
         (
             MANY,
             "qwen3_moe",
             {
                 "gate and up swapped",
-                "experts in the order of their names as text",
-                "experts written in the order of their names as text",
+                "experts sorted by name as text",
+                "experts written sorted by name as text",
             },
         ),
         ("gpt2", "gpt2", set()),
@@ -104,7 +104,7 @@ def test_a_right_reading_is_proven_and_misreadings_would_show(zoo, name, proof, 
 def test_the_place_of_every_tensor_is_said(zoo):
     note = rows(zoo("gpt_oss"))["gate.weight"].note
     assert "model.layers.1.mlp.experts.gate_up_proj [4, 16, 80], transposed, interleaved 1 of 2" in note
-    assert "by turns, as gpt_oss has them" in note
+    assert "interleaved, as in gpt_oss" in note
     note = rows(zoo(MANY))["up.weight"].note
     assert note.startswith("model.layers.1.mlp.experts.0.up_proj.weight and 11 more [12, 16], per expert")
 
@@ -122,7 +122,7 @@ def misread(monkeypatch, **fields):
     ("name", "wrong", "named"),
     [
         (SQUARE, {"transposed": False}, "all square matrices transposed"),
-        ("gpt_oss", {"interleaved": False}, "gate and up by turns"),
+        ("gpt_oss", {"interleaved": False}, "gate and up interleaved"),
         ("phi3", {"interleaved": True}, "gate and up as halves"),
     ],
 )
@@ -191,7 +191,7 @@ def _as_text(tensors):
     ("name", "change", "named"),
     [
         ("llama", _gate_up_swapped, "gate and up swapped"),
-        ("phi3", _interleaved, "gate and up by turns"),
+        ("phi3", _interleaved, "gate and up interleaved"),
         (SQUARE, _transposed, "all square matrices transposed"),
     ],
 )
@@ -212,9 +212,9 @@ def test_experts_in_the_order_of_text(zoo, tmp_path):
     port = copy(zoo(MANY), tmp_path, _as_text)
     found = rows(port, zoo(MANY))[f"as read = {zoo(MANY)}"]
     assert found.passed is False
-    assert found.note.startswith("read with experts in the order of their names as text, it agrees")
+    assert found.note.startswith("read with experts sorted by name as text, it agrees")
     back = rows(zoo(MANY), port)[f"as read = {port}"]
-    assert back.note.startswith("read with experts written in the order of their names as text, it agrees")
+    assert back.note.startswith("read with experts written sorted by name as text, it agrees")
 
 
 def test_equal_ports_agree_and_unequal_ones_say_where(zoo, tmp_path):
@@ -398,9 +398,9 @@ def test_an_exchanged_axis_of_experts_is_named(zoo, tmp_path, monkeypatch):
 
     port = copy(zoo(name), tmp_path, exchanged)
     found = rows(port, zoo(name))
-    assert found["with the experts axis taken for d_model"].relative_error > 0.05
+    assert found["with the experts axis mistaken for d_model"].relative_error > 0.05
     failed = found[f"as read = {zoo(name)}"]
-    assert failed.note == f"read with the experts axis taken for d_model, it agrees with {zoo(name)}"
+    assert failed.note == f"read with the experts axis mistaken for d_model, it agrees with {zoo(name)}"
 
 
 def test_a_misreading_without_effect_is_said(zoo, tmp_path):
@@ -528,4 +528,4 @@ def test_shared_experts_packed_otherwise_than_the_routed_ones(tmp_path):
         base, _folder(tmp_path / "port"), lambda ts: {**ts, name: torch.stack(ts[name].chunk(2, 1), 2).flatten(1, 2)}
     )
     failed = rows(port, base)[f"as read = {base}"]
-    assert failed.note == f"read with gate and up by turns in the routed experts, it agrees with {base}"
+    assert failed.note == f"read with gate and up interleaved in the routed experts, it agrees with {base}"
