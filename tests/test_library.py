@@ -85,7 +85,7 @@ def test_what_a_call_refuses_is_one_kind_of_error():
     ("arguments", "accepted"),
     [
         ({"source": 3}, "source must be text such as"),
-        ({"tokens": "many"}, "tokens must be a whole number from 1"),
+        ({"tokens": "many"}, "tokens must be one or more whole numbers from 1"),
         ({"kernel": 3}, "kernel must be names such as"),
         ({"precision": 0.9}, "precision must be a percentage above 0 and at most 50%"),
         ({"precision": 3}, "write 3%"),
