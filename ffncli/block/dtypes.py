@@ -70,7 +70,7 @@ class DType:
                 f"{self.name} stores {self.block} weights in a block; a row of {row} is not a whole number of blocks",
                 "choose another --dtype",
             )
-        return -(-numbers // self.block) * self.block_bytes
+        return -(-numbers // self.block) * self.block_bytes  # rounded up: a flat format's last block may be part full
 
 
 TABLE = (

@@ -545,6 +545,7 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """
     first = next(s for s in steps if isinstance(s.op, Linear) and not of_norm(s))
     names = {s.output for s in steps}
+    # The last to run comes first: `moe` adds to `biased`, which adds to `widened`, which projects `experts`.
     output = next((n for n in ("moe", "biased", "widened", "experts", "scaled", "down") if n in names), "logits")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
     return first.inputs[0], reduced

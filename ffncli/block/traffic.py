@@ -116,7 +116,7 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     are equally likely."""
     if tokens == 1 or top_k == experts:
         return top_k
-    return -experts * expm1(tokens * log1p(-top_k / experts))
+    return -experts * expm1(tokens * log1p(-top_k / experts))  # 1 - (1 - k/E)^T cancels where k/E is small
 
 
 def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
@@ -136,7 +136,7 @@ def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: b
     """
     if not (isfinite(flops_per_byte) and flops_per_byte > 0):
         raise FFNError(f"FLOPs per byte must be a positive number, got {shown(flops_per_byte)}")
-    goal = Fraction(flops_per_byte)
+    goal = Fraction(flops_per_byte)  # exact: with floats the answer could be off by a token at large counts
     one = measure(1)
     gain = one.matmul_flops - goal * (one.moved(fused) - one.weight_bytes_read)
     if gain <= 0:

@@ -36,11 +36,7 @@ def numpy_matmul(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
 
 
 def on_one_thread(build: Build) -> Build:
-    """Decorate a `build` so that torch computes only in the calling thread while the built function runs.
-
-    torch's other threads would spin while waiting for more work, on cores that the threads of numpy's BLAS need. Only
-    OpenMP's number of threads for this thread is set: `torch.set_num_threads` would change the whole process.
-    """
+    """Decorate a `build` so that torch computes only in the calling thread while the built function runs."""
 
     def built(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         compute = build(steps, device, dtype)
@@ -51,6 +47,8 @@ def on_one_thread(build: Build) -> Build:
                 return compute(x, params)
             before = [library.num_threads for library in openmp]
             try:
+                # torch's other threads would spin, waiting for work, on cores that the BLAS's threads need. This sets
+                # OpenMP's number for the calling thread; torch.set_num_threads would set that of the process.
                 for library in openmp:
                     library.set_num_threads(1)
                 return compute(x, params)

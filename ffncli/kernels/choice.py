@@ -93,7 +93,7 @@ def parse(text: str) -> KernelChoice:
     if factor is not None and kernel == AUTO:
         raise FFNError(f"--kernel: {shown(text)} is not a kernel", "auto cannot be slowed: name a kernel")
     attribute = ref = None
-    if ".py" in kernel:
+    if ".py" in kernel:  # no kernel of the package has this in its name, so it is a file
         file = _FILE.fullmatch(kernel)
         if not file:
             raise FFNError(f"--kernel: {shown(text)} is not a kernel", "write it as file.py:name or label=file.py:name")

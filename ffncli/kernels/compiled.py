@@ -132,14 +132,14 @@ def graph(function: Computes, device: str, mode: str | None = None) -> Computes:
     """Compile the function as one graph. A new shape or grad mode triggers another compilation, which `recompiles`
     counts.
 
-    Every call compiles its own copy of the code: torch counts graphs per code object, and if many blocks shared one, it
-    would refuse the ninth graph. Raises FFNError if the function cannot become one graph, or if the compiler fails.
+    Raises FFNError if the function cannot become one graph, or if the compiler fails.
     """
     import torch._dynamo  # importing takes a second, so only if something is compiled
     import torch._inductor.config as inductor
 
     if not device.startswith("cuda") and (compiler := cxx()):
         inductor.cpp.cxx = (None, compiler)  # by default torch looks only for g++
+    # Code of its own: torch counts graphs per code object, and would refuse the ninth block that shares one.
     call: Computes = torch.compile(_with_code(function), fullgraph=True, dynamic=False, mode=mode)
     failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 

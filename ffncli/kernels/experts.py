@@ -49,12 +49,11 @@ def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
-    """Sum with grouped products. `ordered` adds a token's outputs in the order of its choices: on a GPU index_add adds
-    in any order, so that the last bits would differ from call to call; on a CPU index_add is the faster way."""
+    """Sum with grouped products; `ordered` adds a token's outputs in the order of its choices."""
 
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]
-        expert, order = chosen.flatten().sort(stable=True)
+        expert, order = chosen.flatten().sort(stable=True)  # stable: within an expert, tokens stay in their order
         token, weight = order // top_k, share.flatten().index_select(0, order)[:, None]
         numbers = torch.arange(entries, device=x.device)
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # the end of each expert's rows
@@ -65,7 +64,7 @@ def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
         received = x.index_select(0, token)
         out = made(received if weigh_output else received * weight, expert, w, product)
         out = out * weight if weigh_output else out
-        if not ordered:
+        if not ordered:  # faster on a CPU; on a GPU index_add adds in any order, so its last bits differ between calls
             return torch.zeros_like(x).index_add_(0, token, out)
         return torch.empty_like(out).index_copy_(0, order, out).view(*chosen.shape, -1).sum(1)
 
@@ -85,6 +84,7 @@ def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 def _in_batches(made: Made, weigh_output: bool) -> Summed:
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k = chosen.shape[1]
+        # Copies for all tokens at once would take top_k expert matrices per token, so tokens go through in parts.
         most = max(1, MOST_BYTES // (top_k * w["inward.weight"][0].nbytes))  # tokens
         parts = zip(*(torch.split(t, most) for t in (x, chosen, share)), strict=True)
         return torch.cat([part_of(rows, experts, weights, w) for rows, experts, weights in parts])

@@ -39,6 +39,7 @@ def refuses_fp8(steps: Steps) -> str | None:
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x in 8 bits, a float32 scale per row); their product approximates x. Rows lie along the last axis."""
     wide = x.float()
+    # A row of zeros would have the scale 0, and 0 / 0 is NaN.
     scale = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
     return (wide / scale).to(_FORMAT), scale
 
@@ -100,6 +101,7 @@ def refuses_weight_only(steps: Steps) -> str | None:
 
 def to_int8(weight: Tensor) -> Pair:
     """Return (integers from −127 to 127 [out, in], one scale per row [out]): weight ≈ integer · scale."""
+    # Rounded to the dtype first: the integers must fit the scale that the product will use.
     scale = (weight.float().abs().amax(1).clamp(min=1e-30) / 127).to(weight.dtype)
     return (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
@@ -111,6 +113,7 @@ def to_int4(weight: Tensor) -> Pair:
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = (high - low).clamp(min=1e-30) / 15
     integers = ((groups - low) / scale).round().clamp(0, 15).to(torch.int32).flatten(1)
+    # torch's product subtracts 8 from each integer, so the zero moves up by 8 steps.
     pairs = torch.cat([scale, low + 8 * scale], -1).transpose(0, 1)
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 2)
     return packed, pairs.to(weight.dtype).contiguous()

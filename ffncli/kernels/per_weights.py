@@ -49,12 +49,12 @@ class PerWeights(Generic[Made]):
 
     def _new(self, x: Tensor, params: Params, kind: Kind) -> Made:
         key, made = id(params[0]), self._made
-        if key not in made:
+        if key not in made:  # the entry goes with its tensor, since Python may give the same id to the next one
             made[key] = ref(params[0], lambda dead: made.pop(key, None) and None), {}
         with torch.no_grad():
             new = self._make(x, params)
         of_kinds = made[key][1]
-        while len(of_kinds) >= _MOST:
+        while len(of_kinds) >= _MOST:  # the oldest first: packed weights take as much memory as the weights
             del of_kinds[next(iter(of_kinds))]
         of_kinds[kind] = new
         return new

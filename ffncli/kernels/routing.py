@@ -182,6 +182,7 @@ def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(op.top_k):
         left = torch.where(gone, -torch.inf, logits)
         top = left.amax(-1, keepdim=True)
+        # The scale is the larger of |logit| and the best, as in PhiMoE's sparsemixer.
         far = (top - logits) / torch.maximum(logits.abs(), top) > op.threshold
         weights.append(torch.where(gone | far, -torch.inf, logits).softmax(-1).amax(-1))
         picked.append(left.argmax(-1))

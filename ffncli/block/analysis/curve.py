@@ -113,6 +113,7 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
     marks.append((xs[-1], abs(values[-1]) > bound))
     edges = [bisect(beyond, a, b) for (a, above), (b, after) in pairwise(marks) if above != after]
     ends = [-math.inf, *edges, math.inf]
+    # At every edge |f| crosses the bound, so loud and quiet intervals alternate; the first mark decides which starts.
     quiet = [(a, b) for i, (a, b) in enumerate(pairwise(ends)) if (i % 2 == 1) == marks[0][1]]
     return math.fsum(normal_share(a, b, std) for a, b in quiet)
 
@@ -150,6 +151,7 @@ def _turns(c: Curve, xs: list[float], slopes: list[float]) -> list[float]:
 def _bound(c: Curve, stationary: list[float], sign: float) -> tuple[float, float | None]:
     """Return (the least upper bound of sign · f, times `sign`; the point where it is reached, or None)."""
     limits = [sign * c.f(x) for x in (-_FAR, _FAR)]
+    # Bounded functions have reached their asymptote at _FAR; what still doubles until _FARTHER has no bound.
     if any(sign * c.f(x) > 2.0 * abs(near) + 1.0 for x, near in zip((-_FARTHER, _FARTHER), limits, strict=True)):
         return sign * math.inf, None
     reached = max(((sign * c.f(x), -abs(x), x) for x in stationary), default=(-math.inf, 0.0, 0.0))
@@ -228,6 +230,7 @@ def expectation(g: Callable[[float], float], std: float = 1.0, breaks: tuple[flo
 def nodes(std: float = 1.0, breaks: tuple[float, ...] = ()) -> tuple[tuple[float, float], ...]:
     """Return (x, weight) pairs whose weights sum to 1: the weighted sum of g(x) is the expectation of g."""
     reach = _REACH * std
+    # Activations bend on the scale 1 and the density on the scale std: the panels must be fine on both.
     ends = {s * scale * end for end in _PANELS for scale in _scales(std) for s in (-1, 1)} | {0.0, *breaks}
     inside = [-reach, *sorted(end for end in ends if -reach < end < reach), reach]
     density = 1.0 / (std * math.sqrt(2.0 * math.pi))
@@ -248,7 +251,7 @@ def _scales(std: float) -> tuple[float, ...]:
 
 def normal_share(low: float, high: float, std: float = 1.0) -> float:
     """Return P(low < X ≤ high) for X ~ N(0, std²), without cancellation in either tail."""
-    if low > 0:
+    if low > 0:  # mirrored: above 0 both shares are near 1, and their difference cancels
         low, high = -high, -low
     below_low, below_high = (0.5 * math.erfc(-x / (std * math.sqrt(2.0))) for x in (low, high))
     return below_high - below_low

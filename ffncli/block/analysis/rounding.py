@@ -63,7 +63,7 @@ class NumberFormat:
         if not -self._end < x < self._end:
             return math.copysign(math.inf, x) if x == x else x
         step = self.ulp(x)
-        return round(x / step) * step
+        return round(x / step) * step  # exact: step is a power of two, and Python's round takes ties to even
 
     @cached_property
     def ordinal(self) -> Callable[[float], int]:

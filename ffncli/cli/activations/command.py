@@ -156,7 +156,7 @@ def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[st
     """Return (a y-axis range that suits most curves, the few curves that leave it), or (None, [])."""
     ranges = [_range(line) for line in lines]
     heights = sorted(high - low for low, high in ranges)
-    limit = _LEAVES * heights[len(heights) // 2]
+    limit = _LEAVES * heights[len(heights) // 2]  # the median, which a few steep curves cannot move
     inside = [(low, high) for low, high in ranges if high - low <= limit]
     if limit == 0 or 2 * len(inside) <= len(ranges) or len(inside) == len(ranges):
         return None, []

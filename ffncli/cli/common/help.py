@@ -111,6 +111,7 @@ def _lines(row: _Row, widest: int, columns: int, paint: Paint) -> list[str]:
 
 def _wrapped(text: str, columns: int) -> list[str]:
     """Break `text` into lines at spaces, but not inside `[default: 1]`."""
+    # textwrap does not break at a no-break space; hyphens stay, since options must be copied whole.
     lines = textwrap.wrap(text.replace("[default: ", "[default:\xa0"), columns, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]
 

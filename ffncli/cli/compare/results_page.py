@@ -239,7 +239,7 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
     if fits(high):
         return high
     low = 0
-    while high - low > 1:
+    while high - low > 1:  # each `fits` renders all rows, and the length grows with the count
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
