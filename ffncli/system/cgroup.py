@@ -1,8 +1,9 @@
-"""What a container or a service manager grants this process: CPU quota, memory limit, throttling. Linux, v1 and v2.
+"""What a container or a service manager grants this process: CPU quota, memory limit, throttling. Linux, cgroups v1 and
+v2.
 
-Limits apply at every level between a process's group and the root, so the lowest one counts. `root` is the root of the
-file system; tests pass another one. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html and
-https://docs.kernel.org/scheduler/sched-bwc.html.
+Limits apply at every level between a process's group and the root, so the lowest limit counts. `root` is the root of
+the file system; tests pass another folder. https://docs.kernel.org/admin-guide/cgroup-v2.html,
+.../cgroup-v1/memory.html and https://docs.kernel.org/scheduler/sched-bwc.html.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
-_UNLIMITED = 1 << 60  # v1 says "no limit" as the largest multiple of a page
+_UNLIMITED = 1 << 60  # v1 expresses "no limit" as the largest multiple of a page
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """How many CPUs' worth of time the group may use; None if unlimited."""
+    """Return the group's quota as a number of CPUs; None if it is unlimited."""
     quotas = [
         *(text(folder / "cpu.max").partition(" ")[::2] for folder in _unified(root)),
         *((text(f / "cpu.cfs_quota_us"), text(f / "cpu.cfs_period_us")) for f in _legacy(root, "cpu")),
     ]
-    # v2 writes `max` for no quota, v1 -1
+    # without a quota, v2 contains `max` and v1 -1
     known = [(int(q), int(p)) for q, p in quotas if q.isdigit() and p.isdigit()]
     return min((quota / period for quota, period in known if period), default=None)
 
 
 def memory_left(root: Path = ROOT) -> int | None:
-    """Bytes that the group may still allocate; file cache that the kernel can reclaim at once counts as free."""
+    """Return the bytes that the group may still allocate; file cache that the kernel can reclaim counts as free."""
     left = []
     for folder, limit, usage, cache in (
         *((f, "memory.max", "memory.current", "inactive_file") for f in _unified(root)),
@@ -43,7 +44,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def throttled(root: Path = ROOT) -> float | None:
-    """Seconds for which the quota has stopped this group; None where the kernel does not count them."""
+    """Return the seconds for which the quota has stopped this group; None if the kernel does not count them."""
     for folder in _unified(root):
         if "throttled_usec" in (stat := text(folder / "cpu.stat")):
             return _field(stat, "throttled_usec") / 1e6
@@ -54,7 +55,7 @@ def throttled(root: Path = ROOT) -> float | None:
 
 
 def text(path: Path) -> str:
-    """A file's text without surrounding space; empty if it cannot be read."""
+    """Return a file's text without surrounding whitespace; "" if the file cannot be read."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except (OSError, ValueError):
@@ -62,7 +63,7 @@ def text(path: Path) -> str:
 
 
 def _unified(root: Path) -> Iterator[Path]:
-    """The folders of the process's v2 group, from its own folder up to the root."""
+    """Yield the folders of the process's v2 group, from its own folder up to the root."""
     base = root / "sys/fs/cgroup"
     for number, controllers, path in _groups(root):
         if number == "0" and not controllers:
@@ -71,7 +72,7 @@ def _unified(root: Path) -> Iterator[Path]:
 
 
 def _legacy(root: Path, controller: str) -> Iterator[Path]:
-    """The same for the v1 group of this controller; the folder is named after one or several controllers."""
+    """Yield the folders of the v1 group of this controller; such folders are named after one or several controllers."""
     base = root / "sys/fs/cgroup"
     for _, controllers, path in _groups(root):
         if controller in controllers.split(","):
@@ -80,9 +81,9 @@ def _legacy(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, str, str]]:
-    """The process's groups as hierarchy, controllers and path: `4:cpu,cpuacct:/a/b`.
+    """Yield the process's groups as (hierarchy, controllers, path), for example from `4:cpu,cpuacct:/a/b`.
 
-    If none are listed (/proc is hidden), v2's root is used: it has a container's limits.
+    If none are listed (/proc is hidden), v2's root is used, which has the limits of a container.
     """
     for line in (text(root / "proc/self/cgroup") or "0::/").splitlines():
         number, _, rest = line.partition(":")
@@ -91,7 +92,7 @@ def _groups(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _upwards(base: Path, path: str) -> Iterator[Path]:
-    """`base`/`path` and the folders above it, up to `base`; in a container the path may not exist below it."""
+    """Yield `base`/`path` and the folders above it, up to `base`; in a container `path` may not exist below `base`."""
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     for length in range(len(parts), -1, -1):
         folder = base.joinpath(*parts[:length])
@@ -100,7 +101,7 @@ def _upwards(base: Path, path: str) -> Iterator[Path]:
 
 
 def _field(stat: str, name: str) -> int:
-    """The number after `name` in a file of `name number` lines; 0 where it has none."""
+    """Return the number after `name` in a file whose lines are `name number`; 0 if `name` is missing."""
     for line in stat.splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdigit():

@@ -1,7 +1,7 @@
-"""A child process that runs other people's code: what it settles before any of that runs, its end, and its death.
+"""A child process that runs other people's code: its set-up before any of that code runs, its end, and its death.
 
-What it prints is passed on to stderr up to a limit: a flood fills no terminal, no disk, and no pipe. All that it
-started is known from Linux's /proc; elsewhere no descendants and no memory are.
+Its output is passed on to stderr up to a limit, so that a flood fills no terminal, no disk and no pipe. Descendants and
+memory are read from Linux's /proc; on other systems they are unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from ffncli.system.cgroup import ROOT, text
 
 KILLED = -9
-_REAPING = 10.0  # s; a process that waits for a driver cannot be killed before that answers
+_REAPING = 10.0  # seconds; a process that waits for a driver cannot be killed until the driver answers
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SIGNALS = {
     -11: "segmentation fault",
@@ -35,22 +35,22 @@ _SIGNALS = {
 
 
 def settle() -> None:
-    """In the child, first of all: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
+    """In a new child, before anything else: print to stderr, leave Ctrl-C to the parent, and die with the parent."""
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a kernel prints is not lost where it ends the process
+        sys.stdout.reconfigure(line_buffering=True)  # keeps what a kernel prints before it kills the process
     if sys.platform == "linux":
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what it starts stays below it: seen, counted and ended with it
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # descendants stay below it: found, counted, ended with it
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:
-    """From now on this process is killed when its parent ends; on Linux, which alone can do so."""
+    """From now on, kill this process when its parent ends; only Linux can do this."""
     if sys.platform == "linux":
         parent = os.getppid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked to be told
+        if os.getppid() != parent:  # the parent ended before the request took effect
             os._exit(0)
 
 
@@ -59,13 +59,13 @@ def _prctl(what: int, value: int) -> None:
 
 
 def require_original(pid: int) -> None:
-    """Ends this process at once if it is a copy of that one, forked by a user's code: it must not speak for it."""
+    """End this process at once if a user's code forked it from process `pid`: it must not answer in its place."""
     if os.getpid() != pid:
         os._exit(1)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child with its process group and what it started outside of that, and reap the child."""
+    """Kill the child, its process group, and descendants outside of the group; then reap the child."""
     left = descendants(process.pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def shared_memory(size: int = 0) -> int:
-    """The descriptor of memory without a name, of so many bytes, which a child can be given."""
+    """Create anonymous memory of `size` bytes and return its descriptor, which can be passed to a child."""
     if hasattr(os, "memfd_create"):
         number = os.memfd_create("ffn")
     else:
@@ -90,8 +90,8 @@ def shared_memory(size: int = 0) -> int:
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """The child's exit code once it has closed its line; negative is a signal. It is not reaped: its group keeps its
-    id."""
+    """Wait for the child, which has closed its line, and return its exit code; negative means a signal. The child is
+    not reaped, so that its group keeps its id."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.wait()
     status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -101,7 +101,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
-    """Whether the child ends within so many seconds. It is not reaped."""
+    """Return True if the child ends within `patience` seconds. It is not reaped."""
     until = time.monotonic() + patience
     while True:
         if not hasattr(os, "waitid"):
@@ -114,7 +114,7 @@ def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, in words; None: it still ran."""
+    """Return how a process ended, in words; None means that it was still running."""
     if code is None:
         return "closed its line"
     if code == KILLED:
@@ -124,22 +124,22 @@ def ending(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-MOST_OUTPUT = 64 << 10  # bytes of one source
+MOST_OUTPUT = 64 << 10  # bytes per source
 _CHUNK = 1 << 16
-_LAST_CHUNKS = 16  # read at the end, of what is still in the pipe; a process that escaped may go on writing
-_PATIENCE = 1.0  # s, for stderr to take the rest
+_LAST_CHUNKS = 16  # read at the end, from what is left in the pipe; a process that escaped may go on writing
+_PATIENCE = 1.0  # seconds to write the rest to stderr
 
 
 @dataclass
 class PrintedBytes:
-    """How much each source has printed; `source` is whose output arrives now, as a note about it says it."""
+    """Counts how much each source has printed; `source` names the current source, in the words of the note about it."""
 
     source: str = "the worker"
     most: int = MOST_OUTPUT
     counts: dict[str, int] = field(default_factory=dict)
 
     def passed(self, chunk: bytes) -> tuple[bytes, str]:
-        """(what of a chunk is to be shown, a note if this is where it is cut)."""
+        """Return (the part of a chunk to show, a note if this chunk is where the output is cut)."""
         source, before = self.source, self.counts.get(self.source, 0)
         self.counts[source] = before + len(chunk)
         if before > self.most:
@@ -151,10 +151,10 @@ class PrintedBytes:
 
 @contextmanager
 def passed_on(printed: PrintedBytes) -> Iterator[int]:
-    """A descriptor for a child's stdout and stderr. What it prints appears on our stderr, until it was enough.
+    """Yield a descriptor for a child's stdout and stderr. What the child prints appears on our stderr, up to a limit.
 
-    All is read, so that the child never waits; on leaving, what is in the pipe is passed on, and no process that still
-    holds the descriptor is waited for.
+    Everything is read, so that the child never blocks. On exit, what is left in the pipe is passed on, without waiting
+    for processes that still hold the descriptor.
     """
     reading, writing = os.pipe()
     waiting, stopping = os.pipe()
@@ -165,12 +165,12 @@ def passed_on(printed: PrintedBytes) -> Iterator[int]:
         yield writing
     finally:
         os.close(writing)
-        os.close(stopping)  # ends the thread
+        os.close(stopping)  # makes the thread end
         thread.join(_PATIENCE)
 
 
 def _pass_on(reading: int, waiting: int, printed: PrintedBytes) -> None:
-    """Until the other end of `waiting` is closed; then the rest. Both descriptors are closed here."""
+    """Pass on output until the other end of `waiting` is closed, then the rest. Closes both descriptors."""
     try:
         poll = select.poll()
         poll.register(reading, select.POLLIN)
@@ -187,10 +187,10 @@ def _pass_on(reading: int, waiting: int, printed: PrintedBytes) -> None:
 
 
 def _pass_chunk(reading: int, printed: PrintedBytes) -> bool:
-    """Pass on what is in the pipe; whether there may be more."""
+    """Pass on what is in the pipe; return True if there may be more."""
     try:
         chunk = os.read(reading, _CHUNK)
-    except OSError:  # nothing is there
+    except OSError:  # the pipe is empty
         return False
     shown, note = printed.passed(chunk)
     text = shown.decode("utf-8", "replace")
@@ -203,13 +203,14 @@ def _pass_chunk(reading: int, printed: PrintedBytes) -> bool:
     return bool(chunk)
 
 
-# What a process takes from others; files can be dropped and read again. Shared pages: whole, or the process's share.
+# Memory that a process takes from others; file pages can be dropped and read again. Shared pages count in full, or only
+# this process's share.
 _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
 _SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
 def descendants(pid: int, root: Path = ROOT) -> list[int]:
-    """The processes below this one, those of all its threads; a zombie has none left."""
+    """Return the descendants of a process, over all of its threads; a zombie has none left."""
     found: list[int] = []
     left = [pid]
     while left:
@@ -221,9 +222,10 @@ def descendants(pid: int, root: Path = ROOT) -> list[int]:
 
 
 def used_memory(pid: int, root: Path = ROOT, *, shared_once: bool = False) -> int | None:
-    """Bytes of memory that a process and those below it use; None where the system does not say.
+    """Return the bytes of memory used by a process and its descendants; None if the system does not report them.
 
-    Memory that a fork still shares counts for both, unless `shared_once`, which takes the system far longer to say.
+    Memory that a fork still shares is counted for both processes, unless `shared_once`, which takes the system far
+    longer to report.
     """
     if not (root / f"proc/{pid}/status").exists():
         return None

@@ -1,5 +1,5 @@
-"""Files: opened only where they are files, written completely or not at all; or one file as a git commit has it, for
-which git itself is asked and the working tree is not touched.
+"""Files: opened only if they are regular files, written completely or not at all; or a file as of a git commit, read
+through git without touching the working tree.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ffncli.errors import ExitCode, FFNError, clean, did_you_mean, shown, shown_
 
 _PIECE = 1 << 20  # bytes
 _PROCESS_FOLDER = "ffn-{}-"
-TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # of files that tensors can be written to
+TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # formats in which tensors can be written
 
 
 def open_to_read(path: Path, pipe: bool = False) -> BinaryIO:
-    """The file's bytes. Raises OSError for anything but a regular file, before a byte is read.
+    """Open a file for reading. Raises OSError for anything but a regular file, before a byte is read.
 
-    A device may have no end, and opening a named pipe waits for its writer. `pipe` allows one where the user asks for
-    it, as in `--prompt @<(...)`.
+    A device may have no end, and opening a named pipe waits for its writer. `pipe` allows a pipe, if the user names
+    one, as in `--prompt @<(...)`.
     """
-    _require_file(os.stat(path), pipe)  # first: to open some devices does something
+    _require_file(os.stat(path), pipe)  # before opening, because opening some devices has side effects
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | (0 if pipe else getattr(os, "O_NONBLOCK", 0)))
     try:
         _require_file(os.fstat(handle), pipe)
@@ -38,7 +38,7 @@ def open_to_read(path: Path, pipe: bool = False) -> BinaryIO:
 
 
 def _require_file(status: os.stat_result, pipe: bool) -> None:
-    """Raises OSError, with the kind as its text, for anything but a regular file."""
+    """Raise OSError for anything but a regular file; its text names the kind of file."""
     mode = status.st_mode
     if stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode)):
         return
@@ -49,7 +49,7 @@ def _require_file(status: os.stat_result, pipe: bool) -> None:
 
 
 def read_whole(path: Path, most: int, pipe: bool = False) -> bytes:
-    """The file's bytes, as `open_to_read` opens it. Raises OSError if there are more than `most`."""
+    """Return the bytes of a file opened by `open_to_read`. Raises OSError if there are more than `most`."""
     with open_to_read(path, pipe) as file:
         raw = file.read(most + 1)
     if len(raw) > most:
@@ -58,7 +58,7 @@ def read_whole(path: Path, most: int, pipe: bool = False) -> bytes:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a regular file of any size. Raises OSError."""
+    """Return the SHA-256 of a regular file of any size. Raises OSError."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -69,10 +69,10 @@ def sha256_of(path: Path) -> str:
 
 
 def check_writable(path: str, force: bool, option: str) -> None:
-    """Raises FFNError, before anything is computed, for a file that cannot be written.
+    """Raise FFNError for a file that cannot be written; called before anything is computed.
 
-    That is a directory, an empty name, a path in a missing or read-only folder (exit 3); or an existing file without
-    `force`.
+    Such files are a directory, an empty name, a path in a missing or read-only folder (exit 3), or an existing file
+    without `force`.
     """
     if why := _cannot_be_written(path):
         raise FFNError(f"cannot write {clean(path) or '.'}: {why}", code=ExitCode.ENVIRONMENT)
@@ -81,7 +81,7 @@ def check_writable(path: str, force: bool, option: str) -> None:
 
 
 def _cannot_be_written(path: str) -> str:
-    """Why no file can be created there; empty if one can, judging without writing."""
+    """Return why no file can be created there, or "" if it can; determined without writing."""
     if "\0" in path:
         return "no file has such a name"
     if not path or path.endswith(os.sep) or os.path.isdir(path):
@@ -90,7 +90,7 @@ def _cannot_be_written(path: str) -> str:
         return ""
     if os.path.islink(os.path.realpath(path)):
         return "it is a link that leads back to itself"
-    folder = os.path.dirname(os.path.realpath(path))  # of a link, its target's folder
+    folder = os.path.dirname(os.path.realpath(path))  # for a link, the folder of its target
     if not os.path.isdir(folder):
         where = clean(folder)
         return f"{where} is not a directory" if os.path.exists(folder) else f"there is no directory {where}"
@@ -98,16 +98,17 @@ def _cannot_be_written(path: str) -> str:
 
 
 def _would_be_lost(path: str) -> bool:
-    """Whether writing there would replace a file: a pipe or a device has nothing to replace."""
+    """Return True if writing there would replace a file; a pipe or a device has nothing to replace."""
     return path != "-" and os.path.lexists(path) and (os.path.isfile(path) or not os.path.exists(path))
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to: a temporary one in the same folder, then a rename. Devices and pipes are written directly.
+    """Yield a file to write to: a temporary file in the same folder, renamed at the end. Devices and pipes are written
+    directly.
 
-    A link remains a link to the written file, and a file keeps its permissions. Raises FFNError (exit 3) if
-    the system refuses: a full disk, no such directory, no permission.
+    A link remains a link, now to the new file, and a file keeps its permissions. Raises FFNError (exit 3) if the system
+    refuses: a full disk, a missing directory, no permission.
     """
     import tempfile
 
@@ -136,33 +137,34 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def results_folder(here: Path) -> Path:
-    """The default folder for results: a checkout's `benchmarks/results`, if `here` has it, else the user's.
+    """Return the default folder for results: `benchmarks/results` in a checkout at `here` if it exists, else the user's
+    folder.
 
-    That is $XDG_STATE_HOME/ffn/results, by default ~/.local/state/ffn/results.
+    The user's folder is $XDG_STATE_HOME/ffn/results, by default ~/.local/state/ffn/results.
     """
     checkout = here / "benchmarks" / "results"
     if checkout.is_dir():
         return checkout.relative_to(here) if here == Path.cwd() else checkout
     state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()  # a relative path is ignored
+    root = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()  # relative paths are ignored
     return root / "ffn" / "results"
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be computed again: $XDG_CACHE_HOME/ffn, by default ~/.cache/ffn."""
+    """Return the user's folder for data that can be recomputed: $XDG_CACHE_HOME/ffn, by default ~/.cache/ffn."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if os.path.isabs(cache) else Path("~/.cache").expanduser()) / "ffn"
 
 
 def process_folder() -> Path:
-    """A new private folder of this process, removed when it ends; see `remove_process_folders` where it is killed."""
+    """Create a private folder for this process, removed when it ends; if it is killed, see `remove_process_folders`."""
     import atexit
     import shutil
     import tempfile
@@ -173,7 +175,7 @@ def process_folder() -> Path:
 
 
 def remove_process_folders(process: int) -> None:
-    """Remove what `process_folder` made in a process that was killed."""
+    """Remove the folders that `process_folder` created in a process that was killed."""
     import shutil
     import tempfile
 
@@ -181,22 +183,22 @@ def remove_process_folders(process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_PATIENCE = 30.0  # s, for a repository on a slow disk
+_PATIENCE = 30.0  # seconds, enough for a repository on a slow disk
 
 
 @dataclass(frozen=True)
 class FileAtCommit:
-    """The full hash of the commit, and the file's bytes there."""
+    """The full hash of a commit, and a file's bytes at that commit."""
 
     commit: str
     data: bytes
 
 
 def file_at(ref: str, path: Path, option: str) -> FileAtCommit:
-    """The file at `ref` (a branch, a tag, a commit, `HEAD~2`), from the repository that the path lies in.
+    """Return a file at `ref` (a branch, a tag, a commit, `HEAD~2`), from the repository that contains the path.
 
-    The file, and folders on its way, need not exist in the working tree. Raises FFNError, naming the `option`, for a
-    ref or a file that is not there and for a path outside of any repository; exit 3 where git cannot be run.
+    The file, and folders on its path, need not exist in the working tree. Raises FFNError, which names `option`, for a
+    missing ref or file and for a path outside of any repository; exit 3 if git cannot be run.
     """
     folder = next(parent for parent in path.parents if parent.is_dir())
     answer = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
@@ -212,12 +214,12 @@ def file_at(ref: str, path: Path, option: str) -> FileAtCommit:
 
 
 def _refs(folder: Path) -> list[str]:
-    """Branches and tags, by the names that one types."""
+    """Return the branches and tags, by the names that users type."""
     return _git(folder, "for-each-ref", "--format=%(refname:short)").stdout.decode("utf-8", "replace").split()
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """git's answer in this folder, in English. Raises FFNError (exit 3) if git cannot be run."""
+    """Run git in this folder, with English messages. Raises FFNError (exit 3) if git cannot be run."""
     environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         return subprocess.run(
@@ -236,6 +238,6 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _reason(failed: subprocess.CompletedProcess[bytes]) -> str:
-    """The first line of what git printed, without its `fatal:`."""
+    """Return the first line that git printed on stderr, without its `fatal:`."""
     lines = failed.stderr.decode("utf-8", "replace").strip().splitlines()
     return clean(lines[0].removeprefix("fatal: ")) if lines else f"git ended with exit code {failed.returncode}"

@@ -1,11 +1,13 @@
-"""Which GPU `--device` means, and whether a tensor can be made there: the one answer for every command; what that GPU
-is doing and what limits it.
+"""Which GPU `--device` means, and whether a tensor can be created there: every command uses this check; also the GPU's
+current load and limits.
 
-torch is an argument: nothing here loads it. A GPU may be there and still be of no use: busy in exclusive mode, full,
-too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is made on it, and torch's error becomes one line.
+torch is passed as an argument: nothing here imports it. A GPU may be present but unusable: busy in exclusive mode,
+full, too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is created on it, and torch's error becomes
+one line.
 
 Memory, other processes, clocks and power are read through nvidia-ml-py (module `pynvml`, extra `gpu`), by the uuid that
-torch gives: CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. What a card or a driver does not provide is None.
+torch reports, because CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. Whatever a card or a driver does not
+provide is None.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from ffncli.system.packages import extra_command
 # How torch's messages about errors of the driver, cuDNN and Triton begin.
 _REPORTED = re.compile(r"\b(CUDA|HIP|CUBLAS|cuDNN)( driver)? error|\bTriton Error \[(CUDA|HIP)\]")
 _DEVICE = re.compile(r"cpu|cuda(?::(0|[1-9][0-9]{0,2}))?")
-_OTHERS = {"mps": "Apple's GPUs", "xpu": "Intel's GPUs"}  # torch's names for devices that ffn does not know
-# The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container with one of
-# several GPUs its number need not be 0, and in some sandboxes /proc/driver is missing.
+_OTHERS = {"mps": "Apple's GPUs", "xpu": "Intel's GPUs"}  # torch's names for devices that ffn does not support
+# The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container with only one
+# of several GPUs its number need not be 0, and in some sandboxes /proc/driver is missing.
 _NODES = (
     "dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "dev/nvhost-gpu", "dev/nvmap", "dev/dxg",
     "dev/kfd",
@@ -41,18 +43,18 @@ _ON_CPU = "use --device cpu"
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """Why a GPU is of no use here, and what to do about it."""
+    """Why a GPU cannot be used here, and what to do about it."""
 
     message: str
     hint: str = _ON_CPU
 
     def error(self, device: str) -> FFNError:
-        """The one line of it, exit 3."""
+        """Return the problem as a one-line error, exit 3."""
         return FFNError(f"--device {device}: {self.message}", self.hint, ExitCode.ENVIRONMENT)
 
 
 def device_index(text: str, option: str = "--device") -> int | None:
-    """The GPU's number as torch counts, None for the CPU. Raises FFNError for anything but cpu, cuda or cuda:1."""
+    """Return the GPU's number in torch, or None for the CPU. Raises FFNError for anything but cpu, cuda or cuda:1."""
     match = _DEVICE.fullmatch(text)
     if match is None:
         name = text.partition(":")[0]
@@ -63,12 +65,13 @@ def device_index(text: str, option: str = "--device") -> int | None:
 
 
 def has_driver(root: Path = ROOT) -> bool:
-    """Whether a driver's files show that there may be a GPU; without them, only torch knows."""
+    """Return True if a driver's files show that there may be a GPU; without such files, only torch knows."""
     return sys.platform == "win32" or any(True for name in _NODES for _ in root.glob(name))
 
 
 def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
-    """The device, once a tensor was made there; a GPU becomes the current one, on which a user's own kernels launch.
+    """Check that a tensor can be created on the device, and return it. A GPU becomes the current GPU, on which a user's
+    own kernels are launched.
 
     Raises FFNError: exit 2 for an unknown name, exit 3 if torch cannot compute there.
     """
@@ -81,9 +84,10 @@ def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
 
 
 def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
-    """Why torch cannot compute on the GPU of that number, None if it can: a tensor is made there, and a kernel run."""
+    """Return why torch cannot compute on the GPU with that number, or None if it can. Tested by creating a tensor and
+    running a kernel."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says some of this as a warning of several lines too
+        warnings.simplefilter("ignore")  # torch also reports some of these problems as warnings of several lines
         if not (torch.version.cuda or getattr(torch.version, "hip", None)):
             return _cpu_build(torch, root)
         count = torch.cuda.device_count()
@@ -97,7 +101,8 @@ def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
 
 
 def gpu_failure(error: BaseException, torch: Any = None) -> FFNError | None:
-    """The error for the user (exit 3) if a GPU's driver reported `error`, not torch about a function's arguments."""
+    """Return an error for the user (exit 3) if `error` was reported by a GPU's driver; None if torch rejected a
+    function's arguments."""
     if not is_gpu_error(error):
         return None
     problem = explained(str(error), torch, 0)
@@ -106,7 +111,7 @@ def gpu_failure(error: BaseException, torch: Any = None) -> FFNError | None:
 
 @contextmanager
 def gpu_errors(device: str, torch: Any) -> Iterator[None]:
-    """Within it, an error of the GPU is an FFNError (exit 3): the GPU can become busy or full after it was checked."""
+    """Turn errors of the GPU in this context into FFNErrors (exit 3): a GPU can become busy or full after the check."""
     try:
         yield
     except RuntimeError as error:
@@ -117,15 +122,15 @@ def gpu_errors(device: str, torch: Any) -> Iterator[None]:
 
 
 def is_gpu_error(error: BaseException) -> bool:
-    """Whether a driver or one of its libraries reported it."""
+    """Return True if a driver or one of its libraries reported the error."""
     return type(error).__name__ == "AcceleratorError" or bool(_REPORTED.search(str(error)))
 
 
-# --- what torch says, as a line ---------------------------------------------------------------------------------------
+# --- torch's messages as one line -------------------------------------------------------------------------------------
 
 
 def explained(text: str, torch: Any, index: int, root: Path = ROOT) -> GpuProblem:
-    """The problem behind the text of an error; one that is not known is quoted by its first line."""
+    """Return the problem behind an error's text; an unknown problem is quoted by its first line."""
     for pattern, explain in _KNOWN.items():
         if match := re.search(pattern, text, re.I):
             return explain(match, torch, index, root)
@@ -147,7 +152,7 @@ def _beyond(count: int) -> GpuProblem:
 
 
 def _hiding() -> str:
-    """The variable that hides GPUs, with its value: `CUDA_VISIBLE_DEVICES=0`; empty if none is set."""
+    """Return the variable that hides GPUs, with its value: `CUDA_VISIBLE_DEVICES=0`; "" if none is set."""
     name = next((name for name in _HIDING if name in os.environ), "")
     return f"{name}={clean(os.environ[name])[:40]}" if name else ""
 
@@ -189,7 +194,7 @@ def _full(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProble
     try:
         free, total = torch.cuda.mem_get_info(index)
         left = f": {free / 1e9:.1f} of {total / 1e9:.1f} GB are free"
-    except Exception:  # what cannot hold a context cannot be asked
+    except Exception:  # a full GPU may not even have room for the context that this query needs
         left = ""
     return GpuProblem(f"no memory is left on the GPU{left}", f"nvidia-smi shows who uses it; or {_ON_CPU}")
 
@@ -208,7 +213,7 @@ def _plain(message: str, hint: str) -> Callable[[re.Match[str], Any, int, Path],
     return lambda match, torch, index, root: GpuProblem(message, f"{hint}, or {_ON_CPU}")
 
 
-# The texts are torch's (c10/cuda, torch/csrc/cuda), CUDA's and HIP's; the numbers are those of cudaError_t.
+# The texts come from torch (c10/cuda, torch/csrc/cuda), CUDA and HIP; the numbers are values of cudaError_t.
 _KNOWN: Mapping[str, Callable[[re.Match[str], Any, int, Path], GpuProblem]] = {
     r"found no nvidia driver|no hip driver": _no_driver,
     r"driver on your system is too old|driver version is insufficient": _old_driver,
@@ -234,9 +239,10 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "excl
 
 @dataclass(frozen=True)
 class GpuHandles:
-    """One GPU as NVML has it. `whole` is the card, `part` the share of it that a process gets: the same without MIG.
+    """One GPU as seen by NVML. `whole` is the card, `part` the share of it that a process gets; without MIG they are
+    the same.
 
-    Clocks and power are the card's, processes those of the part.
+    Clocks and power belong to the card, processes to the part.
     """
 
     nvml: Any
@@ -244,23 +250,23 @@ class GpuHandles:
     part: Any
 
     def ask(self, name: str, *more: Any, part: bool = False) -> Any:
-        """The answer of one of NVML's functions about the GPU; None if this card or driver does not provide it."""
+        """Return the result of one of NVML's functions for the GPU; None if this card or driver does not provide it."""
         asks = getattr(self.nvml, name, None)
         return None if asks is None else answer(self.nvml, asks, self.part if part else self.whole, *more)
 
 
 def answer(nvml: Any, asks: Callable[..., Any], *arguments: Any) -> Any:
-    """What `asks` returns; None if NVML refuses."""
+    """Return the result of `asks`; None if NVML refuses."""
     try:
         return asks(*arguments)
-    except nvml.NVMLError:  # for example, not supported by this card
+    except nvml.NVMLError:  # for example, because the card does not support it
         return None
 
 
 def open_gpu(uuid: str, nvml: Any = None) -> tuple[GpuHandles | None, str]:
-    """(the GPU with torch's uuid, "") or (None, the reason). `nvml` is pynvml or a stand-in.
+    """Return (the GPU with torch's uuid, "") or (None, the reason). `nvml` is pynvml or a stand-in.
 
-    torch gives the uuid without the prefix that says whether it is a card's or that of a part of one (MIG).
+    torch reports the uuid without the prefix that distinguishes a card from a part of a card (MIG).
     """
     if nvml is None:
         try:
@@ -291,9 +297,9 @@ def _by_uuid(uuid: str, nvml: Any) -> GpuHandles:
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading. Memory in bytes, clocks in MHz, power in watts; `busy` is the share of the last moments (a second or
-    less) in which a kernel ran. `others` counts the processes that compute there, this one left out, and
-    `others_memory` the bytes that they hold.
+    """One reading. Memory in bytes, clocks in MHz, power in watts; `busy` is the fraction of the last second or less in
+    which a kernel was running. `others` counts the other processes that compute on the GPU, and `others_memory` their
+    memory in bytes.
     """
 
     memory_free: int | None = None
@@ -311,7 +317,7 @@ class GpuState:
 
     @property
     def neighbours(self) -> str:
-        """`2 other processes use this GPU (31.2 GB, 97 % busy)`; empty if there is none."""
+        """`2 other processes use this GPU (31.2 GB, 97 % busy)`; "" if there are no others."""
         if not self.others:
             return ""
         figures = [f"{self.others_memory / 1e9:.1f} GB"] if self.others_memory else []
@@ -321,12 +327,12 @@ class GpuState:
 
     @property
     def power_lowered(self) -> bool:
-        """Whether somebody set a lower power limit than the card's own."""
+        """Whether somebody set a power limit below the card's default."""
         return None not in (self.power_limit_w, self.power_default_w) and self.power_limit_w < self.power_default_w  # type: ignore[operator]
 
 
 def gpu_state(gpu: GpuHandles) -> GpuState:
-    """A reading of the GPU: some milliseconds."""
+    """Read the state of the GPU, which takes some milliseconds."""
     memory = gpu.ask("nvmlDeviceGetMemoryInfo", part=True)
     processes = gpu.ask("nvmlDeviceGetComputeRunningProcesses", part=True)
     others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
@@ -350,7 +356,7 @@ def gpu_state(gpu: GpuHandles) -> GpuState:
 
 
 def uuid_of(device: str, torch: Any) -> str | None:
-    """torch's uuid of `cuda` or `cuda:1`; None if this version or card has none."""
+    """Return torch's uuid of `cuda` or `cuda:1`; None if this version of torch or this card has none."""
     uuid = getattr(torch.cuda.get_device_properties(torch.device(device)), "uuid", None)
     return None if uuid is None else str(uuid)
 

@@ -1,7 +1,7 @@
-"""Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. No torch.
+"""Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. Does not need torch.
 
-Rates are dense. Only whole names match: `NVIDIA GeForce RTX 4070 Ti` is not the listed RTX 4070, and a laptop's RTX
-4090 is a different chip.
+Rates are for dense products. Only whole names match: `NVIDIA GeForce RTX 4070 Ti` is not the listed RTX 4070, and a
+laptop's RTX 4090 is a different chip.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
+    """One accelerator: `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), memory bandwidth in GB/s of 1e9
+    bytes.
 
     `approx` names the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
-    published measurement of a GEMM, TFLOP/s. `link` joins it to the others of its node, `per_node` of them together;
-    `network` joins nodes, a usual one: names in `links`, empty where none is known. The efficiencies are planning
-    defaults, for a device on which nothing was measured: shares of the peak and of the bandwidth.
+    published measurement of a GEMM in TFLOP/s. `link` connects the accelerators of a node, `per_node` in number;
+    `network` is a typical network between nodes. Both are names in `links`, or empty if unknown. The efficiencies are
+    planning defaults for devices without measurements: shares of the peak and of the bandwidth.
     """
 
     name: str
@@ -49,7 +50,8 @@ class Device:
     memory_efficiency: float
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
-        """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None if it has none."""
+        """Return the peak rate of products in this dtype in FLOP/s; for fp32 with TF32 on, TF32's rate. None if the
+        device has no such rate."""
         rate = self.tflops.get(dtype)
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
@@ -57,7 +59,7 @@ class Device:
 
     @property
     def llc_bytes(self) -> int:
-        """Bytes of the last-level cache; 0 where it is not known."""
+        """Bytes of the last-level cache; 0 if unknown."""
         return round(self.llc_mib * (1 << 20)) if self.llc_mib else 0
 
     @property
@@ -67,17 +69,18 @@ class Device:
 
     @property
     def link_gbytes_per_s(self) -> float | None:
-        """The link's GB/s in one direction, to all others together; None where none is known."""
+        """The link's GB/s in one direction, to all other accelerators together; None if unknown."""
         return next((link.gbytes_per_s for link in links() if link.name == self.link), None)
 
 
 @dataclass(frozen=True)
 class Link:
-    """One interconnect: GB/s of 1e9 bytes of one accelerator in one direction, to all others together.
+    """One interconnect: GB/s of 1e9 bytes that one accelerator sends in one direction, to all other accelerators
+    together.
 
-    `title` is its name in print, `name` as it is typed. `kind`: within a node (over PCIe or otherwise), or a network
-    between nodes. `peers`: how many others have a wire each, which share those GB/s; 0 for a
-    switch, through which all of them can go to any one.
+    `title` is the printed name, `name` the name as typed. `kind`: a link within a node (over PCIe or another link), or
+    a network between nodes. `peers`: the number of other accelerators with a wire each, which share the bandwidth; 0
+    for a switch, which can direct all of the bandwidth to any of them.
     """
 
     name: str
@@ -88,17 +91,17 @@ class Link:
     peers: int = 0
 
     def bytes_per_s(self, ranks: int) -> float:
-        """B/s of one of `ranks` accelerators to the others among them, in one direction."""
+        """Return the B/s that one of `ranks` accelerators sends to the others of them, in one direction."""
         share = min(1.0, (ranks - 1) / self.peers) if self.peers else 1.0
         return self.gbytes_per_s * 1e9 * share
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One of NCCL's: the share of a link's bandwidth that it leaves, and what it costs besides bytes, in microseconds.
+    """A protocol of NCCL: the usable share of a link's bandwidth, and its costs other than bytes, in microseconds.
 
-    `collective_us` is of any collective, `step_us` of one step of a ring by the kind of link; without a kind, it is not
-    used over such links.
+    `collective_us` is the cost of any collective, `step_us` maps kinds of links to the cost of one step of a ring; the
+    protocol is not used over other kinds of links.
     """
 
     name: str
@@ -109,7 +112,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class PlanningDefaults:
-    """What to expect where nothing was measured: shares of peak, bandwidth and link, and their source."""
+    """Expectations without measurements: shares of peak, bandwidth and link, and their source."""
 
     gemm_efficiency: float
     memory_efficiency: float
@@ -119,7 +122,8 @@ class PlanningDefaults:
 
 @cache
 def _sections() -> tuple[str, Mapping[str, Sequence[str]]]:
-    """The text before the first row, and the rows' texts by kind; they are parsed one by one, as all take 20 ms."""
+    """Return the text before the first row, and the rows' texts by kind; rows are parsed one by one, because parsing
+    all takes 20 ms."""
     text = files("ffncli.system").joinpath("hardware.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
@@ -131,7 +135,7 @@ def _sections() -> tuple[str, Mapping[str, Sequence[str]]]:
 
 @cache
 def _head() -> Mapping[str, Any]:
-    """The tables before the rows: sources, planning, short."""
+    """Return the tables before the rows: sources, planning, short."""
     return tomllib.loads(_sections()[0])
 
 
@@ -141,13 +145,13 @@ def _rows(kind: str) -> Iterator[Mapping[str, Any]]:
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The whole file: sources, planning defaults, short names, and lists of rows: devices, cpus, links, protocols."""
+    """Return the whole file: sources, planning defaults, short names, and rows: devices, cpus, links, protocols."""
     return {**_head(), **{kind: list(_rows(kind)) for kind in _sections()[1]}}
 
 
 @cache
 def _devices_by_name() -> Mapping[str, str]:
-    """Every accelerator's name → its row's text."""
+    """Return every accelerator's name → the text of its row."""
     return {json.loads(text.split("=", 1)[1].split("\n", 1)[0]): text for text in _sections()[1]["devices"]}
 
 
@@ -161,30 +165,30 @@ def _device_of(name: str) -> Device:
 
 @cache
 def devices() -> tuple[Device, ...]:
-    """Every accelerator, in the file's order."""
+    """Return every accelerator, in the file's order."""
     return tuple(map(_device_of, _devices_by_name()))
 
 
 @cache
 def links() -> tuple[Link, ...]:
-    """Every interconnect."""
+    """Return every interconnect."""
     return tuple(_record(Link, row) for row in _rows("links"))
 
 
 @cache
 def planning_defaults() -> PlanningDefaults:
-    """The efficiencies that a plan uses where nothing was measured."""
+    """Return the efficiencies that a plan uses if nothing was measured."""
     return _record(PlanningDefaults, _head()["planning"])
 
 
 @cache
 def protocols() -> tuple[Protocol, ...]:
-    """NCCL's, from the one for few bytes to the one for many."""
+    """Return NCCL's protocols, from the one for small messages to the one for large messages."""
     return tuple(Protocol(**row) for row in _rows("protocols"))
 
 
 def link_named(text: str, field: str) -> Link:
-    """The link that a user means. Raises FFNError with the nearest names; `field` is the option."""
+    """Return the link that a user means. Raises FFNError with the nearest names; `field` is the option."""
     known = {_letters(link.name): link for link in links()}
     if (key := _letters(text)) in known:
         return known[key]
@@ -193,12 +197,13 @@ def link_named(text: str, field: str) -> Link:
 
 
 def find(device_name: str) -> Device | None:
-    """The device of this name, None unless a name matches. Case and the maker's name do not matter."""
+    """Return the device with this name, or None if no name matches. Case and the maker's name do not matter."""
     return _names().get(_key(device_name))
 
 
 def named(text: str, field: str) -> Device:
-    """The device that a user means by its name, a short one (`h100`), or the beginning of one device's name.
+    """Return the device that a user means by its name, a short name (`h100`), or a prefix that only one device's name
+    has.
 
     Case, spaces and hyphens do not matter. Raises FFNError with the nearest names; `field` is the option.
     """
@@ -217,7 +222,7 @@ def named(text: str, field: str) -> Device:
 
 
 def typed_names() -> Mapping[str, Device]:
-    """What a shell completes → its device: the short names, then every name in small letters with hyphens."""
+    """Return name in shell completion → device: the short names, then all names in lower case with hyphens."""
     return {typed: _device_of(name) for typed, name in _names_by_typed().items()}
 
 
@@ -241,6 +246,6 @@ def _key(name: str) -> str:
 
 
 def _record(kind: type[R], row: Mapping[str, Any], **others: Any) -> R:
-    """The fields of a record that its row has, with its source in full; `others` come after those."""
+    """Create a record from the fields that its row contains, with its source in full; `others` take precedence."""
     known = {field.name: row[field.name] for field in fields(kind) if field.name in row}
     return kind(**known | {"source": _head()["sources"][row["source"]]} | others)

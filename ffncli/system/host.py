@@ -1,8 +1,9 @@
-"""What this machine has, without torch: its CPU and instructions, cores, caches, memory, load; cores for one process.
+"""What this machine has, without torch: its CPU and instructions, cores, caches, memory, load; and cores reserved for
+one process.
 
-From /proc and /sys on Linux, through sysctl on macOS; elsewhere from Python's standard library. `root` is the root of
-the file system; tests pass another one. Several benchmarks at a time must not share a core: each core has a lock file
-in a folder of the user's, and the system releases a lock when its process ends, however it ends.
+Read from /proc and /sys on Linux, through sysctl on macOS, and from Python's standard library elsewhere. `root` is the
+root of the file system; tests pass another folder. Benchmarks that run at the same time must not share a core: each
+core has a lock file in a folder of the user, and the system releases a lock when its process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.cgroup import ROOT, cpu_quota, memory_left, text
 
-_LLC_FALLBACK = 32 << 20  # if no cache size is known: most server and desktop chips have this or less per thread
-# The instructions that decide how fast a GEMM can be, by their flag in /proc/cpuinfo (or sysctl).
+_LLC_FALLBACK = 32 << 20  # if no cache size is known: most server and desktop chips have at most this much per thread
+# The instructions that determine how fast a GEMM can be, by their flag in /proc/cpuinfo (or sysctl).
 _ISA = {
     "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
     "avx512_fp16": "avx512_fp16", "amx_tile": "amx_tile", "amx_bf16": "amx_bf16", "amx_int8": "amx_int8",
@@ -33,7 +34,8 @@ _ISA = {
 
 @dataclass(frozen=True)
 class Cores:
-    """CPUs that the process may run on, the quota of its group in CPUs (None: none), physical cores among them."""
+    """The number of CPUs that the process may run on, the quota of its group in CPUs (None: no quota), and the number
+    of physical cores among these CPUs."""
 
     affinity: int
     quota: float | None
@@ -48,7 +50,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class ProcessorCache:
-    """One cache that the process can reach; `cpus` are those that share it."""
+    """One cache that the process can use; `cpus` are the CPUs that share it."""
 
     level: int
     kind: str  # Data, Instruction, Unified
@@ -57,25 +59,25 @@ class ProcessorCache:
 
 
 def affinity() -> tuple[int, ...]:
-    """The CPUs that this process may run on."""
+    """Return the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def cores(root: Path = ROOT) -> Cores:
-    """Affinity, quota and physical cores."""
+    """Return affinity, quota and physical cores."""
     allowed = affinity()
     return Cores(len(allowed), cpu_quota(root), physical_cores(allowed, root))
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """min(affinity, floor of the quota but at least 1, physical cores)."""
+    """Return min(affinity, floor of the quota but at least 1, physical cores)."""
     return cores(root).threads
 
 
 def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
-    """How many physical cores these CPUs have: hardware threads of one core count once."""
+    """Return the number of physical cores of these CPUs; hardware threads of the same core count once."""
     cpus = tuple(cpus)
     if sys.platform == "darwin" and (number := sysctl("hw.physicalcpu")).isdigit():
         return min(int(number), len(cpus))
@@ -83,7 +85,7 @@ def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
 
 
 def one_cpu_per_core(cpus: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
-    """Of these CPUs the first of every physical core."""
+    """Return the first of these CPUs on each physical core."""
     first: dict[str, int] = {}
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
@@ -93,7 +95,7 @@ def one_cpu_per_core(cpus: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """The CPU as its maker calls it; on ARM often only an implementer and a part number."""
+    """Return the CPU's name as given by its maker; on ARM often only an implementer and a part number."""
     info = _cpuinfo(root)
     for key in ("model name", "Model", "cpu model", "Hardware", "cpu"):
         if info.get(key):
@@ -113,7 +115,7 @@ _ARM_PARTS = {
 
 
 def isa(root: Path = ROOT) -> tuple[str, ...]:
-    """The CPU's vector and matrix instructions: avx2, avx512f, amx_bf16, neon, ..."""
+    """Return the CPU's vector and matrix instructions: avx2, avx512f, amx_bf16, neon, ..."""
     info = _cpuinfo(root)
     flags = (info.get("flags") or info.get("Features") or "").split()
     if not flags and sys.platform == "darwin":
@@ -126,7 +128,7 @@ def isa(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def caches(root: Path = ROOT) -> tuple[ProcessorCache, ...]:
-    """Every cache of the CPUs that this process may run on, without duplicates, by level."""
+    """Return every cache of the CPUs that this process may run on, without duplicates, sorted by level."""
     by_key: dict[tuple[int, str, str], ProcessorCache] = {}
     for cpu in affinity():
         for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
@@ -142,9 +144,11 @@ def caches(root: Path = ROOT) -> tuple[ProcessorCache, ...]:
 
 
 def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
-    """Bytes of last-level cache that the default threads can fill, and a note if that is assumed or combined.
+    """Return the bytes of last-level cache that the default threads can fill, and a note if the size is assumed or a
+    sum.
 
-    Chips of several dies have one last-level cache each: as many count as there are threads, the largest first.
+    Chips with several dies have one last-level cache per die; as many caches count as there are threads, the largest
+    first.
     """
     every = [cache for cache in caches(root) if cache.kind != "Instruction"]
     if not every:
@@ -157,7 +161,7 @@ def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
 
 
 def memory_total(root: Path = ROOT) -> int | None:
-    """Bytes of memory of the machine."""
+    """Return the machine's bytes of memory."""
     if (kibibytes := _meminfo("MemTotal", root)) is not None:
         return kibibytes * 1024
     if sys.platform == "darwin" and (number := sysctl("hw.memsize")).isdigit():
@@ -166,13 +170,13 @@ def memory_total(root: Path = ROOT) -> int | None:
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes that can be allocated without swapping: the machine's free memory, or less where the group is limited."""
+    """Return the bytes that can be allocated without swapping: the machine's free memory, or the group's if less."""
     free = _meminfo("MemAvailable", root)
     bounds = [free * 1024] if free is not None else []
     if (left := memory_left(root)) is not None:
         bounds.append(left)
     if not bounds and (total := memory_total(root)) is not None:
-        bounds.append(total // 2)  # macOS counts its free pages another way
+        bounds.append(total // 2)  # macOS counts free pages differently
     return min(bounds, default=None)
 
 
@@ -180,8 +184,8 @@ _MALLINFO2 = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmbl
 
 
 def freed_memory() -> int:
-    """Bytes that this process has freed and its malloc keeps for later blocks, so that the system counts them as used;
-    0 where malloc does not say (only glibc, from 2.33 on, does)."""
+    """Return the bytes that this process has freed but its malloc keeps for later blocks, so that the system counts
+    them as used; 0 if malloc does not report them (only glibc does, from 2.33)."""
     import ctypes
 
     class Statistics(ctypes.Structure):  # struct mallinfo2
@@ -189,15 +193,16 @@ def freed_memory() -> int:
 
     try:
         read = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):  # another C library; Windows has no library of that name
+    except (AttributeError, OSError, TypeError):  # another C library; or Windows, where this library does not exist
         return 0
     read.restype, read.argtypes = Statistics, ()
     return int(read().fordblks)
 
 
 def return_freed_memory() -> bool:
-    """Give what this process has freed back to the system, where malloc keeps more than half of what is free; whether
-    it was given back. In pieces it is of little use for larger blocks, so that the next case would take as much again.
+    """Give freed memory back to the system if malloc keeps more than half of the free memory; return whether it was
+    given back. Kept memory is fragmented and of little use for larger blocks, so the next case would take as much
+    again.
     """
     import ctypes
 
@@ -208,7 +213,8 @@ def return_freed_memory() -> bool:
 
 
 def load() -> float | None:
-    """Mean number of processes running or waiting for a CPU over the last minute; None where that is not counted."""
+    """Return the mean number of processes running or waiting for a CPU over the last minute; None if the system does
+    not count them."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -216,42 +222,43 @@ def load() -> float | None:
 
 
 def busy_threads(process: str = "self") -> dict[str, int]:
-    """Nanoseconds for which each thread of a process has run, by its number; empty where the system does not say."""
+    """Return the nanoseconds for which each thread of a process has run, keyed by thread id; empty if the system does
+    not report them."""
     folder, times = Path("/proc") / process / "task", {}
     with suppress(OSError):
         for thread in os.listdir(folder):
-            with suppress(OSError, ValueError, IndexError):  # it has ended
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended
                 times[thread] = int((folder / thread / "schedstat").read_text().split()[0])
     return times
 
 
 def steal(root: Path = ROOT) -> float | None:
-    """Share of CPU time since boot that the hypervisor gave to other machines; None where that is not counted."""
+    """Return the share of CPU time since boot that the hypervisor gave to other machines; None if it is not counted."""
     fields = text(root / "proc/stat").partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu" or not all(map(str.isdigit, fields[1:9])):
         return None
     ticks = [
         int(field) for field in fields[1:9]
-    ]  # user nice system idle iowait irq softirq steal; the guests' are in user
+    ]  # user nice system idle iowait irq softirq steal; user includes the guests' time
     return ticks[7] / sum(ticks) if sum(ticks) else None
 
 
 def governor(root: Path = ROOT) -> str:
-    """The frequency governor of the CPUs in use, `mixed: ...` if they differ; empty if the machine shows none."""
+    """Return the frequency governor of the CPUs in use, `mixed: ...` if they differ; "" if the machine shows none."""
     folder = root / "sys/devices/system/cpu"
     governors = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
     return governors.pop() if len(governors) == 1 else "mixed: " + " ".join(sorted(governors)) if governors else ""
 
 
 def numa_nodes(root: Path = ROOT) -> int | None:
-    """How many memory nodes the CPUs in use belong to; None if that is not shown."""
+    """Return the number of memory nodes that the CPUs in use belong to; None if the system does not show it."""
     allowed = set(affinity())
     nodes = [cpu_list(text(node / "cpulist")) for node in (root / "sys/devices/system/node").glob("node[0-9]*")]
     return sum(bool(allowed & set(cpus)) for cpus in nodes) if nodes else None
 
 
 def cpu_list(shown: str) -> tuple[int, ...]:
-    """`0-3,8` as numbers; anything else gives none."""
+    """Parse `0-3,8`; anything that is not a list of numbers and ranges is ignored."""
     numbers: list[int] = []
     for part in shown.split(","):
         low, _, high = part.strip().partition("-")
@@ -262,7 +269,7 @@ def cpu_list(shown: str) -> tuple[int, ...]:
 
 @cache
 def sysctl(name: str) -> str:
-    """A value that macOS reports; empty if it reports none."""
+    """Return a value that macOS reports; "" if it reports none."""
     import subprocess
 
     try:
@@ -273,7 +280,8 @@ def sysctl(name: str) -> str:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; on some ARM kernels also the fields after the processors."""
+    """Return the fields of the first processor in /proc/cpuinfo, on some ARM kernels also the fields after the
+    processors."""
     fields: dict[str, str] = {}
     for line in text(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
@@ -291,17 +299,18 @@ def _meminfo(name: str, root: Path) -> int | None:
 
 
 def _size(shown: str) -> int:
-    """`36608K` in bytes; 0 for anything else."""
+    """Return `36608K` in bytes; 0 for anything else."""
     number, unit = shown.rstrip("KMG"), shown[-1:]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit, 1) if number.isdigit() else 0
 
 
 @contextmanager
 def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, ...]]:
-    """Run on `count` physical cores (all, if there are not more) that nobody else has locked; one CPU of each.
+    """Run on `count` physical cores (or all, if there are fewer) that no other process has locked; yield one CPU of
+    each.
 
-    The children inherit the restriction. Where the system cannot restrict a process, nothing is locked. Raises FFNError
-    (exit 3) if too few cores are free.
+    Children inherit the restriction. If the system cannot restrict a process, nothing is locked. Raises FFNError (exit
+    3) if too few cores are free.
     """
     allowed = affinity()
     if not hasattr(os, "sched_setaffinity"):
@@ -319,7 +328,7 @@ def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, 
 
 
 def _locked(firsts: Sequence[int], needed: int, folder: Path, locks: ExitStack) -> list[int]:
-    """The first CPUs whose cores are free; their locks are entered into `locks`."""
+    """Return the first CPUs whose cores are free; their locks are entered into `locks`."""
     from filelock import FileLock, Timeout
 
     cpus: list[int] = []
@@ -338,7 +347,7 @@ def _locked(firsts: Sequence[int], needed: int, folder: Path, locks: ExitStack) 
 
 
 def _folder() -> Path:
-    """The folder of the locks. Raises FFNError if it cannot be made, or belongs to somebody else."""
+    """Return the folder of the locks. Raises FFNError if it cannot be created, or belongs to another user."""
     folder = Path(tempfile.gettempdir(), f"ffn-cores-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The packages that ffn needs: which versions, which are installed, and the error if one is missing or broken."""
+"""The packages that ffn needs: minimum versions, which are installed, and the error if one is missing or broken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUIRED = {
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, None if it is not installed."""
+    """Return the version of a distribution, or None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -25,24 +25,24 @@ def installed(name: str) -> str | None:
 
 
 def install_command(name: str) -> str:
-    """The line that installs one of the required packages."""
+    """Return the command that installs one of the required packages."""
     return f"pip install '{name}>={REQUIRED[name]}'"
 
 
 def extra_command(extra: str) -> str:
-    """The line that installs one of ffn's extras, which are on no package index."""
+    """Return the command that installs one of ffn's extras, which are not on any package index."""
     return f"in a clone of ffn: pip install -e '.[{extra}]'"
 
 
 def reinstall_command(name: str) -> str:
-    """The line that repairs a package that is installed but does not load."""
+    """Return the command that repairs a package that is installed but does not load."""
     return f"pip install --force-reinstall '{name}>={REQUIRED[name]}'"
 
 
 def require_installed(*names: str) -> None:
-    """Raises FFNError (exit 3) for the first of these required packages that is missing; none is loaded.
+    """Raise FFNError (exit 3) for the first of these required packages that is missing; no package is loaded.
 
-    A command whose other processes need a package asks for it before it starts one.
+    A command calls this before it starts other processes that need a package.
     """
     from importlib.util import find_spec
 
@@ -52,7 +52,7 @@ def require_installed(*names: str) -> None:
 
 
 def require_extra(package: str, extra: str) -> None:
-    """Raises FFNError (exit 3) if a package of one of ffn's extras is missing; it is not loaded."""
+    """Raise FFNError (exit 3) if a package of one of ffn's extras is missing; the package is not loaded."""
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -60,27 +60,27 @@ def require_extra(package: str, extra: str) -> None:
 
 
 def package_error(error: BaseException) -> FFNError | None:
-    """The error for the user (exit 3) if `error` comes from a required package: missing, or failing to load.
+    """Return an error for the user (exit 3) if `error` comes from a required package that is missing or fails to load.
 
-    None for every other error: once a package is loaded, its errors are about what it was called with. While it loads,
-    the bodies of its modules run, and they are in the traceback.
+    Return None for every other error: once a package is loaded, its errors concern its arguments. While a package
+    loads, the bodies of its modules are in the traceback.
     """
     if isinstance(error, ModuleNotFoundError) and error.name in REQUIRED:
         why = f"{error.name} is not installed"
         return FFNError(why, install_command(error.name), ExitCode.ENVIRONMENT)
     loading = [name for name in _packages_loading(error) if name in REQUIRED]
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in REQUIRED:
-        loading.append(name)  # part of it is missing: too old, or half removed
+        loading.append(name)  # a part of the package is missing: it is too old, or half removed
     if not loading or isinstance(error, MemoryError):
         return None
-    name = loading[-1]  # pandas fails if numpy does
+    name = loading[-1]  # the innermost: pandas fails to load if numpy does
     why = f"{name} does not load ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     return FFNError(why, reinstall_command(name), ExitCode.ENVIRONMENT)
 
 
 @contextmanager
 def package_errors() -> Iterator[None]:
-    """Within it, a required package that is missing or does not load is an FFNError (exit 3): for library calls."""
+    """Turn errors of required packages that are missing or do not load into FFNErrors (exit 3), for library calls."""
     try:
         yield
     except Exception as error:
@@ -90,7 +90,7 @@ def package_errors() -> Iterator[None]:
 
 
 def _packages_loading(error: BaseException) -> Iterator[str]:
-    """The packages whose module bodies `error` was raised through, the outermost first."""
+    """Yield the packages whose module bodies `error` was raised through, the outermost first."""
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
