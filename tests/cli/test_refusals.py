@@ -176,7 +176,7 @@ REFUSED = [
     # ffn trace --explain
     (f"{EXPLAIN} 'up[0,0,8]'", "--explain up[0,0,8]: 8 is out of range, up has shape [2, 3, 8]"),
     (f"{EXPLAIN} 'up[0,0,-9]'", "-9 is out of range, up has shape [2, 3, 8]"),
-    (f"{EXPLAIN} 'up[5]'", "up has shape [2, 3, 8], so it takes 3 indices, not 1; such as up[0,0,0]"),
+    (f"{EXPLAIN} 'up[5]'", "up has shape [2, 3, 8], so it needs 3 indices, not 1; such as up[0,0,0]"),
     (f"{EXPLAIN} 'upp[0,0,0]'", "--explain: no step 'upp'; did you mean 'up'?"),
     (f"{EXPLAIN} 'gate[0]'", "no step 'gate'; steps: x, up, act, dropout, down"),
     (f"{EXPLAIN} up", "--explain 'up' is not a place in a tensor; give NAME[i,j], such as up[0,3]"),

@@ -255,7 +255,7 @@ CONFLICTS = (
     ),
     Conflict("device", needs="source rounding"),
     Conflict("prompt", contradicts="input_ids", why="give one"),
-    Conflict("input tokens batch seq_len", contradicts="prompt input_ids", why="the model makes the FFN's input"),
+    Conflict("input tokens batch seq_len", contradicts="prompt input_ids", why="the model computes the FFN's input"),
     Conflict("position", needs="prompt input_ids"),
     Conflict("tolerance", needs="against", why="it is the largest difference"),
     Conflict("dtype", needs="against rounding source", why="it is the format to round to, or to compute in"),

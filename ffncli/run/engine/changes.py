@@ -84,7 +84,8 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
     match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
     if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
         raise FFNError(
-            f"{option('set')} {shown(text)} is not a weight and its value", "give W1[i,j]=VALUE, as the formula has it"
+            f"{option('set')} {shown(text)} is not a weight and its value",
+            "give W1[i,j]=VALUE, as printed in the formula",
         )
     try:
         value = float(match[3])
@@ -103,7 +104,7 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
         )
     full, shape, transposed, per_expert = symbols[routed]
     if per_expert and not expert:
-        raise FFNError(f"{option('set')} {shown(text)}: every expert has one", f"give experts.0.{name}[...]")
+        raise FFNError(f"{option('set')} {shown(text)}: every expert has this weight", f"give experts.0.{name}[...]")
     if expert and not per_expert:
         raise FFNError(f"{option('set')} {shown(text)}: it is not an expert's weight", f"give {routed}[...]")
     printed = shape[::-1] if transposed else shape
@@ -166,7 +167,7 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
         raise FFNError(f"{option('ablate')} {text}: the block has no down projection")
     unit = _below(text, int(match[3] or match[2]), down.op.into.size, "units")
     if experts and not match[3]:
-        raise FFNError(f"{option('ablate')} {text}: each of {experts} experts has one", f"give unit:0:{unit}")
+        raise FFNError(f"{option('ablate')} {text}: each of {experts} experts has this unit", f"give unit:0:{unit}")
     if match[3] and not experts:
         raise FFNError(f"{option('ablate')} {text}: the block has no experts", f"give unit:{unit}")
     at = (_below(text, int(match[2]), experts or 0, "experts"),) if match[3] else ()

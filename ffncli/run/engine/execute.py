@@ -91,7 +91,7 @@ def execute(
     for name, axes in {**parameters(steps), **tables(steps)}.items():
         shape = tuple(weights[name].shape) if name in weights else None
         if shape != tuple(axis.size for axis in axes):
-            raise FFNError(f"weight {name} has shape {shape}, the block needs {[axis.size for axis in axes]}")
+            raise FFNError(f"weight {name} has shape {shape}, but the block needs {[axis.size for axis in axes]}")
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
     tensors = dict(inputs)
     free: set[str] = set()  # names of tensors that nothing else refers to, so they may be overwritten

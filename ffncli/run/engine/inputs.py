@@ -53,13 +53,13 @@ def block_tensors(
     for name, vocab in id_inputs(block).items():
         ids = torch.arange(math.prod(first.shape[:-1]), device=device)
         inputs[name] = ids.reshape(*first.shape[:-1], 1) % vocab
-        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its own")
+        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its token ids")
     # The remaining inputs are computed by other parts of a model.
     for name, shape in input_shapes(block, tuple(first.shape[:-1])).items():
         if name in inputs:
             continue
         inputs[name] = torch.randn(shape, generator=generator).to(device, dtype)
-        of = "router in the layer before" if name in state_inputs(block) else "layer's other branch"
+        of = "router in the previous layer" if name in state_inputs(block) else "layer's other branch"
         notes.append(f"'{name}', the output of the {of}, is random")
     return inputs, tuple(notes)
 
@@ -124,14 +124,18 @@ def _stdin() -> str:
 
 def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:
     if values.dim() > 1 and values.shape[-1] != d_model:
-        raise FFNError(f"{option('input')} has shape {list(values.shape)}, its last axis must be d_model = {d_model}")
+        raise FFNError(
+            f"{option('input')} has shape {list(values.shape)}, but its last axis must be d_model = {d_model}"
+        )
     if values.numel() == 0 or values.numel() % d_model:
         raise FFNError(f"{option('input')} has {values.numel()} values, which is not a multiple of d_model = {d_model}")
     if leading is None:
         return (values if values.dim() > 1 else values.reshape(-1, d_model)).contiguous()
     if values.numel() != math.prod(leading) * d_model:
         wanted = " × ".join(map(str, (*leading, d_model)))
-        raise FFNError(f"{option('input')} has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
+        raise FFNError(
+            f"{option('input')} has {values.numel()} values, but {wanted} needs {math.prod(leading) * d_model}"
+        )
     return values.reshape(*leading, d_model)
 
 
@@ -164,7 +168,7 @@ def _input_entry(value: object, where: str) -> object:
     if not isinstance(value, dict):
         return value
     if "x" not in value and len(value) != 1:
-        raise FFNError(f"{where} is an object of {len(value)} entries", "it should have one, or one named x")
+        raise FFNError(f"{where} is an object of {len(value)} entries", "it should have one entry, or an entry named x")
     return value["x"] if "x" in value else next(iter(value.values()))
 
 
@@ -180,7 +184,7 @@ def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
     numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
-            raise FFNError("input holds complex numbers, not real ones")
+            raise FFNError("input contains complex numbers, not real numbers")
         return values.detach().to_dense().clone() if values.is_sparse else values.detach().clone()
     import numpy
 
@@ -196,7 +200,7 @@ def _from_numpy(array: NDArray[Any], where: str) -> Tensor:
     import numpy
 
     if array.dtype.kind not in "fiub":
-        raise FFNError(f"{where} holds {array.dtype}, not real numbers")
+        raise FFNError(f"{where} contains {array.dtype}, not real numbers")
     exact = array.dtype in (numpy.float16, numpy.float32)
     return torch.from_numpy(array if exact and array.flags.writeable else array.astype(numpy.float64))
 
@@ -259,8 +263,8 @@ def _safetensors(path: Path, where: str) -> Tensor:
 
     names = list(read_header(path))
     if len(names) != 1 and "x" not in names:
-        raise FFNError(f"{where} holds {len(names)} tensors", "it should hold one, or one named x")
+        raise FFNError(f"{where} contains {len(names)} tensors", "it should contain one tensor, or a tensor named x")
     tensor = named_tensor(path, "x" if "x" in names else names[0])
     if tensor.is_complex():
-        raise FFNError(f"{where} holds complex numbers, not real ones")
+        raise FFNError(f"{where} contains complex numbers, not real numbers")
     return tensor

@@ -79,7 +79,9 @@ def prepare(
         final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
         tensors = {**tensors, **random_weights(final, generator, computed, device)}
         block = (*block, *final)
-        origin += "" if "random" in origin else f"; the final layer's are random, seed {generator.initial_seed()}"
+        origin += (
+            "" if "random" in origin else f"; the final layer's weights are random, seed {generator.initial_seed()}"
+        )
     inputs, notes = block_tensors(block, layer.spec.d_model, input, leading, example, generator, computed, device)
     notes = (*weights.notes, *notes)
     if train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):

@@ -75,7 +75,7 @@ def layer_weights(
     if resolved.from_tensors and not resolved.model.model_type and layer.spec.moe:
         notes += ("assumed, because the files do not say: softmax over all experts, the chosen weights normalised",)
     if example and example.weights and not fits(example, block):
-        notes += ("the example's weights do not fit these dimensions: random weights instead",)
+        notes += ("the example's weights do not fit these dimensions, so random weights are used",)
     return LayerWeights(block, tensors, origin, notes)
 
 

@@ -273,7 +273,10 @@ def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
     """Explain the sum over ranks: this rank's part, and the sum of the other ranks' parts."""
     read = scene.read(place, 0, index[:-1])
     part, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
-    quantities = (Quantity("of this rank", part, read.at(index[-1])), Quantity("of the other ranks", total - part))
+    quantities = (
+        Quantity("this rank's part", part, read.at(index[-1])),
+        Quantity("the other ranks' part", total - part),
+    )
     return Derivation(total, quantities=quantities, origin=origin_of(read, index[-1]))
 
 

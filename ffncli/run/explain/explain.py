@@ -226,7 +226,7 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
             return [*out, f"number {rank} of {len(chosen):,} by {by}"]
         return [*out, f"chosen: number {rank} of the {op.top_k} best by {by}"]
     least = min((choice[e].item() for e in chosen), default=0.0)
-    return [*out, f"not chosen by its {by}, {choice[expert].item():.6g}: the last one chosen has {least:.6g}"]
+    return [*out, f"not chosen: its {by} is {choice[expert].item():.6g}, but the last chosen expert has {least:.6g}"]
 
 
 def _group(op: Route, weights: Tensor, expert: int) -> int | None:

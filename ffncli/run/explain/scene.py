@@ -170,7 +170,7 @@ def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: s
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))
-        raise FFNError(f"{request}: {has}, so it takes {len(shape)} indices, not {len(index)}", f"such as {example}")
+        raise FFNError(f"{request}: {has}, so it needs {len(shape)} indices, not {len(index)}", f"such as {example}")
     for at, size in zip(index, shape, strict=True):
         if not -size <= at < size:
             raise FFNError(f"{request}: {at} is out of range, {has}")

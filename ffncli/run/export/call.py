@@ -58,7 +58,7 @@ class Export:
         """The text of the only file; raises FFNError for a form with several files, or with bytes."""
         contents = next(iter(self.files.values()))
         if len(self.files) > 1 or isinstance(contents, bytes):
-            raise FFNError(f"{option('form', self.form)} is not a text", f"write it: {option('out', 'PATH')}")
+            raise FFNError(f"{option('form', self.form)} is not text", f"write it: {option('out', 'PATH')}")
         return contents
 
     def write(self, path: str | Path, force: bool = False) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class ExportQuestion(Dimensions, LoadOptions):
         int | None,
         Opt(
             "--seed", metavar="N", accepts=NATURAL, group=COMPUTE,
-            help="With onnx: seed of the weights of a SOURCE without any. [default: 0]",
+            help="With onnx: seed for random weights if SOURCE has none. [default: 0]",
         ),
     ] = None  # fmt: skip
 

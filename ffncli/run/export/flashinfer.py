@@ -53,9 +53,9 @@ def trace_files(problem: ExportProblem) -> dict[str, str]:
 
 def notes(problem: ExportProblem) -> tuple[str, ...]:
     """Return notes that the arena's limits are absolute, and that its weights are random."""
-    drawn = "the arena draws weights from N(0, 1) too, so that outputs are large"
-    limit = f"its --atol 0.01 is too strict, {problem.tolerance:.2g} times the largest output is right"
-    overflow = ["fp16 may overflow there, --dtype bf16 does not"] if problem.dtype.name == "fp16" else []
+    drawn = "the arena draws weights from N(0, 1) too, so outputs are large"
+    limit = f"its --atol 0.01 is too strict; {problem.tolerance:.2g} times the largest output is the right tolerance"
+    overflow = ["fp16 may overflow there; --dtype bf16 does not"] if problem.dtype.name == "fp16" else []
     return (f"{drawn}: {limit}", *overflow)
 
 

@@ -54,10 +54,10 @@ def check_exportable(problem: ExportProblem, large: bool) -> None:
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
     size = problem.params * problem.dtype.block_bytes
     if size > MOST_BYTES:
-        what = f"{option('form', FORM)}: the file would have {size / 1e9:.1f} GB, and its format ends at 2 GB"
+        what = f"{option('form', FORM)}: the file would be {size / 1e9:.1f} GB, but its format allows at most 2 GB"
         raise FFNError(what, f"take a smaller {option('dtype')} or block")
     if size > USUAL_BYTES and not large:
-        what = f"{option('form', FORM)}: the file would have {size / 1e6:,.0f} MB, since the weights are in it"
+        what = f"{option('form', FORM)}: the file would be {size / 1e6:,.0f} MB, because it contains the weights"
         raise FFNError(what, f"{option('large', True)} writes it")
     require_extra("onnx", "onnx")
 

@@ -23,8 +23,8 @@ CONVENTIONS = {
     "matmul_flops": COST_CONVENTIONS["matmul_flops"],
     "elementwise_flops": COST_CONVENTIONS["elementwise_flops"],
     "bytes": "every used weight of the FFN and the input read once, the output written once",
-    "bytes_of_experts": "of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is expected to touch",
-    "tolerance": "max|a - b| / max|b| against the block in float64, from the same rounded numbers",
+    "bytes_of_experts": "of E experts, E · (1 - (1 - top_k/E)^tokens), the number expected with uniform routing",
+    "tolerance": "max|a - b| / max|b| where b is the block in float64, from the same rounded numbers",
 }
 
 

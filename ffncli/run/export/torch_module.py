@@ -44,10 +44,10 @@ if __name__ == "__main__":
         print(f"{workload['tokens']} tokens: error {apart.max():.2e}, allowed {TOLERANCE:.2e}%s")
 """
 _BEYOND = "; {(apart > TOLERANCE).sum()} tokens beyond it"
-_NEAR_TIES = "# Rounding may send a token whose experts are nearly tied to others: it is beyond TOLERANCE, and right.\n"
+_NEAR_TIES = "# Rounding may send a token with nearly tied experts to other experts: beyond TOLERANCE, but right.\n"
 _HOLDER = '''
 class Parameters(nn.Module):
-    """Tensors by name that belong to none of torch's layers."""
+    """Named tensors that belong to none of torch's layers."""
 
     def __init__(self, **tensors):
         super().__init__()
@@ -91,7 +91,7 @@ def torch_file(problem: ExportProblem) -> str:
 
 def _header(problem: ExportProblem) -> list[str]:
     """Return the comments at the top. Text from model files is cleaned, so it cannot break out of a comment."""
-    about = "the whole block" if problem.part == "block" else "the FFN alone: no norm around it, no residual"
+    about = "the whole block" if problem.part == "block" else "only the FFN, without norms around it and residual"
     return [
         f"# {clean(problem.title)}; {about}.",
         f"# Written by ffn {__version__}; python THIS_FILE compares the module with its reference.",
@@ -124,7 +124,9 @@ def _shapes(problem: ExportProblem) -> str:
     """Return the block's docstring, which begins with `x [..., 4096] → [..., 4096]`."""
     shapes = input_shapes(problem.steps, ())
     inputs = ", ".join(f"{name} [..., {shape[-1]}]" for name, shape in shapes.items())
-    return f"{inputs} → [..., {problem.spec.d_model}]. Weights are [out, in], those of experts [experts, out, in]."
+    return (
+        f"{inputs} → [..., {problem.spec.d_model}]. Weights are [out, in]; weights of experts are [experts, out, in]."
+    )
 
 
 def _inputs(problem: ExportProblem) -> str:

@@ -40,7 +40,7 @@ from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, wit
 
 # Bugs of transformers in MoE layers, by model_type.
 FAULTS: Mapping[str, str] = {
-    "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its output differs"
+    "nllb-moe": "transformers (at least 5.23) encodes this router's choice twice, so its output differs"
 }
 Receiver = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
@@ -123,7 +123,9 @@ def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Pat
     text."""
     require_runnable(resolved)
     if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
-        what = f"{carried.stack} layer {carried.index}: its router gets a state from the router in the layer before"
+        what = (
+            f"{carried.stack} layer {carried.index}: its router receives a state from the router in the previous layer"
+        )
         raise FFNError(
             f"{what}, which a run on a prompt does not record", "trace it without a prompt, or its first layer"
         )
@@ -208,7 +210,7 @@ def forward_arguments(
         raise FFNError(what, f"the model has {known:,} tokens")
     most = context_length(module, config)
     if most is not None and len(tokens) > most:
-        what = f"the prompt has {len(tokens):,} tokens, {config.model_type} has {most:,} positions"
+        what = f"the prompt has {len(tokens):,} tokens, but {config.model_type} has {most:,} positions"
         raise FFNError(what, "shorten it")
     takes = inspect.signature(module.forward).parameters
     if "input_ids" in takes and not config.is_encoder_decoder:
@@ -224,9 +226,9 @@ def forward_arguments(
     if config.model_type == "whisper" and all(layer.stack == "decoder" for layer in layers):
         arguments = {"input_features": _silence(module, config, 1), "decoder_input_ids": ids}
         return ForwardInput(
-            arguments, {"": tokens}, ("the prompt goes to the decoder; the encoder gets zeros for sound",)
+            arguments, {"": tokens}, ("the prompt goes to the decoder; the encoder gets zeros as audio",)
         )
-    also = "; its decoder layers do" if config.model_type == "whisper" else ""
+    also = "; its decoder layers accept text" if config.model_type == "whisper" else ""
     raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text{also}")
 
 

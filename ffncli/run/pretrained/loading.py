@@ -114,7 +114,7 @@ def _folder_config(transformers: Any, folder: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(**arguments_for(folder))
     except Exception as error:  # its validators raise a dozen exception types
-        raise cannot(f"{where}: transformers refuses it", error) from None
+        raise cannot(f"{where}: transformers rejects it", error) from None
 
 
 def _gguf_config(transformers: Any, path: Path) -> Any:
@@ -141,7 +141,7 @@ def loading_notes(resolved: Resolved, last_layer: int, dtype: str | None) -> tup
         return ()
     count = loaded_parameters(checkpoint, last_layer)
     size, seconds = bytes_text(count * dtype_of(dtype).itemsize), max(1, round(count / _DEQUANTIZED))
-    what = f"{size} of memory in {dtype or 'fp32'}, some {seconds:,} s"
+    what = f"{size} of memory in {dtype or 'fp32'}, about {seconds:,} s"
     return (f"transformers dequantizes the GGUF file to run the prompt: {what}",)
 
 
@@ -167,7 +167,7 @@ def load(
                 readers.tensors_of(module)
         size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
         advice = f"take a lower {option('layer')} or {option('dtype', 'bf16')}"
-        require_memory(size, f"{kind.__name__} up to there", advice)
+        require_memory(size, f"{kind.__name__} up to this layer", advice)
 
     options = arguments_for(path) | {
         "config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True,
@@ -191,8 +191,9 @@ def load(
             raise cannot(f"{shown_path(path)}: transformers cannot load it", error, code) from None
     if unlike := sorted(info["mismatched_keys"]):  # listed by transformers only with ignore_mismatched_sizes
         name, shape, expected = unlike[0]
-        what = f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
-        raise FFNError(what, "config.json and the tensors are not of the same model")
+        shapes = f"has shape {list(shape)}, but its model needs {list(expected)}"
+        what = f"{shown_path(path)}: tensor {shown(name, 120)} {shapes}"
+        raise FFNError(what, "config.json and the tensors do not belong to the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 

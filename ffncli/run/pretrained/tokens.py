@@ -17,7 +17,7 @@ from ffncli.run.pretrained.prompt import Prompt
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
 
-_OR_IDS = f"give some text, or the tokens' numbers as {option('input_ids')}"
+_OR_IDS = f"give some text, or token ids as {option('input_ids')}"
 
 
 def tokenizer_of(transformers: Any, path: Path) -> Any:
@@ -45,7 +45,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
     if tokenizer is None:
         name = "tokenizer.ggml.model" if is_gguf(path) else _FILES[0]
         what = f"{shown_path(path)} has no tokenizer ({name})"
-        raise FFNError(what, f"{option('input_ids')} takes the tokens' numbers")
+        raise FFNError(what, f"{option('input_ids')} accepts token ids")
     try:
         ids = tokenizer(prompt.text)["input_ids"]
     except Exception as error:  # surrogates that UTF-8 cannot encode, and other text that a tokenizer refuses
@@ -81,7 +81,7 @@ def one_token(tokenizer: Any, text: str, vocab: int) -> int:
         return int(match[1])
     if tokenizer is None:
         what = f"{option('promotes')} {shown(text)}: the model has no tokenizer"
-        raise FFNError(what, f"{option('promotes', 'id:42')} gives its number")
+        raise FFNError(what, f"give the token's id, as in {option('promotes', 'id:42')}")
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     exact = next((i for i in ids[-1:] if token_text(tokenizer, i) == text), None)  # SentencePiece adds a space token
     if len(ids) != 1 and exact is None:

@@ -45,7 +45,7 @@ class RanksNeeded(FFNError):
     def __init__(self, ranks: Ranks) -> None:
         count = ranks.world_size
         hint = f"start it with torchrun --nproc-per-node {count}, or use the command line, which starts them"
-        super().__init__(f"{count} ranks are needed, and this is one process", hint, ExitCode.USAGE)
+        super().__init__(f"{count} ranks are needed, but this is one process", hint, ExitCode.USAGE)
         self.ranks = ranks
 
 
@@ -108,7 +108,9 @@ def device_of(place: Place, device: str) -> str:
     GPU."""
     named = f"cuda:{place.local_rank}"
     if device not in ("cpu", "cuda", named):
-        raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {named}", "use --device cuda")
+        raise FFNError(
+            f"--device {device}: every rank uses the GPU with its own number, here {named}", "use --device cuda"
+        )
     return device if device == "cpu" else named
 
 

@@ -133,7 +133,7 @@ def _require_memory(count: int) -> None:
     free = available_memory()
     if free is not None and count * _OF_ONE > free:
         raise FFNError(
-            f"{count} ranks take about {count * _OF_ONE / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free",
+            f"{count} ranks need about {count * _OF_ONE / 1e9:.0f} GB of memory, but only {free / 1e9:.0f} GB are free",
             "use fewer ranks, or several machines with torchrun",
             ExitCode.ENVIRONMENT,
         )

@@ -156,7 +156,7 @@ class _Balanced(Dispatch):
 @contextmanager
 def _fake_ranks(ranks: Ranks) -> Iterator[RankGroup]:
     if distributed.is_initialized():
-        raise FFNError("ranks are simulated in a process of their own, not in one of several ranks")
+        raise FFNError("ranks cannot be simulated in a process that is one of several ranks")
     from torch.testing._internal.distributed.fake_pg import FakeStore  # this import registers the backend
 
     distributed.init_process_group("fake", rank=0, world_size=ranks.world_size, store=FakeStore())

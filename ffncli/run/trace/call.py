@@ -24,7 +24,7 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
     `note` is called with every remark as it arises.
     """
     if question.layer == "all":
-        hint = "call ffncli.survey, which takes the same source"
+        hint = "call ffncli.survey, which accepts the same source"
         raise FFNError(f"{option('layer', 'all')} means one row per layer", hint)
     question = of_this_rank(question)
     with sleep_while_waiting():  # loading a user's module imports torch
@@ -61,6 +61,6 @@ def of_this_rank(question: Question) -> Question:
     return replace(question, tp=ranks.tp, ep=ranks.ep, device=device_of(place, question.device), **saves)
 
 
-_CORPUS = {"prompts": "several texts are ffncli.corpus's"}
+_CORPUS = {"prompts": "for several texts, use ffncli.corpus"}
 trace = call(Question, session_for, "trace", _CORPUS)
 survey = call(SurveyQuestion, survey_for, "survey", _CORPUS)

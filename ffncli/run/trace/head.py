@@ -102,7 +102,9 @@ class Head:
             places = (vectors[:, None], vectors[None])  # the second is XLNet's, with time before batch
             placed = next((place for place in places if place.shape == first.shape), None)
             if placed is None:
-                raise FFNError(f"{self._option}: the layers of {kind} give {list(first.shape)}, not a vector per token")
+                raise FFNError(
+                    f"{self._option}: the layers of {kind} return {list(first.shape)}, not a vector per token"
+                )
             inner = placed.to(first.dtype)
             if isinstance(output, list):  # GPT-1
                 return [inner, *output[1:]]
@@ -148,7 +150,7 @@ def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, op
     if not stacks <= {"encoder", "decoder"}:
         names = ", ".join(sorted(stacks))
         raise FFNError(
-            f"{option}: {resolved.model.name} has the stacks {names}, and it is not known which of them the head reads"
+            f"{option}: {resolved.model.name} has the stacks {names}, and it is unknown which stack the head reads"
         )
     with offline() as transformers:
         config = read_config(transformers, path)

@@ -282,30 +282,32 @@ _DIMENSIONS = " ".join(f.name for f in fields(Dimensions))
 _PROMPT = "prompt input_ids"
 PROMPT_RULES = (  # also the rules of a survey
     Conflict("prompt", contradicts="input_ids", why="give one"),
-    Conflict("input tokens batch seq_len", contradicts=_PROMPT, why="the model makes the FFN's input"),
+    Conflict("input tokens batch seq_len", contradicts=_PROMPT, why="the model computes the FFN's input"),
     Conflict(_DIMENSIONS, contradicts=_PROMPT, why="the model runs unchanged"),
 )
 RULES = (
     *PROMPT_RULES,
     Conflict("train=True", contradicts=_PROMPT, why="the model is run in eval mode"),
-    Conflict("vocab", contradicts=_PROMPT, why=f"{option('unembed')} goes through the model's own head"),
+    Conflict("vocab", contradicts=_PROMPT, why=f"{option('unembed')} uses the model's own head"),
     Conflict("position", needs=f"{_PROMPT} unembed"),
     Conflict("neuron", needs="unembed"),
     Conflict("top_tokens", needs="unembed set ablate"),
-    Conflict("top_tokens", needs=_PROMPT, unless="unembed", why="without one there is no prediction to change"),
+    Conflict("top_tokens", needs=_PROMPT, unless="unembed", why="without a prompt there is no prediction to change"),
     Conflict("terms depth", needs="explain"),
     Conflict("save_weights", needs="save"),
     Conflict("sample_top_k sample_top_p", needs="vocab unembed example=conv", why="probabilities need logits"),
     Conflict("train=True", contradicts="set ablate", why="dropout would change the values too"),
     Conflict("train=True", contradicts="tp ep", why="ranks run in eval mode"),
     Conflict("example", contradicts="source", why="give one or the other"),
-    Conflict("example", contradicts=_DIMENSIONS, why="it runs the text's own block, whose facts hold for it alone"),
-    Conflict("example", contradicts="input", why="its facts hold for the text's own input, or a random one"),
+    Conflict(
+        "example", contradicts=_DIMENSIONS, why="it runs the text's own block, and its facts hold only for that block"
+    ),
+    Conflict("example", contradicts="input", why="its facts hold for the text's own input, or a random input"),
     Conflict("example!=conv", contradicts="vocab", why="only conv's text has a final layer"),
     Conflict(
         "example=notebook",
         contradicts="tokens batch seq_len seed train=True",
-        why="the text gives its input and its mask",
+        why="the text specifies its input and its mask",
     ),
 )
 ONE_LAYER = (
@@ -434,7 +436,9 @@ def _check_head(question: Question, model: Resolved, layer: Layer, experts: froz
     if question.neuron >= layer.spec.d_ff:
         raise FFNError(f"{neuron} is out of range", f"d_ff is {layer.spec.d_ff}: 0 to {layer.spec.d_ff - 1}")
     if layer.spec.moe and not experts:
-        raise FFNError(f"{neuron}: each of {layer.spec.moe.experts} experts has one", f"add {option('expert', 0)}")
+        raise FFNError(
+            f"{neuron}: each of {layer.spec.moe.experts} experts has this unit", f"add {option('expert', 0)}"
+        )
 
 
 def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer) -> None:
@@ -443,7 +447,7 @@ def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer
 
     if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('tp' if question.tp else 'ep')}"
-        raise FFNError(what, "its dropout is on, ranks run in eval mode")
+        raise FFNError(what, "its dropout is on, but ranks run in eval mode")
     alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
     # Only a file can have block-quantized weights; random weights are plain numbers.
     weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
@@ -470,7 +474,7 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
     texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))
     if len(places) > _MOST_PLACES:
-        raise FFNError(f"{option('explain')} takes at most {_MOST_PLACES} places, got {len(places)}")
+        raise FFNError(f"{option('explain')} accepts at most {_MOST_PLACES} places, got {len(places)}")
     return places
 
 

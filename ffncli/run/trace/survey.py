@@ -135,9 +135,8 @@ def survey(
             rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
             notes = ready.notes
             if ready.origin.startswith("random"):
-                notes += (
-                    f"{ready.origin}, the same in all layers of one shape: no file holds {resolved.model.name}'s",
-                )
+                why = f"no file contains the weights of {resolved.model.name}"
+                notes += (f"{ready.origin}, the same in all layers of one shape: {why}",)
         count, given = rows[layers[0]].tokens, "randn" if input is None else input
         given = given if isinstance(given, str) else "an array"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"

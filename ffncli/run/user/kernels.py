@@ -266,7 +266,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
     views, wanted = loaded.match.views, list(parameters(steps))
     if set(views) != set(wanted):
         has = f"{shown_path(path)}: {type(loaded.module).__name__} computes a block with {', '.join(sorted(views))}"
-        raise FFNError(has, f"this one has {', '.join(sorted(wanted))}")
+        raise FFNError(has, f"the block here has {', '.join(sorted(wanted))}")
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         like = weights["down.weight"]
@@ -295,6 +295,8 @@ def _built(text: str, spec: FFNSpec) -> LoadedModule:
             continue
         built_spec = loaded.model.model.main.spec
         if (built_spec.d_model, built_spec.d_ff) != (spec.d_model, spec.d_ff):
-            raise FFNError(f"{text} is {built_spec.d_model}x{built_spec.d_ff}, this block {spec.d_model}x{spec.d_ff}")
+            raise FFNError(
+                f"{text} is {built_spec.d_model}x{built_spec.d_ff}, but this block is {spec.d_model}x{spec.d_ff}"
+            )
         return loaded
     raise failure

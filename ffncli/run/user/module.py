@@ -117,7 +117,7 @@ def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
     if built.runner is None:
         what = f"{shown_path(built.path)}: {built.name} is a model with {len(built.layers)} FFNs"
         example = type(built.module.get_submodule(next(iter(built.layers.values())))).__name__
-        raise FFNError(what, f"give the class of one, {example}")
+        raise FFNError(what, f"give the class of one FFN, {example}")
     match, dropout, remarks = recognised(built.module, built.runner, built.path)
     model, weights = _record(built.text, built.name, built.module, match, dimensions, (dropout, built.taken, remarks))
     return LoadedModule(model, weights, built.module, built.runner, match)
@@ -159,7 +159,9 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
     shapes = {name: tuple(p.shape) for name, p in parameters.items()}
     if len(matrices(shapes, run.d_model)) > MOST_MATRICES:
-        raise FFNError(f"{label} has {len(matrices(shapes, run.d_model))} weight matrices, a dense block 2 or 3", hint)
+        raise FFNError(
+            f"{label} has {len(matrices(shapes, run.d_model))} weight matrices, but a dense block has 2 or 3", hint
+        )
     require_memory(2 * 8 * total, "matching the module's outputs", "give smaller dimensions")
     with user_code(path, "raised while the module was copied"):
         twin = copy.deepcopy(module)
@@ -169,7 +171,7 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
     if match is None:
         raise FFNError(f"{label} has no pair of matrices between d_model {run.d_model} and another width", hint)
     if match.error <= drawn.tolerance and match.mixed_bias:
-        raise FFNError(f"{label} has a bias on some projections only", f"this version supports all or none; {hint}")
+        raise FFNError(f"{label} has a bias only on some projections", f"this version supports all or none; {hint}")
     if match.error > drawn.tolerance or max(confirmed(match, probe) for probe in (original, drawn)) > drawn.tolerance:
         raise FFNError(f"{label} does not match any block known here; nearest: {_nearest_block(match)}", hint)
     p, remarks = _dropout(match, original, captured)
@@ -236,7 +238,7 @@ def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
     counted = sum(prod(view.of(parameters).shape) for view in match.views.values())
     total = sum(parameters[name].numel() for name in set(used))
     if counted != total:
-        yield f"a tensor is used twice: {counted:,} parameters are counted, {total:,} of them different"
+        yield f"a tensor is used twice: {counted:,} parameters are counted, {total:,} of them distinct"
 
 
 def _nearest_block(match: Match) -> str:
@@ -266,7 +268,7 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
             names = ", ".join(dict.fromkeys((name, built.layers[max(built.layers)])))
             evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, specs[layer].d_ff))
     notes = [f"assuming {', '.join(built.taken)}"] if built.taken else []
-    notes.append(f"the FFNs of {ranges(tuple(sorted(specs)))} alone: attention, norms and embeddings are set aside")
+    notes.append(f"only the FFNs of {ranges(tuple(sorted(specs)))}: attention, norms and embeddings are ignored")
     model = Model(built.name, tuple(grouped("decoder", specs)))
     return Resolved(model, built.text, evidence=evidence, notes=tuple(notes), weights=weights)
 
@@ -332,7 +334,7 @@ def described(model: nn.Module) -> Resolved:
     unknown family."""
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
-        raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
+        raise FFNError(f"{type(model).__name__} is not a transformers model", "for a single block, use ffncli.kernel")
     return _by_config(config, model)
 
 
@@ -361,7 +363,7 @@ def _refuse_layer(module: nn.Module) -> None:
     kind = type(module)
     if kind.__module__.startswith("transformers.") and any("Attention" in type(m).__name__ for m in module.modules()):
         what = f"a {kind.__name__} does not carry the config that describes its FFN"
-        raise FFNError(what, "give the model that it is a layer of: ffncli.trace(model, layer=0)")
+        raise FFNError(what, "give the whole model: ffncli.trace(model, layer=0)")
 
 
 def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> Resolved | None:
@@ -377,7 +379,9 @@ def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> R
         return None  # only an FFN; matching its outputs also shows norms without parameters
     group = next(g for g in resolved.model.groups if g.stack == layer.stack and layer.index in g.layers)
     model = replace(resolved.model, groups=(replace(group, layers=(layer.index,)),))
-    doubt = [] if numbers else [f"{type(module).__name__} has no layer_idx: taken as {layer.stack} layer {layer.index}"]
+    doubt = (
+        [] if numbers else [f"{type(module).__name__} has no layer_idx: treated as {layer.stack} layer {layer.index}"]
+    )
     return replace(
         resolved, model=model, weights=_LiveWeights(place, resolved, [layer]), notes=(*resolved.notes, *doubt)
     )

@@ -26,25 +26,25 @@ CHECK_STATEMENTS: Mapping[str, str] = {
     "collapse": "without its activation the block is one matrix (float64)",
     "nonlinearity": "f(a + b) - f(a) - f(b) + f(0) = 0 if linear (float64)",
     "zero": "a zero input gives zero if there are no biases",
-    "shards": "the sum over the shards of n ranks is the whole",
+    "shards": "the sum over the shards of n ranks is the whole block",
     "ranks": "the block over the processes of --tp and --ep = the whole",
-    "fused": "gate and up packed in one matrix = separate",
+    "fused": "gate and up packed in one matrix = separate matrices",
     "kernels": "every kernel = the reference in float64",
     "layout": "how the file's tensors were read, and the effect of a misreading",
 }
 
 REFEREE_STATEMENTS: Mapping[str, str] = {
-    "shapes": "float64's output for any number of tokens",
+    "shapes": "matches float64 for any number of tokens",
     "repeats": "the same input gives the same bits",
-    "state": "no call changes what another returns",
-    "special": "float64's output for zeros, subnormals and large numbers",
+    "state": "no call changes the output of another",
+    "special": "matches float64 for zeros, subnormals and large numbers",
     "isolation": "NaN or Inf in one token changes no other token",
     "batch": "a token's bits are the same alone and in every batch",
-    "precision": "the error is that of the dtype's own arithmetic",
+    "precision": "the error matches the dtype's own arithmetic",
     "threads": "no call leaves a thread running",
     "untouched": "neither the input nor the weights are changed",
     "replay": "an input seen before takes as much work as a new one",
-    "widths": "float64's output at widths not divisible by 8",
+    "widths": "matches float64 at widths not divisible by 8",
     "experts": "the order of the experts does not matter",
 }
 
@@ -137,9 +137,9 @@ CONFLICTS = (
     Conflict(
         "referee",
         contradicts="check against input tokens batch seq_len",
-        why="it runs its own checks, on inputs that it draws",
+        why="the referee runs its own checks on random inputs",
     ),
-    Conflict("batch_invariant call_time", needs="referee", why="it is the referee's"),
+    Conflict("batch_invariant call_time", needs="referee", why="it applies only to the referee"),
 )
 
 

@@ -69,7 +69,7 @@ def certify(
         if kernel.file is not None and not kernel.attribute:
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # the kernel's name in `mine.py:mlp`
     if file_digest(kernel) != digest:
-        raise FFNError(f"{shown(kernel.kernel)} has changed while it was judged", "run it again")
+        raise FFNError(f"{shown(kernel.kernel)} changed while it was being judged", "run it again")
     reason = first_reason(rows)
     measured = next((row for row in rows if row.check == "precision" and row.relative_error is not None), None)
     batches = [row for row in rows if row.check == "batch" and row.max_error is not None]
@@ -106,7 +106,7 @@ def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
     else:
         gone = False
     if refusal is not None:
-        raise FFNError(f"{trial.host.choice.label}: {refusal}", "give a block that it computes")
+        raise FFNError(f"{trial.host.choice.label}: {refusal}", "give a block that the kernel supports")
     trial = trial.declared()
     for name, check in REFEREE_CHECKS.items():
         if gone:

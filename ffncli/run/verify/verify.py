@@ -153,11 +153,13 @@ def _require_covered(resolved: Resolved, ready: Prepared) -> None:
         chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
         other = next(chooses, None)
         hint = f"{option('layer', other)} has a router that chooses" if other else "every layer has such a table"
-        raise FFNError(f"{where}: a table of token ids chooses its experts, and checks draw inputs without ids", hint)
+        raise FFNError(
+            f"{where}: a table of token ids chooses its experts, but the checks draw inputs without ids", hint
+        )
     if spec.moe and spec.moe.router_width:
         raise FFNError(
-            f"{where}: its router is an MLP, which no check and no kernel covers",
-            "`ffn trace` runs it, `--explain` shows the sums",
+            f"{where}: its router is an MLP, which no check or kernel covers",
+            "`ffn trace` runs it, and `--explain` shows the sums",
         )
 
 

@@ -117,7 +117,7 @@ def test_the_small_blocks_numbers_stay_before_a_final_layer(call):
 def test_a_checkpoints_layer_feeds_a_drawn_final_layer(call, tmp_path):
     source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
     alone, found = (asked(call, source, "--layer", "1", *more) for more in ((), ("--vocab", "9")))
-    assert found["block"]["weights"] == "weights of decoder layer 1; the final layer's are random, seed 0"
+    assert found["block"]["weights"] == "weights of decoder layer 1; the final layer's weights are random, seed 0"
     torch.manual_seed(0)
     weight = torch.nn.Linear(4, 9, bias=False).weight
     assert torch.allclose(

@@ -59,7 +59,7 @@ def test_quantized_weights_are_transformers_own(files, model, call):
     ]  # fmt: skip
     size = f"{sum(kept) * 4 / 1e3:#.4g} KB"
     assert (
-        err == f"note: transformers dequantizes the GGUF file to run the prompt: {size} of memory in fp32, some 1 s\n"
+        err == f"note: transformers dequantizes the GGUF file to run the prompt: {size} of memory in fp32, about 1 s\n"
     )
 
 

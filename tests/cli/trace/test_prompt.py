@@ -219,7 +219,7 @@ def test_all_layers_without_a_model_say_on_what(call):
     code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
     assert code == 0
     assert "  input: randn, 3 tokens, the same for every layer\n" in out
-    assert "random weights, seed 0, the same in all layers of one shape: no file holds" in err
+    assert "random weights, seed 0, the same in all layers of one shape: no file contains" in err
     found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
     assert found["model"]["input"] == "ones, 1 token, the same for every layer"
     assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
@@ -430,7 +430,7 @@ def test_unembedding_without_a_prompt(call):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("llama", ["--prompt", ""], "--prompt is empty; give some text, or the tokens' numbers as --input-ids"),
+        ("llama", ["--prompt", ""], "--prompt is empty; give some text, or token ids as --input-ids"),
         ("llama", ["--prompt", "Hello", "--input-ids", "1"], "--prompt contradicts --input-ids; give one"),
         ("llama", ["--prompt", "Hello", "--position", "1"], "--position 1 is out of range; the one token has"),
         ("llama", ["--prompt", "Hello", "--position", "x"], "--position must be a number"),
@@ -438,25 +438,25 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--input-ids", "1,60"], "token 60 (position 1) is out of range; the model has 60 tokens"),
         ("llama", ["--input-ids", "1,x"], "--input-ids must be token ids such as 1,2,3, got '1,x'"),
         ("llama", ["--input-ids", ""], "--input-ids must be token ids such as 1,2,3, got ''"),
-        ("gpt2", ["--input-ids", ",".join("1" * 33)], "the prompt has 33 tokens, gpt2 has 32 positions; shorten it"),
-        ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
+        ("gpt2", ["--input-ids", ",".join("1" * 33)], "33 tokens, but gpt2 has 32 positions; shorten it"),
+        ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, but roberta has 30 positions"),
         ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),
         ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; write encoder.1 or decoder.1"),
-        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
+        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model computes"),
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
         ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model runs unchanged"),
         ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
-        ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
+        ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed uses"),
         ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
         ("llama", ["--top-tokens", "1"], "--top-tokens needs --unembed"),
         ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab, --unembed or --example"),
         ("llama", ["--unembed", "--sample-top-k", "61"], "--sample-top-k 61 exceeds the vocabulary of 60"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
-        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; add --expert 0"),
+        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has this unit; add --expert 0"),
         ("t5-relu", ["--unembed", "--layer", "encoder.0"], "'s encoder; a decoder layer's output can be unembedded"),
         ("vit", ["--input-ids", "1"], "vit takes pixel_values, not text"),
         ("vit", ["--unembed"], "transformers has no language-model head for vit"),
-        ("whisper", ["--prompt", "Hello", "--layer", "encoder.0"], "not text; its decoder layers do"),
+        ("whisper", ["--prompt", "Hello", "--layer", "encoder.0"], "not text; its decoder layers accept text"),
     ],
 )  # fmt: skip
 def test_what_is_refused(call, name, arguments, said):
@@ -502,7 +502,7 @@ def expect_refused(call, folder: Path, code: int, said: str) -> None:
 
 def test_no_tokenizer(call, copied):
     (copied / "tokenizer.json").unlink()
-    expect_refused(call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids takes the tokens' numbers")
+    expect_refused(call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids accepts token ids")
 
 
 def test_an_architecture_that_transformers_does_not_know(call, copied):
@@ -536,7 +536,10 @@ def test_the_reason_that_a_config_is_refused_is_in_the_second_line(call, copied)
 def test_a_config_of_another_model(call, copied):
     rewrite(copied, vocab_size=7)
     expect_refused(
-        call, copied, 2, "tensor 'model.embed_tokens.weight' has shape [60, 16], its model [7, 16]; config.json"
+        call,
+        copied,
+        2,
+        "tensor 'model.embed_tokens.weight' has shape [60, 16], but its model needs [7, 16]; config.json",
     )
 
 
@@ -592,7 +595,7 @@ def test_a_truncated_file_is_one_line(call, copied):
 
 def test_a_config_that_transformers_refuses(call, copied):
     rewrite(copied, rope_parameters="many")
-    expect_refused(call, copied, 2, "transformers refuses it")
+    expect_refused(call, copied, 2, "transformers rejects it")
 
 
 def test_every_key_is_described(call):

@@ -241,9 +241,9 @@ def test_zayas_router_by_hand():
 
 
 @pytest.mark.parametrize(("command", "said"), [
-    (("verify",), "its router is an MLP, which no check and no kernel covers"),
+    (("verify",), "its router is an MLP, which no check or kernel covers"),
     (("bench",), "its router is an MLP, which no kernel computes"),
-    (("trace", "--layer", "1", "--input-ids", "3,4"), "its router gets a state from the router in the layer before"),
+    (("trace", "--layer", "1", "--input-ids", "3,4"), "receives a state from the router in the previous layer"),
 ])  # fmt: skip
 def test_what_no_run_covers_of_zaya_is_refused_in_one_line(command, said, call):
     name, *options = command

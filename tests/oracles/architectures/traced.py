@@ -67,7 +67,7 @@ OTHER_ORDER = {
 }
 # FFNs that are float32 inside, whatever their input is: norms within them, BLOOM's constant of eight digits.
 SINGLE = {"beam", "bitnet", "bloom"}
-_INPUTS = ("other branch", "token_ids", "in the layer before")  # notes on what a block gets next to its x
+_INPUTS = ("other branch", "token_ids", "in the previous layer")  # notes on what a block gets next to its x
 NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
 
 

@@ -239,7 +239,7 @@ def test_inputs_are_not_changed():
 def test_weights_that_do_not_fit_are_refused():
     block = steps(FFNSpec(4, 8, "gelu"))
     weights = random_weights(block, generator())
-    with pytest.raises(FFNError, match=r"up.weight has shape \(8, 4\), the block needs \[16, 4\]"):
+    with pytest.raises(FFNError, match=r"up.weight has shape \(8, 4\), but the block needs \[16, 4\]"):
         run(steps(FFNSpec(4, 16, "gelu")), weights, {"x": torch.ones(1, 4)})
     with pytest.raises(FFNError, match=r"up\.bias has shape None"):
         run(block, {n: w for n, w in weights.items() if n != "up.bias"}, {"x": torch.ones(1, 4)})

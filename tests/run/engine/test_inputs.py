@@ -96,13 +96,13 @@ def test_bad_text(text, message):
 
 
 def test_wrong_number_of_values():
-    with pytest.raises(FFNError, match="input has 8 values, 3 × 4 needs 12"):
+    with pytest.raises(FFNError, match="input has 8 values, but 3 × 4 needs 12"):
         made("1,2,3,4,5,6,7,8", (3,))
 
 
 def test_files_keep_their_rows(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 2)))
-    with pytest.raises(FFNError, match=r"shape \[4, 2\], its last axis must be d_model = 4"):
+    with pytest.raises(FFNError, match=r"shape \[4, 2\], but its last axis must be d_model = 4"):
         made(tmp_path / "x.npy")
     (tmp_path / "x.csv").write_text("1,2,3\n4,5,6,7,8\n")
     with pytest.raises(FFNError, match=r"lines have different numbers of values \(the first has 3\)"):

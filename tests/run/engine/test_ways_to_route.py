@@ -340,7 +340,7 @@ def test_the_state_is_an_input_as_wide_as_the_router():
 def test_without_a_prompt_the_state_is_random_and_noted():
     ready = prepare(block_model(SPEC, "zaya"), leading=(3,))
     assert ready.inputs[STATE].shape == (3, R)
-    assert ready.notes == (f"'{STATE}', the output of the router in the layer before, is random",)
+    assert ready.notes == (f"'{STATE}', the output of the router in the previous layer, is random",)
 
 
 @pytest.mark.parametrize("moe", [

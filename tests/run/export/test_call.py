@@ -33,7 +33,7 @@ def test_a_data_set_takes_several_blocks(tmp_path):
         made = ffncli.export(source, form="flashinfer-trace")
         paths = made.write(tmp_path / "set")
         assert len(paths) == len(made.files) == 4
-        with pytest.raises(FFNError, match="is not a text; write it: out='PATH'"):
+        with pytest.raises(FFNError, match="is not text; write it: out='PATH'"):
             assert made.text
     assert len(list((tmp_path / "set" / "definitions" / "ffn").glob("*.json"))) == 2
     with pytest.raises(FFNError, match=r"swiglu|silu.*exists already; choose another folder, or give force"):

@@ -111,9 +111,9 @@ def test_what_it_refuses(monkeypatch):
         with pytest.raises(FFNError, match=r"is a mixture: .*; form='torch' writes it"):
             check_exportable(problem(spec), large=True)
     big = problem_of(load("llama-2-7b"), "block")
-    with pytest.raises(FFNError, match=r"would have 271 MB, since the weights are in it; large=True writes it"):
+    with pytest.raises(FFNError, match=r"would be 271 MB, because it contains the weights; large=True writes it"):
         check_exportable(big, large=False)
-    with pytest.raises(FFNError, match=r"10.5 GB, and its format ends at 2 GB"):
+    with pytest.raises(FFNError, match=r"10.5 GB, but its format allows at most 2 GB"):
         check_exportable(problem_of(load("llama-3.1-405b"), "block", dtype_name="fp32"), large=True)
 
 

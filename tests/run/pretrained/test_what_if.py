@@ -113,9 +113,9 @@ def test_what_the_block_does_not_have_is_refused(arguments: dict[str, Any], word
 
 
 def test_experts_have_their_own_weights() -> None:
-    with pytest.raises(FFNError, match="every expert has one"):
+    with pytest.raises(FFNError, match="every expert has this weight"):
         ffncli.trace("8x16:swiglu", experts=4, set="W1[0,0]=1")
-    with pytest.raises(FFNError, match="each of 4 experts has one"):
+    with pytest.raises(FFNError, match="each of 4 experts has this unit"):
         ffncli.trace("8x16:swiglu", experts=4, ablate="unit:1")
     for name in ("experts.2.W1[0,3]=9", "experts[2].W1[0,3]=9", "experts.2.gate.weight[3,0]=9"):
         session = ffncli.trace("8x16:swiglu", experts=4, top_k=4, tokens=2, set=name, expert="2", keep=True)

@@ -76,7 +76,7 @@ def test_a_rank_uses_the_gpu_of_its_number():
         "cuda:1",
         "cuda:1",
     )
-    with pytest.raises(FFNError, match="every rank uses the GPU of its number, here cuda:1"):
+    with pytest.raises(FFNError, match="every rank uses the GPU with its own number, here cuda:1"):
         device_of(place, "cuda:0")
 
 
@@ -102,7 +102,7 @@ def test_the_library_says_how_to_get_ranks(monkeypatch):
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(
-        RanksNeeded, match="2 ranks are needed, and this is one process; start it with torchrun"
+        RanksNeeded, match="2 ranks are needed, but this is one process; start it with torchrun"
     ) as caught:
         ffncli.verify("64x256:gelu", tp=2)
     assert caught.value.ranks == Ranks(2)

@@ -217,7 +217,7 @@ def test_the_input_is_a_copy():
         ([[1, 2], [3]], "input is not a regular array of numbers"),
         (["a", "b", "c", "d"], "not real numbers"),
         ([1j, 2, 3, 4], "not real numbers"),
-        (torch.zeros(4, dtype=torch.complex64), "complex numbers, not real ones"),
+        (torch.zeros(4, dtype=torch.complex64), "complex numbers, not real numbers"),
         ([[1, 2, 3]], "its last axis must be d_model = 4"),
         ([], "has 0 values"),
         (numpy.float64(3), "has 1 values, which is not a multiple of d_model = 4"),

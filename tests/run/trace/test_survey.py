@@ -172,6 +172,6 @@ def test_bare_dimensions_have_no_layers() -> None:
 
 def test_short_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_module, "available_memory", lambda _: 100)
-    with pytest.raises(FFNError, match="LlamaForCausalLM up to there would need") as error:
+    with pytest.raises(FFNError, match="LlamaForCausalLM up to this layer would need") as error:
         rows(made("llama").path)
     assert error.value.code == ExitCode.ENVIRONMENT

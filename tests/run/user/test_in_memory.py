@@ -93,7 +93,7 @@ def test_a_module_has_no_tokenizer_and_the_names_of_its_steps_are_iterated() -> 
     with pytest.raises(FFNError, match="is a module in memory, without a tokenizer; give the directory"):
         ffncli.trace(model, prompt="Hi")
     for argument in ({"prompts": ["a", "b"]}, {"prompt": ["a", "b"]}):
-        with pytest.raises(FFNError, match=r"several texts are ffncli\.corpus's"):
+        with pytest.raises(FFNError, match=r"for several texts, use ffncli\.corpus"):
             ffncli.trace(model, **argument)
     session = ffncli.trace(model, layer=1, tokens=2)
     assert [*session] == [record.name for record in session.steps]

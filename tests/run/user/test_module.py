@@ -115,7 +115,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
     ("name", "options", "message"),
     [
         (":Deep", {}, r"Deep does not match any block .* nearest: .*, off by .*; it has 552 parameters in all"),
-        (":HalfBias", {}, "HalfBias has a bias on some projections only; .* 272 parameters"),
+        (":HalfBias", {}, "HalfBias has a bias only on some projections; .* 272 parameters"),
         (":Head", {}, r"Head returns \[1, 24, 3\] for input \[1, 24, 8\]"),
         (":RawHead", {}, r"RawHead returns \[1, 24, 3\] for input \[1, 24, 8\]"),
         (":Wants", SMALL, r"Wants\(d_model, d_ff, flavour\) needs flavour, which no option sets"),
@@ -363,5 +363,5 @@ def test_what_it_does_not_have(source: str, name: str, arguments: dict[str, int]
 
 
 def test_verify_names_the_class_of_one_ffn(source: str) -> None:
-    with pytest.raises(FFNError, match="is a model with 3 FFNs; give the class of one, MLP"):
+    with pytest.raises(FFNError, match="is a model with 3 FFNs; give the class of one FFN, MLP"):
         ffncli.verify(f"{source}:GPT")

@@ -312,6 +312,6 @@ def test_an_answer_that_is_kept_by_its_content_shows_in_the_work_of_a_call(host)
     for name, passed in (("replays_by_content", False), ("mlp", True), ("row_by_row", True)):
         rows = {row.check: row for row in judged(host, name, block_of(wide))}
         assert (name, rows["replay"].passed) == (name, passed)
-        assert "of the work of another one" in rows["replay"].note
+        assert "of the work of a new input" in rows["replay"].note
     short = next(row for row in judged(host, "replays_by_content", block_of(GATED)) if row.check == "replay")
     assert (short.passed, short.note.endswith("too short to see whether answers are kept")) == (None, True)

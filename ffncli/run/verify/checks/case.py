@@ -144,12 +144,13 @@ class CheckedBlock:
 
 
 CONVENTIONS = {
-    "relative_error": "max|a - b| / max|b| over the whole tensor, b the reference; null if the reference is all 0",
-    "ulps": "|a - b| where it is largest, in units in the last place of the reference's value there, in the dtype of"
+    "relative_error": "max|a - b| / max|b| over the whole tensor, where b is the reference; null if b is all 0",
+    "ulps": "the largest |a - b|, in units in the last place of the reference's value at that index, in the dtype of"
     " the computation; null if that value is 0",
-    "tolerance": "for relative_error: 4 × (eps + eps_sum × √width), width the larger of d_model and d_ff, eps that of"
-    " the dtype (each step rounds its result), eps_sum that of its sums, float32 for 16-bit dtypes (the rounding errors"
-    " of a sum of n products grow as √n); a router that scores in float32 makes it float32's at least",
+    "tolerance": "for relative_error: 4 × (eps + eps_sum × √width). width is the larger of d_model and d_ff; eps is the"
+    " dtype's, because each step rounds its result; eps_sum is the eps of the sums, in float32 for 16-bit dtypes"
+    " (the rounding errors of a sum of n products grow as √n). It is at least float32's if a router scores in"
+    " float32",
 }
 
 

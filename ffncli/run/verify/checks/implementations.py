@@ -21,7 +21,7 @@ from ffncli.run.engine.sharded import summed
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 from ffncli.run.verify.module import block_module
 
-_NAIVE = "each call draws its own dropout mask, so two calls in train mode differ by this; with one mask they agree"
+_NAIVE = "each call draws its own dropout mask, so two calls in train mode differ this much; with one mask they agree"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
         yield judge.skips(label, "the module has dropout in a place other than before the down projection")
         return
     if not dropouts:
-        yield judge.skips(label, "the block has no dropout: train is eval")
+        yield judge.skips(label, "the block has no dropout, so train mode equals eval mode")
         return
     (step,) = dropouts
     width = shapes(case.steps, {n: tuple(t.shape) for n, t in case.inputs.items()})[step.output]

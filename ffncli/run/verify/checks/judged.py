@@ -90,7 +90,7 @@ def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
     alone[torch.arange(_FEW), torch.arange(_FEW) % d_model] = 1.0
     return inputs | {
         "one value per token": drawn[:, :1].repeat(1, d_model),
-        "one number that is not 0": alone,
+        "one nonzero number": alone,
         "zeros": torch.zeros(_FEW, d_model, dtype=dtype),
         "-0": -torch.zeros(_FEW, d_model, dtype=dtype),
         "subnormal numbers": (drawn.double() * numbers.tiny / 8).to(dtype),
@@ -119,7 +119,7 @@ def experts(trial: KernelTrial) -> Iterator[CheckRow]:
         yield judge.skips("in another order", "the block has no experts")
         return
     if route.op.groups > 1:
-        yield judge.skips("in another order", "its experts are in groups: their order has a meaning")
+        yield judge.skips("in another order", "its experts are in groups, so their order matters")
         return
     x = trial.draw(_SOME)
     reference = trial.reference(x)
@@ -350,7 +350,7 @@ def replay(trial: KernelTrial) -> Iterator[CheckRow]:
     judge, subject = trial.judge("replay"), counted_tokens(trial.most_tokens)
     x = trial.draw(trial.most_tokens)
     if trial.host.device != "cpu" or _work(trial, x) is None:
-        yield judge.skips(subject, "the work of a call is not known here")
+        yield judge.skips(subject, "the work of a call cannot be measured here")
         return
     share = 0.0
     for _ in range(_SERIES):
@@ -362,7 +362,7 @@ def replay(trial: KernelTrial) -> Iterator[CheckRow]:
         share = max(share, same / other)
         if share >= _KEPT:
             break
-    note = f"an input that it has had takes {percent(share)} of the work of another one"
+    note = f"an input seen before takes {percent(share)} of the work of a new input"
     yield CheckRow("replay", subject, passed=share >= _KEPT, note=note)
 
 
@@ -446,7 +446,7 @@ class KernelTrial:
             count += int(steady.sum())
             if count >= tokens:
                 return torch.cat(kept)[:tokens]
-        raise FFNError("rounding decides to which experts tokens go", "no kernel can be judged on these weights")
+        raise FFNError("rounding decides which experts the tokens go to", "no kernel can be judged on these weights")
 
     def reference(self, x: Tensor) -> Tensor:
         """Return the steps' output in float64 for the same weights and input."""

@@ -97,11 +97,11 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
     same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
     covered = reached(case, entering)
     some = (
-        f"they go to {int(covered.sum())} of {len(covered)} experts"
+        f"these tokens reach {int(covered.sum())} of {len(covered)} experts"
         if covered is not None and not covered.all()
         else ""
     )
-    remarks = (f"on its input for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
+    remarks = (f"on the layer's input for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
     fault = FAULTS.get(case.model.model.model_type or "", "") if case.layer.spec.moe else ""
     remark = "; ".join(filter(None, remarks))
     return Proof(name, entering, leaving, remark, single=True, same=same, fault=fault), ""
@@ -245,7 +245,7 @@ def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) ->
     if theirs is None or set(ours) == set(theirs):
         return "the weights themselves differ"
     here, there = (" and ".join(formats) or "none" for formats in (ours, theirs))
-    return f"the weights differ by quantization ({here} here, {there} there); --tolerance says how much is accepted"
+    return f"the weights differ by quantization ({here} here, {there} there); --tolerance sets the accepted difference"
 
 
 def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
@@ -369,7 +369,9 @@ def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: M
     made = {e: [run(step.op.program, step.op.of_one(one, e), inputs) for one in (weights, theirs)] for e in left}
     differ = [e for e, (ours, other) in made.items() if not judge.equal("", ours, other).passed]
     ours, other = (torch.stack([made[e][n] for e in differ or left]) for n in (0, 1))
-    return judge.equal(f"{_experts(differ or left)} = {label}", ours, other, "no token goes there: run separately")
+    return judge.equal(
+        f"{_experts(differ or left)} = {label}", ours, other, "no token goes there, so they ran separately"
+    )
 
 
 def _experts(several: list[int]) -> str:

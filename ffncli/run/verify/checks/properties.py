@@ -86,7 +86,8 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
         yield judge.skips(
-            "mixture", "the router depends on the input, so the mixture is not a matrix; below: one expert"
+            "mixture",
+            "the router depends on the input, so the mixture is not a matrix; the rows below check one expert",
         )
     if any(isinstance(step.op, Norm) for step in dense.steps):
         yield judge.skips(dense.label, "its norm over d_ff is not linear")
@@ -225,7 +226,7 @@ def zero(case: CheckedBlock) -> Iterator[CheckRow]:
     size = float(out.abs().max())
     note = "the largest output, with random biases: must not be 0"
     yield CheckRow(judge.check, "with biases", size, tolerance=0.0, passed=size > 0, note=note)
-    note = "in eval; in train mode dropout makes equal tokens differ"
+    note = "in eval mode; in train mode dropout makes equal tokens differ"
     yield judge.equal("equal tokens", out, out[:1].expand_as(out), note)
 
 
@@ -243,7 +244,7 @@ def _without_biases(case: CheckedBlock, out: Tensor) -> tuple[Tensor, str]:
     rise = at_zero.expand(len(out), down.shape[1])
     return functional.linear(
         rise, down
-    ), f"{case.layer.spec.activation}(0) = {float(at_zero):.4g}, so it is W2 times that"
+    ), f"{case.layer.spec.activation}(0) = {float(at_zero):.4g}, so the output is W2 times that"
 
 
 def _kept(steps: tuple[Step, ...], weights: dict[str, Tensor]) -> dict[str, Tensor]:

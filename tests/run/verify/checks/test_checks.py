@@ -112,7 +112,7 @@ def test_module_in_train_mode_needs_the_same_mask(monkeypatch):
 
 def test_module_without_dropout_has_no_train_row():
     (row,) = [row for row in verified(SPECS["gated"], "module").rows if row.passed is None]
-    assert (row.subject, row.note) == ("torch.nn, train", "the block has no dropout: train is eval")
+    assert (row.subject, row.note) == ("torch.nn, train", "the block has no dropout, so train mode equals eval mode")
     mixed = replace(SPECS["mixture"], dropout=0.1)
     assert "every expert draws its own mask" in [row.note for row in verified(mixed, "module").rows]
 
@@ -224,7 +224,7 @@ def test_zero_stays_zero_without_biases(name):
 
 def test_zero_where_the_function_of_zero_is_not(monkeypatch):
     found = verified(FFNSpec(16, 24, "sigmoid"), "zero").rows[0]
-    assert (found.passed, found.note) == (True, "sigmoid(0) = 0.5, so it is W2 times that")
+    assert (found.passed, found.note) == (True, "sigmoid(0) = 0.5, so the output is W2 times that")
     breaking(monkeypatch, Linear, lambda step, own, x: functional.linear(x[0], own["weight"]) + 0.1)
     assert subjects(verified(FFNSpec(16, 24, "sigmoid"), "zero"), False) == ["without biases"]
     assert subjects(verified(SPECS["gated"], "zero"), False) == ["without biases"]

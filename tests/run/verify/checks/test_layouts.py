@@ -443,7 +443,7 @@ def test_an_expert_that_no_token_reaches_is_run_by_itself(zoo, tmp_path, expert)
     found = rows(port, base)
     assert found[f"as read = {base}"].passed is (expert == 0)
     row = next(row for subject, row in found.items() if subject.startswith("experts 0"))
-    assert (row.passed, row.note) == (expert != 0, "no token goes there: run separately")
+    assert (row.passed, row.note) == (expert != 0, "no token goes there, so they ran separately")
     if expert == 0:
         assert row.relative_error == pytest.approx(1)
 
@@ -501,7 +501,7 @@ def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
     verdict = verify_layer(load(str(tmp_path)), layer="encoder.1", checks=("layout",))
     (row,) = [row for row in verdict.rows if row.subject.startswith("as read")]
     assert (row.passed, verdict.failed) == (None, ())
-    assert "not checked against its module: transformers (5.23 at least) encodes" in row.note
+    assert "not checked against its module: transformers (at least 5.23) encodes" in row.note
 
 
 def test_the_sum_that_renormalises_has_its_epsilon(tmp_path):
