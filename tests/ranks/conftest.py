@@ -1,7 +1,5 @@
 """The ranks of each world size start once, and are asked everything."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Rank 1 then `dies`, `waits` for a signal, or `fails`; `launch-MODE` starts two s
 process ids to the file LINE when they have met.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

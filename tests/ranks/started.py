@@ -1,7 +1,5 @@
 """Commands over real ranks: by ffn itself, by torchrun's agents, or one rank by hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

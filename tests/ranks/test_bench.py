@@ -1,7 +1,5 @@
 """`ffn bench` over two real ranks: under torchrun and started by itself; a rank that dies, one that hangs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import socket

@@ -1,7 +1,5 @@
 """Commands over real ranks: who prints, and what is seen where a rank dies, hangs, fails or never comes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Blocks over ranks, real and simulated, compute the whole with the collectives that they should need."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 `python -m tests.ranks.worker FOLDER RANK WORLD_SIZE`: cases from FOLDER/cases.pt, answers into FOLDER/RANK.pt.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """`activations_of`: the library's call finds what `ffn activations --source` shows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

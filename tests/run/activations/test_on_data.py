@@ -1,7 +1,5 @@
 """What enters an activation and what others make of it: transformers' own modules, listened to and replaced."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

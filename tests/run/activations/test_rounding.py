@@ -1,7 +1,5 @@
 """Rounding errors of activations, against mpmath one by one and against what torch itself says of its formats."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

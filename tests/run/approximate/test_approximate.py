@@ -1,7 +1,5 @@
 """Trained blocks: their errors recomputed with torch's own modules, and what universal approximation says of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A corpus's figures are those of hooks on modules that are named by hand, text by text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

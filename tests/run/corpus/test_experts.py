@@ -1,8 +1,6 @@
 """The experts of a mixture over a corpus, against transformers' routers, caches simulated token by token, and models
 with an expert zeroed."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from functools import cache
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Figures that are added up piece by piece are those of all values at once, whatever the pieces."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

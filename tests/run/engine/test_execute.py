@@ -1,7 +1,5 @@
 """The reference reader against modules written by hand, torch's own norms, and transformers' routers."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

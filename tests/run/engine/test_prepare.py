@@ -1,7 +1,5 @@
 """What a Request asks for is what runs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

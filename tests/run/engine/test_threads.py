@@ -1,7 +1,5 @@
 """How threads wait is set before torch is imported, whichever command imports it; how many is set for each alike."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The trace's numbers against numpy and against what the notebook prints."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Ways to choose experts that are no best of k: token by token in plain Python, and as transformers computes them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

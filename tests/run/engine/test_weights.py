@@ -1,7 +1,5 @@
 """Random weights as torch initialises its own modules, and the memory that is required before any is taken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

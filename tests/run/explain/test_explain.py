@@ -1,7 +1,5 @@
 """How a number came about: each op's arithmetic against numpy and torch, and the end against the trace's own tensor."""
 
-from __future__ import annotations
-
 import math
 import struct
 

@@ -1,7 +1,5 @@
 """Blocks of every kind, with weights and inputs in float64 and the two computations of them that the house has."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`ffncli.export`: what it takes, what it writes, what it loads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 The loader needs neither CUDA nor flashinfer: `make test-arenas` installs it without its dependencies.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

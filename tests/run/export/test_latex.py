@@ -1,7 +1,5 @@
 """--as latex: the text is read by a TeX parser (matplotlib's), and says what the steps say."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """--as onnx: checked by onnx, and run by its reference evaluator against the block in float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

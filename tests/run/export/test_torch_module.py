@@ -1,7 +1,5 @@
 """--as torch: the file is run, with our weights, against the block in float64."""
 
-from __future__ import annotations
-
 import re
 import runpy
 

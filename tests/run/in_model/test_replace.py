@@ -1,7 +1,5 @@
 """`ffncli.replace` and `ffncli.kernel`: a tiny model's own logits and torch's own functions, in float64, are right."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any

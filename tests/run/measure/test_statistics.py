@@ -1,7 +1,5 @@
 """Statistics, distances and distributions of tensors, in pieces, against numpy and torch on whole ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

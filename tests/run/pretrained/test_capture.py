@@ -1,7 +1,5 @@
 """What is captured from a live model is what hooks on modules named by hand see; tokens and positions."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Errors are max|a − b| / max|b| with transformers' tensor as b.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

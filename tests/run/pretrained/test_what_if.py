@@ -1,7 +1,5 @@
 """What if: a changed weight, an ablated unit or expert, no gate; against torch modules with that change by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

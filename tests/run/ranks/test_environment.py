@@ -1,7 +1,5 @@
 """A process's place among ranks, the split over them, and the exit code of a run of several."""
 
-from __future__ import annotations
-
 import pytest
 
 from ffncli.block.shard import Ranks

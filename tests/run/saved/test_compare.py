@@ -1,7 +1,5 @@
 """Two tensors side by side, held to numpy; and what a misread looks like, made by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Saved traces: read back bit for bit by others' readers, and files that were never written by us."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """What the founding texts say, computed: every figure against a source of its own, every check seen to fail."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every number of a topic against torch, a closed form or a published figure; every topic against the rules for all."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

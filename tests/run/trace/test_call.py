@@ -1,7 +1,5 @@
 """Arguments of `ffncli.trace` and `ffncli.survey`: what is accepted, and that everything else is said."""
 
-from __future__ import annotations
-
 import doctest
 from pathlib import Path
 from typing import Any

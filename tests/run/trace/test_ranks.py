@@ -1,7 +1,5 @@
 """A block over ranks in one process, against slices that torch cuts and sums by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

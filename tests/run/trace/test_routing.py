@@ -1,7 +1,5 @@
 """The load of the experts: from routes written by hand, and against what transformers' own router chooses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`ffncli.trace` gives what `ffn trace --json` prints, from the same question; and keeps no tensor beyond that."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

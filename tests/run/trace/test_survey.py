@@ -1,7 +1,5 @@
 """A row per layer: its figures from tensors that hooks saw, and from weights made so that the answer is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

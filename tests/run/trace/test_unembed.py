@@ -1,7 +1,5 @@
 """The logit lens against transformers' own final norm and head, each applied to the same vector by hand."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The process that judges, against hosts that die, hang, or answer what no host does; none of them loads torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

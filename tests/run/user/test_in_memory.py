@@ -1,7 +1,5 @@
 """transformers models in memory as sources: their own tensors, and what their layers compute."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

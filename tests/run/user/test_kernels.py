@@ -1,7 +1,5 @@
 """`--kernel file.py:name`: functions, classes and Kernels of users, right ones and wrong ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A user's own module or whole model as a source: what it is found to be, against itself; and every way it can fail."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

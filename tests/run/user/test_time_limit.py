@@ -1,7 +1,5 @@
 """A user's file that does not load in time: interrupted in Python code, in waits and in C, and nothing of it stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`ffncli.verify` gives what `ffn verify --json` prints, and refuses what that refuses."""
 
-from __future__ import annotations
-
 import doctest
 import json
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The referee certifies kernels that are right, and refuses each that is not by the check that looks at it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every check passes for blocks that are right, and fails when the thing that it looks at is broken on purpose."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Files are transformers' own tiny models, and copies of them in which tensors lie otherwise than they should.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
