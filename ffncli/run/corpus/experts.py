@@ -281,6 +281,7 @@ class RouteSums(Receiver):
     def _token(self, experts: Tensor) -> None:
         """Count one token's experts, the heaviest first."""
         last = self._last[experts]
+        # How many others were chosen since: a cache that evicts the one chosen longest ago hits if it holds more.
         since = (self._last[None] > last[:, None]).sum(1)
         since += torch.tril(last[None] < last[:, None], -1).sum(1)  # those of this token that came before
         known = last >= 0

@@ -138,6 +138,7 @@ def random_weights(
         advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else f" or {option('dtype', 'bf16')}")
         require_memory(cost(steps).params * dtype.itemsize, advice=advice)
     drawn = {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
+    # Tables after all weights: a block has the same weights with a table and without one.
     return drawn | {name: tensor.to(device) for step in steps for name, tensor in _tables(step, generator).items()}
 
 

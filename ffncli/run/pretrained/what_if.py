@@ -102,6 +102,7 @@ def changed_model(
     `ids` [tokens, 1] are its token ids, needed if a table of token ids chooses the experts.
     """
     weights = live_weights(module, live.located)
+    # A view of a parameter changes the model; a copy (of fused or interleaved tensors) would change nothing.
     stored = {p.untyped_storage().data_ptr() for p in module.parameters()}
     in_place = all(
         isinstance(c, WeightChange) and weights[c.name].untyped_storage().data_ptr() in stored for c in changes

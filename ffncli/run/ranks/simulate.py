@@ -149,7 +149,7 @@ class _Balanced(Dispatch):
         rows = torch.full((experts,), each) + (torch.arange(experts) < more)
         if ep is None:
             return rows[None]
-        gathered(rows.to("meta"), ep)
+        gathered(rows.to("meta"), ep)  # the call is what is counted; no values travel on the meta device
         return rows.expand(ep.size(), -1)
 
 

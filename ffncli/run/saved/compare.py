@@ -414,9 +414,10 @@ def _single(base: Tensor, new: Tensor, name: str, units: str, tolerance: float) 
 
 
 def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
-    """Return whether NEW has BASE's rows in another order; rows are identified by a fixed random projection."""
+    """Return whether NEW has BASE's rows in another order."""
     if base.shape != new.shape or not (base.isfinite().all() and new.isfinite().all()):
         return False
+    # Rows are sorted by a fixed random projection: two that differ share their place with probability 0.
     generator = torch.Generator().manual_seed(0)
     line = torch.rand(base.shape[1], dtype=torch.float64, generator=generator) + 0.5
     return _same(new[(new @ line).argsort()], base[(base @ line).argsort()], tolerance)

@@ -42,10 +42,9 @@ def claims() -> tuple[TextClaim, ...]:
         fact = item[2]
         return FIRST.index(fact.topic) if fact.topic in FIRST else len(FIRST), _ORDER.index(fact.verdict)
 
-    return tuple(
-        TextClaim(
-            text, f"{fact.topic}: {fact.said}" if fact.said else fact.topic, fact.verdict, fact.found, fact.note,
-            fact.command or f"ffn trace --example {name}",
-        )
-        for name, text, fact in sorted(items, key=rank)
-    )  # fmt: skip
+    out = []
+    for name, text, fact in sorted(items, key=rank):
+        claim = f"{fact.topic}: {fact.said}" if fact.said else fact.topic
+        command = fact.command or f"ffn trace --example {name}"
+        out.append(TextClaim(text, claim, fact.verdict, fact.found, fact.note, command))
+    return tuple(out)

@@ -390,6 +390,7 @@ def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup
         stream = to_stream(ready, whole, output.detach())
         added = (stream.vectors.double()[0] @ direction.to(whole.device)) * stream.factors[0].to(whole.device)
         (towards,) = torch.autograd.grad(added, whole)
+        # With the route's weights and the norm fixed, output is linear in the units: value · slope is a unit's part.
         slopes = torch.autograd.grad((output * towards).sum(), [*values.values()])
     parts = {
         group: (x[0].detach(), x[0].detach().double() * slope[0].double())

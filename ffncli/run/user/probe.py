@@ -114,7 +114,7 @@ def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]
     If all matrices and their biases are zero, a residual block returns its input. If there is a norm on the input, the
     branch does not depend on the input's scale.
     """
-    large = probe.x[probe.x.abs().amax(-1) > 1]
+    large = probe.x[probe.x.abs().amax(-1) > 1]  # near 0 a norm's eps would hide that the branch is scale-free
     scaled = run(twin, 4 * large)
     paired = biases({name: tuple(parameter.shape) for name, parameter in twin.named_parameters()})
     kept = {name: parameter.detach().clone() for name, parameter in twin.named_parameters()}

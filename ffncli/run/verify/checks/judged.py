@@ -354,6 +354,7 @@ def replay(trial: KernelTrial) -> Iterator[CheckRow]:
         return
     share = 0.0
     for _ in range(_SERIES):
+        # The least of several: what disturbs a call only adds to its work.
         other = min(_work(trial, _near(trial, x)) or 0.0 for _ in range(_REPEATS))
         same = min(_work(trial, x) or 0.0 for _ in range(1 + _REPEATS))
         if other < _LEAST:
