@@ -131,16 +131,10 @@ class ExpertsSurvey:
 _MOST_PAIRS = 10
 
 
-@dataclass(frozen=True)
-class ExpertWorth:
-    """Over the tokens of the texts: the mean divergence of the prediction without the expert, in nats, and the share of
-    tokens whose likeliest next token changes."""
-
-    divergence: float
-    argmax_changed: float
-
-
-Worths = Mapping[tuple[Layer, int], ExpertWorth]
+# Over the tokens of the texts: the mean divergence of the prediction without the expert, in nats, and the share of
+# tokens whose likeliest next token changes.
+Worth = tuple[float, float]
+Worths = Mapping[tuple[Layer, int], Worth]
 
 
 def experts_of(
@@ -219,7 +213,7 @@ def _expert(layer: Layer, sums: RouteSums, expert: int, choices: int, worths: Wo
         tokens * sums.experts / choices if choices else 0.0,
         float(sums.weight[expert]) / tokens if tokens else None,
         float(sums.change[expert]) / tokens if tokens else None,
-        worth.divergence if worth else None, worth.argmax_changed if worth else None,
+        *(worth or (None, None)),
     )  # fmt: skip
 
 
@@ -318,9 +312,9 @@ class RouteSums(Receiver):
 def expert_worths(
     loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
     used: Mapping[Layer, Sequence[int]],
-) -> dict[tuple[Layer, int], ExpertWorth]:  # fmt: skip
+) -> dict[tuple[Layer, int], Worth]:  # fmt: skip
     """Measure the worth of each used expert, on texts that run alone."""
-    out: dict[tuple[Layer, int], ExpertWorth] = {}
+    out: dict[tuple[Layer, int], Worth] = {}
     before = [*_predictions(loaded, texts, device)]
     for layer, experts in used.items():
         live, block = live_ffn(loaded.module, model, layer), ffn_steps(steps(layer.spec))
@@ -343,13 +337,13 @@ def _predictions(loaded: Pretrained, texts: Sequence[Tokenized], device: str) ->
         yield logits[0].double().log_softmax(-1)
 
 
-def _worth(before: Sequence[Tensor], after: Iterator[Tensor]) -> ExpertWorth:
+def _worth(before: Sequence[Tensor], after: Iterator[Tensor]) -> Worth:
     total, changed, tokens = 0.0, 0, 0
     for old, new in zip(before, after, strict=True):
         total += float((old.exp() * (old - new)).nan_to_num(0.0).sum())
         changed += int((old.argmax(-1) != new.argmax(-1)).sum())
         tokens += len(old)
-    return ExpertWorth(max(0.0, total / tokens), changed / tokens)
+    return max(0.0, total / tokens), changed / tokens
 
 
 def save_routes(path: Path, layer: Layer, routes: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -261,6 +261,17 @@ _BINARY = {"+": 2, "-": 2, "*": 3, "/": 3, "<": 1, "<=": 1, ">": 1, ">=": 1, "==
 _ATOM = 5
 
 
+_Operator = Callable[["FormulaTerm", Any], "FormulaTerm"]
+
+
+def _binary(sign: str) -> _Operator:
+    return lambda self, other: FormulaTerm(sign, self, term(other))
+
+
+def _reflected(sign: str) -> _Operator:
+    return lambda self, other: FormulaTerm(sign, term(other), self)
+
+
 class FormulaTerm:
     """A node of a formula: the name of a function or operator and its operands (`of`); a leaf has a `value`."""
 
@@ -268,45 +279,15 @@ class FormulaTerm:
         self.name, self.of, self.value = name, of, value
 
     __hash__ = None  # type: ignore[assignment]  # == makes a term
-
-    def __add__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("+", self, term(other))
-
-    def __radd__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("+", term(other), self)
-
-    def __sub__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("-", self, term(other))
-
-    def __rsub__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("-", term(other), self)
-
-    def __mul__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("*", self, term(other))
-
-    def __rmul__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("*", term(other), self)
-
-    def __truediv__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("/", self, term(other))
+    __add__, __radd__ = _binary("+"), _reflected("+")
+    __sub__, __rsub__ = _binary("-"), _reflected("-")
+    __mul__, __rmul__ = _binary("*"), _reflected("*")
+    __truediv__ = _binary("/")
+    __lt__, __le__, __gt__, __ge__ = _binary("<"), _binary("<="), _binary(">"), _binary(">=")
+    __eq__ = _binary("==")  # type: ignore[assignment]
 
     def __neg__(self) -> FormulaTerm:
         return FormulaTerm("-", term(0.0), self)
-
-    def __lt__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("<", self, term(other))
-
-    def __le__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm("<=", self, term(other))
-
-    def __gt__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm(">", self, term(other))
-
-    def __ge__(self, other: Any) -> FormulaTerm:
-        return FormulaTerm(">=", self, term(other))
-
-    def __eq__(self, other: object) -> FormulaTerm:  # type: ignore[override]
-        return FormulaTerm("==", self, term(other))
 
 
 def term(value: Any) -> FormulaTerm:

@@ -64,22 +64,11 @@ def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequenc
             for number in tokens:
                 entered = even_tokens(group, ranks, -(-number // ranks.ep))
                 run = simulate(group.steps, over, entered, getattr(torch, kind.torch))
-                yield CollectiveCheck(
-                    group.stack,
-                    group.layers,
-                    kind.name,
-                    ranks.tp,
-                    ranks.ep,
-                    entered,
-                    planner.collectives(group, ranks, entered * ranks.ep),
-                    Collectives(
-                        run.all_reduces,
-                        run.all_reduce_bytes,
-                        run.ring_all_reduce_bytes,
-                        run.all_to_alls,
-                        run.all_to_all_bytes,
-                    ),
-                )
+                reduces = (run.all_reduces, run.all_reduce_bytes, run.ring_all_reduce_bytes)
+                simulated = Collectives(*reduces, run.all_to_alls, run.all_to_all_bytes)
+                counted = planner.collectives(group, ranks, entered * ranks.ep)
+                place = (group.stack, group.layers, kind.name, ranks.tp, ranks.ep)
+                yield CollectiveCheck(*place, entered, counted, simulated)
 
 
 def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -201,18 +200,13 @@ def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
     return live.layer
 
 
-@dataclass(frozen=True)
-class InStream:
-    """Vectors [n, d_model] after the norms of their branch, each normalised on its own. Times its factor [n], a vector
-    is its part of the residual stream; the factor is NaN if a norm is not a pure scaling."""
-
-    vectors: Tensor
-    factors: Tensor
-
-
-def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
+def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Carry vectors, parts of the FFN's `outputs` (both [n, d_model]), to the residual stream: Gemma-2 and OLMo-2
-    normalise an FFN's output before adding it, Granite scales it."""
+    normalise an FFN's output before adding it, Granite scales it.
+
+    Return (the vectors after the norms of their branch, each normalised on its own; the factor [n] that makes each its
+    part of the stream, NaN if a norm is not a pure scaling).
+    """
     block = steps(ready.layer.spec)
     _, name = ffn_span(block)
     factors = torch.ones(len(vectors), dtype=torch.float64)
@@ -228,7 +222,7 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
                 break
             case _:
                 break
-    return InStream(vectors, factors)
+    return vectors, factors
 
 
 def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:

@@ -157,7 +157,8 @@ class Session:
 
     def __repr__(self) -> str:
         shown = self.steps if len(self.steps) < _MOST_LINES else self.steps[: _MOST_LINES - 2]
-        lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}" + _extremes(r) for r in shown]
+        ends = ["" if r.min is None else f"  {r.min:.4g} to {r.max:.4g}" for r in shown]
+        lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}{e}" for r, e in zip(shown, ends, strict=True)]
         more = len(self.steps) - len(shown)
         lines += [f"  … {more} more steps"] if more else []
         return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
@@ -171,10 +172,6 @@ class Session:
             for r, formula in zip(self.steps, formulas, strict=True)
         ]
         return record_table(self.block.name, names, rows)
-
-
-def _extremes(record: StepRecord) -> str:
-    return "" if record.min is None else f"  {record.min:.4g} to {record.max:.4g}"
 
 
 def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
@@ -200,16 +197,8 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
         )  # fmt: skip
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     keep = _needed_tensors(question, subject, prepared)
-    result = trace(
-        prepared.steps,
-        prepared.weights,
-        prepared.inputs,
-        prepared.mode,
-        question.values_shown,
-        subject.experts,
-        keep,
-        question.top_units or 0,
-    )
+    ran = (prepared.steps, prepared.weights, prepared.inputs, prepared.mode)
+    result = trace(*ran, question.values_shown, subject.experts, keep, question.top_units or 0)
     remark(*_remarks(question, subject, result))
     not_finite = find_not_finite(result, prepared.weights)
     block = block_summary(model, prepared, question.device)

@@ -225,8 +225,8 @@ def promoted(
 ) -> tuple[PromotedTokens, ...]:
     """Return the tokens that each vector promotes, after any norms between the FFN and the residual stream."""
     outputs = torch.stack([one.vector if one.output is None else one.output for one in added])
-    stream = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
-    parts = zip(added, stream.vectors, stream.factors.tolist(), strict=True)
+    vectors, factors = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
+    parts = zip(added, vectors, factors.tolist(), strict=True)
     in_stream = [replace(one, vector=vector, factor=one.factor * factor) for one, vector, factor in parts]
     return unembed(model, ready.layer, in_stream, limits, dtype, device)
 
@@ -274,16 +274,8 @@ def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Pr
     sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
     rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
     tokens = tuple(
-        Promoted(
-            i,
-            token_text(tokenizer, i),
-            logit,
-            candidate.probability,
-            candidate.cumulative,
-            candidate.in_top_k,
-            candidate.in_top_p,
-        )
-        for candidate, logit, i in rows
+        Promoted(i, token_text(tokenizer, i), logit, one.probability, one.cumulative, one.in_top_k, one.in_top_p)
+        for one, logit, i in rows
     )
     # `sets` has ranks instead of token ids, because it was computed from sorted logits; take the id from `tokens`.
     argmax = tokens[0].id if tokens else None
@@ -372,7 +364,7 @@ def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None
     if columns.shape[1] != ready.layer.spec.d_model:
         what = f"{_PROMOTES}: the units of this layer write into {columns.shape[1]} dimensions"
         raise FFNError(what, "another projection makes them d_model wide")
-    return last_norm(model, ready.layer, to_stream(ready, columns, columns).vectors, dtype, device)
+    return last_norm(model, ready.layer, to_stream(ready, columns, columns)[0], dtype, device)
 
 
 def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup, tuple[Tensor, Tensor]], float]:
@@ -387,8 +379,8 @@ def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup
             if units is not None:
                 values[units.group] = units.values
         whole = output.detach().requires_grad_()
-        stream = to_stream(ready, whole, output.detach())
-        added = (stream.vectors.double()[0] @ direction.to(whole.device)) * stream.factors[0].to(whole.device)
+        vectors, factors = to_stream(ready, whole, output.detach())
+        added = (vectors.double()[0] @ direction.to(whole.device)) * factors[0].to(whole.device)
         (towards,) = torch.autograd.grad(added, whole)
         # With the route's weights and the norm fixed, output is linear in the units: value · slope is a unit's part.
         slopes = torch.autograd.grad((output * towards).sum(), [*values.values()])

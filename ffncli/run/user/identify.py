@@ -246,12 +246,6 @@ class View:
 Wiring = Mapping[str, View]  # canonical name (`up.weight`) → place in the module
 
 
-@dataclass(frozen=True)
-class _Projection:
-    view: View
-    width: int
-
-
 def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, int]]:
     """Return the shapes of the parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1
     convolutions."""
@@ -270,18 +264,17 @@ def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
     """
     sizes = matrices(shapes, d_model)
     rises, falls = _projections(sizes, d_model), _projections(sizes, d_model, fall=True)
-    for up, down in product(rises, falls):
-        if up.view.parameter == down.view.parameter and len(sizes) > 1:
+    for (up, wide), (down, d_ff) in product(rises, falls):
+        if up.parameter == down.parameter and len(sizes) > 1:
             continue
-        if up.width == down.width:
-            yield _with_biases({"up": up.view, "down": down.view}, shapes)
-        if up.width == 2 * down.width:
-            for gate, other in _halves(up.view, down.width):
-                yield _with_biases({"gate": gate, "up": other, "down": down.view}, shapes)
-    for gated, up, down in product(rises, rises, falls):
-        names = {part.view.parameter for part in (gated, up, down)}
-        if len(names) == 3 and gated.width == up.width == down.width:
-            yield _with_biases({"gate": gated.view, "up": up.view, "down": down.view}, shapes)
+        if wide == d_ff:
+            yield _with_biases({"up": up, "down": down}, shapes)
+        if wide == 2 * d_ff:
+            for gate, other in _halves(up, d_ff):
+                yield _with_biases({"gate": gate, "up": other, "down": down}, shapes)
+    for (gate, gate_width), (up, wide), (down, d_ff) in product(rises, rises, falls):
+        if len({gate.parameter, up.parameter, down.parameter}) == 3 and gate_width == wide == d_ff:
+            yield _with_biases({"gate": gate, "up": up, "down": down}, shapes)
 
 
 def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
@@ -322,15 +315,15 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
     return [Norms(), *sorted(out, key=lambda choice: -len(choice.views))]
 
 
-def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
-    """Return every view of a matrix as a map from d_model (with `fall`, to d_model), the untransposed view first."""
+def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[tuple[View, int]]:
+    """Return (view, width) of every matrix as a map from d_model (with `fall`, to d_model), the untransposed first."""
     out = []
     for name, (first, second) in sizes.items():
         for transposed in (False, True):
             rows, columns = (second, first) if transposed else (first, second)
             width, fixed = (columns, rows) if fall else (rows, columns)
             if fixed == d_model:
-                out.append(_Projection(View(name, transposed), width))
+                out.append((View(name, transposed), width))
     return out
 
 

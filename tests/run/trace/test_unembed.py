@@ -161,13 +161,13 @@ def test_a_branch_norm_comes_before_the_residual_stream(name: str, norm: str) ->
     ready = prepared(name)
     with torch.no_grad():
         assert torch.allclose(
-            to_stream(ready, vectors(), vectors()).vectors, layer.get_submodule(norm)(vectors()), atol=1e-6
+            to_stream(ready, vectors(), vectors())[0], layer.get_submodule(norm)(vectors()), atol=1e-6
         )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
 def test_other_branches_write_what_the_ffn_gives(name: str) -> None:
-    assert torch.equal(to_stream(prepared(name), vectors(), vectors()).vectors, vectors())
+    assert torch.equal(to_stream(prepared(name), vectors(), vectors())[0], vectors())
 
 
 def test_the_answer_does_not_depend_on_the_layer_or_on_what_stands_beside() -> None:
