@@ -116,8 +116,11 @@ def same(there: object, here: object, at: str = "") -> None:
         assert there == (pytest.approx(here, rel=1e-5, abs=1e-6) if isinstance(here, float) else here), at
 
 
-def test_a_rank_that_dies_is_named(ended):
-    assert ended["dies"] == Ended(3, "", "error: rank 1 ended before the others\n")
+@pytest.mark.parametrize(
+    ("how", "line"), [("dies", "rank 1 ended before the others"), ("hangs 0", "rank 1 did not answer within 15 s")]
+)
+def test_a_rank_that_dies_or_hangs_is_named(ended, how: str, line: str):
+    assert ended[how] == Ended(3, "", f"error: {line}\n")
 
 
 def test_an_error_of_one_rank_is_its_own_line_and_exit_code(ended):
@@ -125,10 +128,6 @@ def test_an_error_of_one_rank_is_its_own_line_and_exit_code(ended):
     assert (run.code, ended["fails 0"]) == (70, Ended(3, "", ""))
     assert len(run.err.splitlines()) == 1
     assert run.err.startswith("error: rank 1: a bug in ffn: ValueError: on one rank")
-
-
-def test_a_rank_that_hangs_is_waited_for_as_long_as_asked(ended):
-    assert ended["hangs 0"] == Ended(3, "", "error: rank 1 did not answer within 15 s\n")
 
 
 def test_a_rank_without_the_file_says_so(ended):
@@ -174,18 +173,17 @@ def test_a_command_that_is_not_split_prints_once(ended):
 
 
 @pytest.mark.parametrize(
-    ("number", "end"), [(signal.SIGINT, Ended(130, "", "interrupted\n")), (signal.SIGTERM, Ended(143, "", ""))]
+    ("number", "end"),
+    [
+        (signal.SIGINT, Ended(130, "", "interrupted\n")),
+        (signal.SIGTERM, Ended(143, "", "")),
+        (signal.SIGKILL, None),
+    ],
 )
-def test_ctrl_c_and_sigterm_at_the_launcher_end_every_rank(tmp_path, number, end):
+def test_no_rank_outlives_its_launcher(tmp_path, number, end):
+    """Neither by Ctrl-C or SIGTERM, nor when it is killed."""
     run = Meeting(tmp_path, "launch-waits")
     ranks = run.ranks_that_met()
-    run.process.send_signal(number)
-    assert run.ended() == end
-    assert all_end(ranks)
-
-
-def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path):
-    run = Meeting(tmp_path, "launch-waits")
-    ranks = run.ranks_that_met()
-    os.kill(run.process.pid, signal.SIGKILL)
+    os.kill(run.process.pid, number)
+    assert end is None or run.ended() == end
     assert all_end(ranks)

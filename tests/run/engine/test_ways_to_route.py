@@ -225,6 +225,7 @@ def test_every_shared_expert_is_read_however_few_the_tokens():
     {"shared_experts": 1, "shared_routed": True, "shared_gate": True}, {"lookup": 9, "correction": True},
     {"lookup": 9, "order": "choose_first"}, {"lookup": 9, "groups": 2, "top_groups": 2}, {"lookup": 0},
     {"order": "one_by_one", "shared_experts": 1, "shared_routed": True}, {"order": "one_by_one", "identity_experts": 2},
+    {"router_width": 0}, {"skip_experts": 1, "identity_experts": 1}, {"skip_experts": 1, "groups": 2, "top_groups": 2},
 ])  # fmt: skip
 def test_choices_that_exclude_each_other_are_refused(moe):
     with pytest.raises(FFNError):
@@ -339,11 +340,3 @@ def test_without_a_prompt_the_state_is_random_and_noted():
     ready = prepare(block_model(SPEC, "zaya"), leading=(3,))
     assert ready.inputs[STATE].shape == (3, R)
     assert ready.notes == (f"'{STATE}', the output of the router in the previous layer, is random",)
-
-
-@pytest.mark.parametrize("moe", [
-    {"router_width": 0}, {"skip_experts": 1, "identity_experts": 1}, {"skip_experts": 1, "groups": 2, "top_groups": 2},
-])  # fmt: skip
-def test_what_it_cannot_be_combined_with(moe):
-    with pytest.raises(FFNError):
-        FFNSpec(6, 10, "swiglu", moe=MoE(8, 2, **moe))

@@ -66,15 +66,31 @@ def test_a_wrong_type_is_said_with_what_is_accepted(name: str, value: Any, words
     assert error.value.code == 2
 
 
-@pytest.mark.parametrize("source", [3, torch.ones(2), ["4x8"], b"4x8", torch.nn.Linear])
-def test_a_source_of_a_wrong_type(source: Any):
-    with pytest.raises(FFNError, match=r"source must be text such as '512x2048:gelu', a path, a model from ffncli"):
+class SwiGLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(4, 12, bias=False), nn.Linear(4, 12, bias=False)
+        self.w2, self.dropout = nn.Linear(12, 4, bias=False), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.dropout(nn.functional.silu(self.w1(x)) * self.w3(x)))
+
+
+NO_SOURCE = r"source must be text such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        *((source, NO_SOURCE) for source in (3, torch.ones(2), ["4x8"], b"4x8", nn.Linear, SwiGLU)),
+        ("x", "x"),
+        (nn.Linear(2, 3), "Linear returns"),
+        (nn.ReLU(), "the module: ReLU has no weight matrix"),
+    ],
+)
+def test_a_source_that_is_no_block(source: Any, words: str):
+    with pytest.raises(FFNError, match=words):
         ffncli.trace(source)
-
-
-def test_a_source_that_is_none():
-    with pytest.raises(FFNError, match="x"):
-        ffncli.trace("x")
 
 
 def test_an_argument_that_there_is_not():
@@ -163,16 +179,6 @@ def test_remarks_come_when_they_arise():
 X = [[1.0, -2.0, 3.0, 0.5], [0.0, 4.0, -1.0, 2.0], [8.0, 1.0, 0.25, -3.0]]
 
 
-class SwiGLU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w3 = nn.Linear(4, 12, bias=False), nn.Linear(4, 12, bias=False)
-        self.w2, self.dropout = nn.Linear(12, 4, bias=False), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.dropout(nn.functional.silu(self.w1(x)) * self.w3(x)))
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -250,19 +256,6 @@ def test_a_module_is_traced_with_its_own_weights():
     assert not verdict.failed
     assert any(row.passed for row in verdict.rows)
     assert ffncli.count(module).ffn_params_total == 3 * 4 * 12
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (nn.Linear(2, 3), "Linear returns"),
-        (nn.ReLU(), "the module: ReLU has no weight matrix"),
-        (SwiGLU, "or an nn.Module"),
-    ],
-)
-def test_a_module_that_is_no_block(module: Any, words: str):
-    with pytest.raises(FFNError, match=words):
-        ffncli.trace(module)
 
 
 def test_a_step_s_tensor_is_there_whether_it_was_kept_or_not():

@@ -134,19 +134,17 @@ def test_a_misreading_of_ours_is_named_by_transformers(zoo, monkeypatch, name, w
     assert agreeing.subject.startswith(f"with {named} = transformers'")
 
 
-def test_halves_in_the_wrong_order_are_named(zoo, monkeypatch):
-    order = Order(False, False, "up before gate, by mistake")
-    monkeypatch.setattr(Arrangement, "order", lambda self, way, beside: order)
-    found = rows(zoo("phi3"))
-    (failed,) = [row for row in found.values() if row.passed is False]
-    assert failed.note.startswith("read with gate and up swapped, it agrees")
-
-
-def test_two_mistakes_at_once_are_named_together(zoo, monkeypatch):
-    order = Order(False, True, "by turns, up first, by mistake")
+@pytest.mark.parametrize(
+    ("order", "named"),
+    [
+        (Order(False, False, "up before gate, by mistake"), "gate and up swapped"),
+        (Order(False, True, "by turns, up first, by mistake"), "gate and up swapped and gate and up as halves"),
+    ],
+)
+def test_a_wrong_order_is_named_and_two_mistakes_at_once_together(zoo, monkeypatch, order, named):
     monkeypatch.setattr(Arrangement, "order", lambda self, way, beside: order)
     (failed,) = [row for row in rows(zoo("phi3")).values() if row.passed is False]
-    assert failed.note.startswith("read with gate and up swapped and gate and up as halves, it agrees")
+    assert failed.note.startswith(f"read with {named}, it agrees")
 
 
 # --- a port against its original --------------------------------------------------------------------------------------
