@@ -79,7 +79,7 @@ class FFNSwap:
         x = args[0] if len(args) == 1 and not options else None
         if torch.compiler.is_compiling():  # what is traced must be the model
             return None
-        # Weights last: in train mode they change at every step, and to prepare them anew would be for nothing.
+        # Weights last: in train mode they change at every step, and preparing them again would be wasted.
         why, params = self._obstacle(x), None
         if not why:
             params, why = self._params()
