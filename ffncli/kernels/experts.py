@@ -32,7 +32,7 @@ def refuses(steps: Steps) -> str | None:
         return "a dense block has no experts"
     others = (name for op in ops for name in op.parameters() if name not in _PARTS and not op.is_common(name))
     name = next(others, None)
-    return refuses_unknown_routing(steps) or (name and f"cannot compute experts with a {name} of each")
+    return refuses_unknown_routing(steps) or (name and f"cannot compute experts that each have a {name}")
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:

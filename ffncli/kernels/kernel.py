@@ -124,10 +124,10 @@ class Kernel:
         if not self.trains and passes != "forward":
             reasons.append("computes forward only")
         if tokens is not None and self.most_tokens is not None and tokens > self.most_tokens:
-            reasons.append(f"is for {self.most_tokens} {plural('token', self.most_tokens)} at most")
+            reasons.append(f"is meant for at most {self.most_tokens} {plural('token', self.most_tokens)}")
         if cold and self.per_weights and self.compiles:
             reasons.append(
-                "its weights are in compiled code, one copy of them, so copies cannot keep them cold: --cache flush can"
+                "its weights are part of compiled code, so copies of them cannot keep them cold: use --cache flush"
             )
         return "; ".join(reason for reason in reasons if reason) or None
 

@@ -216,7 +216,7 @@ def named(text: str, field: str) -> Device:
         return _device_of(begin[0])
     if begin:
         listed = ", ".join(begin[:4]) + (" ..." if len(begin) > 4 else "")
-        raise FFNError(f"{field}: {shown(text)} is the beginning of {listed}", "type more of the name")
+        raise FFNError(f"{field}: {shown(text)} is the beginning of {listed}", "type a longer part of the name")
     otherwise = f"for example h100, mi300x, rtx-4090 or tpu-v5e; {field} list shows all"
     raise FFNError(f"{field}: unknown device {shown(text)}", did_you_mean(text, [*typed], otherwise))
 

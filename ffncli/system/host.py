@@ -341,7 +341,7 @@ def _locked(firsts: Sequence[int], needed: int, folder: Path, locks: ExitStack) 
             continue
         cpus.append(cpu)
     if len(cpus) < needed:
-        why = f"{needed} cores are needed and {len(cpus)} are free: other slots of ffn bench have the rest"
+        why = f"{needed} cores are needed and {len(cpus)} are free: other slots of ffn bench use the others"
         raise FFNError(why, "use fewer --slots or --threads", ExitCode.ENVIRONMENT)
     return cpus
 

@@ -176,7 +176,7 @@ def test_frozen_weights_cannot_be_cold():
     refusal = built_in("frozen").refusal(block, "cpu", "fp32", "forward", 1, True)
     assert (
         refusal
-        == "its weights are in compiled code, one copy of them, so copies cannot keep them cold: --cache flush can"
+        == "its weights are part of compiled code, so copies of them cannot keep them cold: use --cache flush"
     )
     assert "runs on a CPU only" in (built_in("frozen").refusal(block, "cuda", "fp32") or "")
 
@@ -219,5 +219,5 @@ def test_what_gemv_is_for():
     assert (kernel.compiles, kernel.most_tokens, kernel.trains) == (True, 1, False)
     assert kernel.refusal(block, "cpu", "fp32") is None  # it computes any number
     assert kernel.refusal(block, "cpu", "fp32", tokens=1) is None
-    assert kernel.refusal(block, "cpu", "fp32", tokens=2) == "is for 1 token at most"
+    assert kernel.refusal(block, "cpu", "fp32", tokens=2) == "is meant for at most 1 token"
     assert kernel.refusal(block, "cuda", "fp32", tokens=1).startswith("runs on a CPU only")
