@@ -175,8 +175,7 @@ def test_frozen_weights_cannot_be_cold():
     block, _ = block_of(GATED["gated"], torch.float32)
     refusal = built_in("frozen").refusal(block, "cpu", "fp32", "forward", 1, True)
     assert (
-        refusal
-        == "its weights are part of compiled code, so copies of them cannot keep them cold: use --cache flush"
+        refusal == "its weights are part of compiled code, so copies of them cannot keep them cold: use --cache flush"
     )
     assert "runs on a CPU only" in (built_in("frozen").refusal(block, "cuda", "fp32") or "")
 
