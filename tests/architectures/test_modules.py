@@ -358,5 +358,5 @@ def test_only_a_misspelling_is_taken_for_another_type(name: str, near: str) -> N
     with pytest.raises(FFNError) as refused:
         _read({"model_type": name, "hidden_size": 16}, name)
     assert refused.value.message == f"{name}/config.json: model_type '{name}' is not known"
-    wanted = f"did you mean '{near}'" if near else "give its tensors (a directory or .safetensors file)"
+    wanted = f"did you mean '{near}'" if near else "give the model's tensors (a directory or .safetensors file)"
     assert refused.value.hint.startswith(wanted)

@@ -54,6 +54,6 @@ def _model(source: str, seed: int) -> Resolved:
     if lacking := [
         words for name, words in _NEEDED.items() if name in resolved.model.unknown and not resolved.model.refused
     ]:
-        what = f"{shown(resolved.source)} does not say {' and '.join(lacking)}, so it cannot be run"
+        what = f"{shown(resolved.source)} does not specify {' and '.join(lacking)}, so it cannot be run"
         raise FFNError(what, "add it to its config.json; `ffn trace` has options for it")
     return resolved

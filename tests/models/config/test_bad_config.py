@@ -88,8 +88,8 @@ def test_more_layers_than_any_model_has(layers: int, call, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("value", "says"),
-    [("lama", "did you mean 'llama'"), ("foo", "give its tensors"), ("", "''"), (5, "a string, got 5"), ([], "got []"),
-     (True, "got True"), ("\x1b[31m", r"\x1b[31m")],
+    [("lama", "did you mean 'llama'"), ("foo", "give the model's tensors"), ("", "''"), (5, "a string, got 5"),
+     ([], "got []"), (True, "got True"), ("\x1b[31m", r"\x1b[31m")],
 )  # fmt: skip
 def test_a_family_that_is_not_known(value: object, says: str, call, tmp_path: Path):
     expect_refusal(call("params", folder(tmp_path, {**LLAMA, "model_type": value})), "config.json", "model_type", says)

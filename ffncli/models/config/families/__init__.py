@@ -1,6 +1,6 @@
-"""The model families, one row each: what its config fields mean, and what its code fixes.
+"""The model families, with one row each: the meaning of its config fields, and what its code fixes.
 
-There is one file of rows per kind of model. Facts: transformers 5.23, `configuration_*.py` and `modeling_*.py`.
+Each kind of model has its own file of rows. Facts: transformers 5.23, `configuration_*.py` and `modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **decoders.PAIRS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS, **routers.EXPERTS, **routers.ROWS, **encoders.MEDIA,
 }  # fmt: skip
-# model_type → why its blocks cannot be described
+# model_type → the reason why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **encoders.REFUSED}
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
 
 def family_of(model_type: object) -> Family | None:
-    """The row of a config's model_type, or None if it is unknown (or not a string)."""
+    """Return the row for a config's model_type; None if it is unknown or not a string."""
     return FAMILIES.get(BY_TYPE.get(model_type, "")) if isinstance(model_type, str) else None

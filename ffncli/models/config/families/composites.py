@@ -1,6 +1,8 @@
-"""Composites: models of several towers. Which text model a `text_config` means, and text towers with rows of their own.
+"""Composites, which are models with several towers: the text model that a `text_config` means, and text towers with
+rows of their own.
 
-Most contain a model that has a row elsewhere and need none here. Vision and audio towers are not counted.
+Most composites contain a model that has a row elsewhere, so they need no row here. Vision and audio towers are not
+counted.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from ffncli.models.config.families import encoders
 from ffncli.models.config.family import Extra, Family, Stack, silu
 from ffncli.models.files.strict_json import Fields
 
-# The model type of a text_config without one (transformers' defaults): model type → composites.
+# The model type of a text_config that does not state one (transformers' defaults): model type → composites.
 _TEXT_TOWERS = {
     "bert": "grounding-dino mm-grounding-dino",
     "bart": "rag",
@@ -57,7 +59,7 @@ _TEXT_TOWERS = {
     "t5gemma2_text": "t5gemma2_encoder",
     "ultrabert": "ultravbert",
 }
-# Composites whose text model has the same name.
+# Composites whose text model has the composite's name plus this ending.
 _ENDING = {
     "_text": (
         "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 ernie4_5_vl_moe gemma3 gemma3n gemma4 "
@@ -81,19 +83,19 @@ REFUSED: Mapping[str, str] = dict.fromkeys(
 
 
 def _mllama(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """In layers that attend to the image a learned gate scales the FFN's output: the block ends before it."""
+    """Layers that attend to the image scale the FFN's output by a learned gate; their block ends before the gate."""
     listed = config.get("cross_attention_layers", None) is not None
     crossed = config.integers("cross_attention_layers") if listed else (3, 8, 13, 18, 23, 28, 33, 38)
     return lambda i: {"residual": False} if i in crossed else {}
 
 
 def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Every transformer of a Byte Latent Transformer has its own config; the patcher may be absent."""
+    """Read a Byte Latent Transformer, in which every transformer has its own config; the patcher may be absent."""
     if stack.name == "patcher" and not config.flag("patch_in_forward", True):
         return lambda i: None
     part = config.inside(f"{stack.name}_config")
     d_model = part.integer("hidden_size")
-    computed = {"default": int(8 * d_model / 3)} if stack.name == "encoder" else {}  # the others have a default number
+    computed = {"default": int(8 * d_model / 3)} if stack.name == "encoder" else {}  # other parts have a constant
     extra = {
         "d_model": d_model, "d_ff": part.integer("intermediate_size", **computed),
         "activation": part.text("hidden_act", "silu"), "norm_eps": part.number("rms_norm_eps", 1e-5),
@@ -102,7 +104,7 @@ def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
 
 
 _BERT, _CLIP = encoders.ROWS["bert"], encoders.ROWS["clip_text_model"]
-# Relatives of CLIP and BERT: the text half of models that compare text with another medium.
+# Relatives of CLIP and BERT: the text tower of models that compare text with another medium.
 _TEXT_ENCODERS = {
     "align_text_model": replace(_BERT, aliases=("blip_text_model", "chinese_clip_text_model", "clap_text_model")),
     "altclip_text_model": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=("bridgetower_text_model",)),
@@ -135,7 +137,7 @@ ROWS: Mapping[str, Family] = {
     "kosmos_2_text_model": Family(
         gated=False, d_model="embed_dim|hidden_size", d_ff="ffn_dim", activation="activation_function",
         default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-5),
-        adjust=lambda config: {"sub_norm": True},  # a norm over d_ff, as BitNet's
+        adjust=lambda config: {"sub_norm": True},  # a norm over d_ff, as in BitNet
         stacks=(Stack(layers="layers|num_hidden_layers"),), aliases=("kosmos_2_5_text_model",),
     ),
     "mllama_text_model": silu(1e-5, layer=_mllama),
@@ -148,6 +150,6 @@ ROWS: Mapping[str, Family] = {
         stacks=(Stack(layers="num_layers|num_hidden_layers"),),
     ),
     "phi4_multimodal": silu(1e-5),
-    # Between norm and FFN the delay's embedding scales every feature: the row describes only the FFN.
+    # The delay's embedding scales every feature between norm and FFN, so the row describes only the FFN.
     "voxtral_realtime_text": silu(norm="none", adjust=lambda config: {"residual": False}),
 }  # fmt: skip

@@ -1,5 +1,5 @@
-"""Dense decoders, one stack of equal layers (ROWS), and encoder-decoders, two stacks, each with its own depth and often
-its own d_ff (PAIRS).
+"""Dense decoders, with one stack of equal layers (ROWS), and encoder-decoders, with two stacks that each have their own
+depth and often their own d_ff (PAIRS).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _opt(config: Fields) -> Extra:
 
 
 def _gemma1(config: Fields) -> Extra:
-    # Early Gemma-1 configs say "gelu" but mean the tanh form: the weights were trained with it.
+    # Early Gemma-1 configs say "gelu", but the weights were trained with the tanh form.
     name = config.text("hidden_activation|hidden_act", "gelu_tanh")
     return {"activation": "gelu_tanh" if name == "gelu" else name}
 
@@ -48,7 +48,7 @@ def _falcon(config: Fields) -> Extra:
 
 
 def _bloom(config: Fields) -> Extra:
-    why = "its residual takes the norm's output, as in no known BLOOM checkpoint"
+    why = "its residual would add to the norm's output, unlike in any known BLOOM checkpoint"
     only(config, "apply_residual_connection_post_layernorm", False, why)
     return {"activation": "gelu_tanh"}
 
@@ -59,7 +59,7 @@ def _hyperclovax(config: Fields) -> Extra:
 
 
 def _minicpm3(config: Fields) -> Extra:
-    # scale_depth is null where the model was trained without it; its absence means 1.4.
+    # scale_depth is null if the model was trained without it; if it is absent, it is 1.4.
     if "scale_depth" in config.values and config.values["scale_depth"] is None:
         return {}
     return {"residual_scale": config.number("scale_depth", 1.4) / sqrt(config.integer("num_hidden_layers"))}
@@ -67,11 +67,11 @@ def _minicpm3(config: Fields) -> Extra:
 
 def _doge(config: Fields) -> Extra:
     only(config, "is_moe", False, "its experts are rows of an embedding, selected by product keys")
-    return {"residual": False}  # it adds w ⊙ x, with a weight per feature: the block ends before that
+    return {"residual": False}  # it adds w ⊙ x, with a weight per feature; the block ends before this sum
 
 
 def _gemma3n(config: Fields) -> Extra:
-    # If the pattern is missing, the first ten layers are sparse, unless there are no more than ten.
+    # If the pattern is missing, the first ten layers are sparse, unless the model has at most ten layers.
     name, layers = "activation_sparsity_pattern", config.integer("num_hidden_layers")
     pattern = config.get(name, [0.0] * layers if layers <= 10 else REQUIRED, "a share per layer")
     for share in pattern if isinstance(pattern, list) else [pattern]:
@@ -87,7 +87,7 @@ def _gemma4(config: Fields) -> Extra:
 
 
 def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """The layers that reuse the keys and values of earlier ones may be twice as wide."""
+    """Layers that reuse keys and values of earlier layers may be twice as wide."""
     layers = config.integer("num_hidden_layers")
     first = layers - config.integer("num_kv_shared_layers", 0, low=0)
     wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
@@ -95,7 +95,7 @@ def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None
 
 
 def _branch_if(flag: str) -> Callable[[Fields], Extra]:
-    """The norm's place is after the FFN if the config's flag says so, else before it."""
+    """Place the norm after the FFN if the config's flag says so, else before it."""
     return lambda config: {"norm_position": "branch" if config.flag(flag, False) else "pre"}
 
 
@@ -105,9 +105,9 @@ def _stablelm(config: Fields) -> Extra:
 
 
 def _mpt(config: Fields) -> Extra:
-    # transformers reads neither field, MPT's own code does: the answer is clear only if both agree.
+    # transformers reads neither field, but MPT's own code reads both; we accept only values for which they agree.
     if (ratio := config.get("expansion_ratio", 4)) != 4:
-        raise not_covered(config, "expansion_ratio", ratio, "transformers always runs 4")
+        raise not_covered(config, "expansion_ratio", ratio, "transformers always uses 4")
     only(config, "no_bias", True, "transformers always runs without biases")
     return {"activation": "gelu", "norm_bias": False}
 
@@ -118,11 +118,11 @@ def _neox_japanese(config: Fields) -> Extra:
 
 def _openai_gpt(config: Fields) -> Extra:
     name = config.text("afn", "gelu")
-    return {"activation": "gelu_tanh" if name == "gelu" else name}  # its "gelu" is the tanh one
+    return {"activation": "gelu_tanh" if name == "gelu" else name}  # its "gelu" is the tanh form
 
 
 def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
-    """The field holds the width of gate and up together."""
+    """Read a field that holds the total width of gate and up."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
         both = config.integer(name, default)
@@ -138,8 +138,8 @@ def _qwen(config: Fields) -> Extra:
 
 
 def _chatglm(config: Fields) -> Extra:
-    # The first ChatGLM has other fields (inner_hidden_size) and no gate: a config without ffn_hidden_size is refused.
-    why = "its residual takes the norm's output, as in no known ChatGLM checkpoint"
+    # The first ChatGLM has other fields (inner_hidden_size) and no gate; a config without ffn_hidden_size is refused.
+    why = "its residual would add to the norm's output, unlike in any known ChatGLM checkpoint"
     only(config, "apply_residual_connection_post_layernorm", False, why)
     return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
 
@@ -148,7 +148,7 @@ def _reformer(config: Fields) -> Extra:
     kinds, layers = config.get("attn_layers", None), config.integer("num_hidden_layers")
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
         raise config.wrong("attn_layers", kinds, f"one name per layer ({layers})")
-    return {"residual": False}  # reversible: it adds to the other of two streams, not to the FFN's input
+    return {"residual": False}  # reversible: the output is added to the other of two streams, not to the FFN's input
 
 
 def _xlm(config: Fields) -> dict[str, Any]:
@@ -160,12 +160,12 @@ def _flaubert(config: Fields) -> Extra:
 
 
 def _cycles(names: Sequence[tuple[str, int]]) -> Callable[[Fields], int]:
-    """HRM runs its stacks in nested cycles: the low one H_cycles × L_cycles times, the high one H_cycles times."""
+    """Count the runs of HRM's nested stacks: the low stack H_cycles × L_cycles times, the high stack H_cycles times."""
     return lambda config: prod(config.integer(name, default) for name, default in names)
 
 
 def _plain(activation: str | None, default: str = REQUIRED, **fields: Any) -> Family:
-    """GPT's block: no gate, biases, LayerNorm before it."""
+    """Build the row for GPT's block: no gate, with biases, LayerNorm before it."""
     defaults: dict[str, Any] = {"bias": True, "norm": "layernorm", "eps": LAYER_NORM_EPS}
     return Family(gated=False, activation=activation, default_activation=default, **defaults | fields)
 
@@ -174,7 +174,7 @@ _PARALLEL: dict[str, Any] = {"parallel": True, "shared_norm": True}
 _MLP_BIAS = ("mlp_bias", False)
 _PER_STACK = "num_layers_per_stack|num_hidden_layers"
 _N_EMBD, _D_MODEL = "n_embd|hidden_size", "d_model|hidden_size"
-_BY_CODE = (None, 1e-5)  # the code fixes the eps, not the config
+_BY_CODE = (None, 1e-5)  # the code fixes eps and ignores the config
 _GEMMA = Family(
     activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"
 )
@@ -291,16 +291,16 @@ _GEMMAS = {
         _GEMMA, norm_weight="plain", adjust=_gemma4, layer=_gemma4_widths, aliases=("gemma4_unified_text",)
     ),
 }  # fmt: skip
-# Remote code, not in transformers: from published configs, checked against published totals.
+# Remote code that is not in transformers: rows from published configs, checked against published totals.
 _REMOTE = {
     "baichuan": silu(),
-    "internlm2": silu(),  # its `bias` is the attention's
+    "internlm2": silu(),  # its `bias` applies to the attention
     "chatglm": Family(
         d_ff="ffn_hidden_size", activation=None, bias=("add_bias_linear", False), eps=("layernorm_epsilon", 1e-5),
         adjust=_chatglm,
     ),
     "qwen": Family(activation=None, eps=("layer_norm_epsilon", 1e-6), adjust=_qwen, layer=_both("intermediate_size")),
-    # Falcon before it came to transformers; 40B has two norms.
+    # Falcon before it was added to transformers; 40B has two norms.
     "RefinedWeb": replace(_GPT["falcon"], adjust=lambda config: {"parallel": True, "shared_norm": False}),
     "RefinedWebModel": _GPT["falcon"],
 }  # fmt: skip
@@ -310,9 +310,9 @@ ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS, **_REMOTE}
 def _t5(config: Fields) -> Extra:
     newer = config.values.get("model_type") in ("mt5", "umt5")
     form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
-    # T5 v1.1 means the tanh approximation by gated-gelu (transformers' T5Config turns it into gelu_new).
+    # By gated-gelu, T5 v1.1 means the tanh form (transformers' T5Config turns it into gelu_new).
     name = "gelu_tanh" if form == "gated-gelu" else form.removeprefix("gated-")
-    # Newer files also spell out what follows from it; if the two differ, transformers uses the spelled-out fields.
+    # Newer files also state the fields that follow from it; if they differ, transformers uses these fields.
     gated = config.flag("is_gated_act", form.startswith("gated-"))
     return {"gated": gated, "activation": config.text("dense_act_fn", name), "bias": False}
 
@@ -331,7 +331,7 @@ def _block_sizes(config: Fields) -> tuple[int, ...]:
 
 
 def _funnel_runs(config: Fields) -> tuple[int, ...]:
-    """How often each encoder layer runs: as often as its block's entry in block_repeats."""
+    """Return the number of runs of each encoder layer, which is its block's entry in block_repeats."""
     sizes = _block_sizes(config)
     repeats = config.integers("block_repeats") or (1,) * len(sizes)
     if len(repeats) != len(sizes) or min(repeats) < 1:
@@ -340,7 +340,7 @@ def _funnel_runs(config: Fields) -> tuple[int, ...]:
 
 
 def _funnel_layer(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    # Some of its models have only the encoder, yet their configs count decoder layers.
+    # Some Funnel models have only the encoder, although their configs count decoder layers.
     made = config.get("architectures", [])
     short = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")
     ends = isinstance(made, list) and bool(made) and all(name in short for name in made)
@@ -348,10 +348,11 @@ def _funnel_layer(config: Fields, stack: Stack) -> Callable[[int], Extra | None]
 
 
 def _switch_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Layer 1 and every `step`-th after it; newer files have a field for the step, older ones imply it."""
+    """Select layer 1 and every `step`-th layer after it. Newer files have a field for the step; in older files, it
+    follows from other fields."""
     depth = config.integer("num_layers" if stack.name == "encoder" else "num_decoder_layers")
     sparse = config.integer(f"num_sparse_{stack.name}_layers", 3, low=0)
-    # Without sparse layers the step is the depth; transformers still makes one layer sparse, layer 1.
+    # Without sparse layers, the step is the depth; transformers then still makes layer 1 sparse.
     step = config.integer(f"{stack.name}_sparse_step", depth // sparse if sparse else depth, low=0)
     return lambda i: step == 1 or (step > 0 and i % step == 1)
 
@@ -367,19 +368,21 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _switch_routing(config: Fields) -> Extra:
-    """One expert by its probability. A capacity that drops tokens depends on all tokens and is not modelled."""
-    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is")
+    """Choose one expert, weighted by its probability. The capacity, which drops tokens, depends on all tokens and is
+    not modelled."""
+    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 
 
 def _nllb_routing(config: Fields) -> Extra:
-    """Two experts, renormalised; in evaluation their outputs shrink by the share that training drops.
+    """Choose two experts with renormalised weights; in evaluation, their outputs shrink by the share that training
+    drops.
 
-    transformers 5.23 encodes the choice twice and so sends every first choice to expert 1, every second one to
-    expert 0; here the router's weights decide.
+    transformers 5.23 encodes the choice twice, so it sends every first choice to expert 1 and every second choice to
+    expert 0; here, the router's weights decide.
     """
-    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is")
-    only(config, "second_expert_policy", "all", "the second expert would be chosen at random; only all is")
+    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
+    only(config, "second_expert_policy", "all", "the second expert would be chosen at random; only all is covered")
     kept = 1 - config.number("moe_token_dropout", 0.2)
     return {"top_k": 2, "scale": kept, "router_bias": config.flag("router_bias", False)}
 
@@ -438,7 +441,7 @@ PAIRS: Mapping[str, Family] = {
     "switch_transformers": Family(
         gated=False, d_model="d_model|hidden_size", d_ff="d_ff", activation="dense_act_fn", default_activation="relu",
         eps=("layer_norm_epsilon", 1e-6),
-        # A missing layer count means 12 here, a null one means num_layers.
+        # If the layer count is missing, it is 12; if it is null, it is num_layers.
         stacks=(Stack("encoder", "num_layers"), Stack("decoder", "num_decoder_layers")),
         moe=MoEFields(d_ff="d_ff", layers=_switch_layers, routing=_switch_routing),
     ),

@@ -1,7 +1,8 @@
-"""Encoders: BERT and its relatives, vision transformers (ROWS); text towers with blocks of their own, of models that
-also hear, speak, see or read documents (MEDIA).
+"""Encoders: BERT and its relatives, vision transformers (ROWS), and text towers with blocks of their own in models that
+also process sound, images or documents (MEDIA).
 
-Towers whose blocks are another family's are aliases there. Decoders of audio codes read tokens too, and are in MEDIA.
+Towers whose blocks equal another family's blocks are aliases of that family. Decoders of audio codes also read tokens,
+so they are in MEDIA.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ _ENCODER = (Stack("encoder"),)
 
 
 def _albert_runs(config: Fields) -> tuple[int, ...]:
-    """How often each stored layer runs: the depth is divided among the groups, and each group runs as a whole."""
+    """Return the number of runs of each stored layer: the depth is divided among the groups, and each group runs as a
+    whole."""
     depth, groups = config.integer("num_hidden_layers", high=10_000), config.integer("num_hidden_groups", 1)
     often = Counter(int(i / (depth / groups)) for i in range(depth))
     inner = config.integer("inner_group_num", 1)
-    return tuple(often[i // inner] for i in range(groups * inner))  # as many as `stacks` counts
+    return tuple(often[i // inner] for i in range(groups * inner))  # as many as in `stacks`
 
 
 def _mobilebert(config: Fields) -> Extra:
     why = "its norms would differ within one layer; published MobileBERTs have no_norm"
     only(config, "normalization_type", "no_norm", why)
-    # "no_norm" is x ⊙ weight + bias after the residual, not a norm: the row describes the FFN between the two.
+    # "no_norm" is x ⊙ weight + bias after the residual, not a norm, so the row describes the FFN between two of them.
     width = "intra_bottleneck_size" if config.flag("use_bottleneck", True) else "hidden_size"
-    d_model = config.integer("true_hidden_size", config.integer(width))  # what the code reads, where a file has it
+    d_model = config.integer("true_hidden_size", config.integer(width))  # read by the code if present
     return {"norm": "none", "residual": False, "d_model": d_model}
 
 
 def _ungrouped(*fields: str, default: Any = REQUIRED) -> Callable[[Fields], Extra]:
-    """Refuses grouped (block-diagonal) projections, which Linear cannot express."""
+    """Build a check that refuses grouped (block-diagonal) projections, which Linear cannot express."""
 
     def adjust(config: Fields) -> Extra:
         why = "a projection in groups is a block-diagonal matrix, which no step of a block can express"
@@ -49,12 +51,12 @@ def _ungrouped(*fields: str, default: Any = REQUIRED) -> Callable[[Fields], Extr
 
 
 def _ibert(config: Fields) -> Extra:
-    only(config, "quant_mode", False, "its FFN then computes in integers")
+    only(config, "quant_mode", False, "its FFN would compute in integers")
     return {}
 
 
 def _xmod(config: Fields) -> Extra:
-    # A language's adapter is between residual and norm, and may use that same norm: it does not belong to the FFN.
+    # A language's adapter is between residual and norm, and may use the same norm; it does not belong to the FFN.
     pre = config.flag("pre_norm", False)
     reused = config.flag("adapter_reuse_layer_norm", True) and not config.flag("adapter_layer_norm", False)
     return {"norm": "layernorm" if pre else "none", "shared_norm": pre and reused}
@@ -74,7 +76,8 @@ def _perceiver(config: Fields) -> Extra:
 
 
 def _perceiver_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Widths are factors of the latents'; the decoder's queries are as wide as the embeddings, its factor is 1."""
+    """Read the widths, which are multiples of the latents' width; the decoder's queries are as wide as the embeddings,
+    with a factor of 1."""
     decoder = stack.name == "decoder"
     d_model = config.integer("d_model" if decoder else "d_latents")
     widening: int = 1 if decoder else config.integer(f"{stack.name}_attention_widening_factor", 1)
@@ -153,13 +156,13 @@ _RECURRENT = "its text side is a recurrent network: no FFN reads its tokens"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"), _CONVOLVED),
     **dict.fromkeys(("nemotron3_5_asr", "nemotron_asr_streaming", "parakeet_rnnt", "parakeet_tdt"), _RECURRENT),
-    "inkling_audio": "it embeds audio tokens: it has no layers, so no FFN",
+    "inkling_audio": "it only embeds audio tokens: it has no layers and thus no FFN",
     "moshi_depth": "every codebook's position has FFN weights of its own",
 }
 
 
 def _bark(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Its own GELU; the norms of its causal models have a bias where their projections do."""
+    """Read Bark's blocks, which use its own GELU; in its causal models, norms have a bias if projections do."""
     fine = config.values.get("model_type") == "fine_acoustics"
     return lambda i: {"activation": "gelu", "norm_bias": fine or config.flag("bias", True)}
 
@@ -170,7 +173,7 @@ def _csm(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _moonshine(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """A plain encoder, a gated decoder."""
+    """Read a plain encoder and a gated decoder."""
     if stack.name == "encoder":
         plain = {"gated": False, "activation": config.text("encoder_hidden_act", "gelu")}
         return lambda i: plain
@@ -199,7 +202,7 @@ MEDIA: Mapping[str, Family] = {
     "canary_decoder": _ASR,
     "canine": replace(
         ROWS["bert"], aliases=(),
-        stacks=(  # one layer over characters before the deep encoder, one after it
+        stacks=(  # one layer over characters before the deep encoder, and one layer after it
             Stack("initial_char_encoder", lambda config: 1), Stack("encoder"),
             Stack("final_char_encoder", lambda config: 1),
         ),
@@ -219,7 +222,7 @@ MEDIA: Mapping[str, Family] = {
     "dia_encoder": Family(default_activation="silu", eps=("norm_eps", 1e-5), stacks=(Stack("encoder"),)),
     "evolla": silu(1e-5, bias=("mlp_bias", False)),
     "higgs_audio_v2": silu(1e-5, bias=("mlp_bias", False)),
-    # A learned gate scales the FFN's output in layers that attend to the image: the block ends before it.
+    # Layers that attend to the image scale the FFN's output by a learned gate; their block ends before the gate.
     "idefics": silu(
         layer=lambda config, stack: lambda i: {"residual": False} if stack.name == "cross" else {},
         stacks=(
@@ -241,7 +244,7 @@ MEDIA: Mapping[str, Family] = {
         stacks=(Stack("encoder", "encoder_num_hidden_layers"),
                 Stack("decoder", "decoder_num_hidden_layers|num_hidden_layers")),
     ),
-    # Its encoder is another tower's config; the decoder alone reads tokens.
+    # Its encoder has another tower's config; only the decoder reads tokens.
     "moonshine_streaming": replace(_MOONSHINE, activation="hidden_act", default_activation="silu",
                                    adjust=lambda config: {"norm_bias": False}),
     "gradium_phonon_tts": _TTS,

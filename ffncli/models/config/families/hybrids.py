@@ -1,4 +1,5 @@
-"""Hybrids: stacks in which only some layers have an FFN, or layers differ in width (Mamba next to attention, ...)."""
+"""Hybrids: stacks in which some layers have no FFN, or in which layers have different widths (Mamba next to attention,
+...)."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ REFUSED: Mapping[str, str] = {
 }
 
 _PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-_FIRST = ["linear_attention", "linear_attention", "hybrid"]  # for a Zamba config that does not name its layers
+_FIRST = ["linear_attention", "linear_attention", "hybrid"]  # for Zamba configs that do not name their layers
 
 
 def _kinds(config: Fields, default: Sequence[str]) -> list[str]:
-    """What each layer is, in the config's words, which has two names: they must not differ."""
+    """Return the kind of each layer in the config's words. The field has two names, whose values must not differ."""
     kinds, other = config.get("layers_block_type|layer_types", None), config.get("layer_types", None)
     if other is not None and other != kinds:
         raise config.wrong("layer_types", other, f"the same as layers_block_type ({shown(kinds)})")
@@ -32,7 +33,8 @@ def _kinds(config: Fields, default: Sequence[str]) -> list[str]:
 
 
 def _multipliers(config: Fields) -> Extra:
-    """Falcon-H1's two numbers: one multiplies the gate, inside the activation; the other the block's output."""
+    """Read Falcon-H1's two factors: the first multiplies the gate inside the activation, the second multiplies the
+    block's output."""
     pair = config.get("mlp_multipliers", [1.0, 1.0])
     if type(pair) is not list or len(pair) != 2 or any(type(v) not in (int, float) for v in pair):
         raise config.wrong("mlp_multipliers", pair, "two numbers")
@@ -40,7 +42,7 @@ def _multipliers(config: Fields) -> Extra:
 
 
 def _granite_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """A model without experts has only the shared MLP in every layer (Granite 4.0 H-Micro)."""
+    """Return whether layers have experts; without them, layers have only the shared MLP (Granite 4.0 H-Micro)."""
     some = config.integer("num_local_experts|num_experts", 8, low=0) > 0
     return lambda i: some
 
@@ -53,13 +55,14 @@ def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _lfm2(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """d_ff is two thirds of the config's value, times a factor, rounded up: Llama's rule, with 4·d in the config."""
+    """Compute d_ff as two thirds of the config's value, times a factor, rounded up: Llama's rule, for which the config
+    states 4·d."""
     width = config.integer("block_ff_dim|intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return lambda i: {"d_ff": width}
     width = int(2 * width / 3)
     factor = "block_ffn_dim_multiplier"
-    if not (factor in config.values and config.values[factor] is None):  # null: neither factor nor rounding
+    if not (factor in config.values and config.values[factor] is None):  # null: no factor and no rounding
         multiple = config.integer("block_multiple_of", 256)
         width = -(int(config.number(factor, 1.0) * width) // -multiple) * multiple
     return lambda i: {"d_ff": width}
@@ -83,7 +86,8 @@ def _lfm3(config: Fields) -> Extra:
 
 
 def _nemotron_kinds(config: Fields) -> list[str]:
-    """A layer is a mixer, an MLP or a mixture of experts, with one norm and one residual; lists override patterns."""
+    """Return the kind of each layer: a mixer, an MLP or a mixture of experts, each with one norm and one residual.
+    Lists take precedence over patterns."""
     pattern = config.text("hybrid_override_pattern", "ME*-")
     if not set(pattern) <= set(_PATTERN):
         raise config.wrong("hybrid_override_pattern", pattern, f"made of {' '.join(_PATTERN)}")
@@ -103,7 +107,7 @@ def _nemotron_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _nemotron_routing(config: Fields) -> Extra:
-    # The shared expert has one width for any n_shared_experts.
+    # The shared expert has one width, whatever n_shared_experts says.
     routing = {
         "score": "sigmoid", "correction": True, "group_best": 2, "groups": config.integer("n_group", 1),
         "top_groups": config.integer("topk_group", 1), "renormalise": config.flag("norm_topk_prob", True),
@@ -117,7 +121,8 @@ def _nemotron_routing(config: Fields) -> Extra:
 
 
 def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Layers with attention have OLMo-2's norm on the branch, linear-attention layers Llama's norm before it."""
+    """Place the norm: on the branch (OLMo-2) in layers with attention, before the block (Llama) in layers with linear
+    attention."""
     count = config.integer("num_hidden_layers")
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
     kinds = _kinds(config, every_fourth)
@@ -128,7 +133,7 @@ def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _half(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """RecurrentGemma's intermediate_size is the width of gate and up together."""
+    """Read RecurrentGemma's intermediate_size, which is the total width of gate and up."""
     both = config.integer("intermediate_size", low=2)
     return lambda i: {"d_ff": both // 2}
 
@@ -141,7 +146,7 @@ def _xlstm(config: Fields) -> Extra:
 
 
 def _zamba_runs(config: Fields) -> int:
-    """One FFN is stored; every hybrid layer runs it."""
+    """Count the hybrid layers, all of which run the one stored FFN."""
     period, offset = config.integer("attn_layer_period", 6), config.integer("attn_layer_offset", 4, low=0)
     count = config.integer("num_hidden_layers", low=3, high=10_000)
     rest = ["hybrid" if i % period == offset else "linear_attention" for i in range(count - 3)]
@@ -150,7 +155,9 @@ def _zamba_runs(config: Fields) -> int:
 
 def _zamba_stored(config: Fields) -> int:
     if not _zamba_runs(config):
-        raise FFNError(f"{config.where}: layers_block_type has no hybrid layer", "only those run the shared FFN")
+        raise FFNError(
+            f"{config.where}: layers_block_type has no hybrid layer", "only hybrid layers run the shared FFN"
+        )
     return 1
 
 
@@ -194,7 +201,7 @@ ROWS: Mapping[str, Family] = {
         d_ff=None, activation=None, bias=("use_bias", False),
         eps=("norm_eps", 1e-6), adjust=_xlstm, stacks=(Stack("decoder", "num_hidden_layers|num_blocks"),),
     ),
-    # The FFN's output leaves through a projection to the mixer's input: there is no residual around it.
+    # The FFN's output passes through a projection to the mixer's input, so there is no residual around the FFN.
     "zamba": Family(
         default_activation="gelu", eps=("rms_norm_eps", 1e-5), runs=_zamba_runs,
         stacks=(Stack("shared", _zamba_stored),), adjust=lambda config: {"residual": False},

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which layers have them, how tokens are routed, what runs next to them."""
+"""Mixtures of experts: the layers that have experts, the routing of tokens, and what runs next to the experts."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _ernie_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 def _ernie(config: Fields) -> Extra:
     if not 0 <= config.number("moe_norm_min", 1e-12) <= 1e-6:
-        only(config, "moe_norm_min", 1e-12, "a sum of scores that is kept from below by more than a rounding")
+        only(config, "moe_norm_min", 1e-12, "its minimum for the sum of scores is large enough to change results")
     return {"correction": True, **shared_count(2)(config)}
 
 
 def _ernie_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Its experts have two widths: of text tokens, then of image tokens."""
+    """Read the experts' width; the config lists two widths, for text tokens and for image tokens."""
     widths = config.integers("moe_intermediate_size") if config.get("moe_intermediate_size", None) else (1536, 512)
     sparse = named(_ernie_layers)(config, stack)
     return lambda i: {"d_ff": widths[0]} if sparse(i) else {}
@@ -65,7 +65,7 @@ def _deepseek_v2(config: Fields) -> Extra:
     agree(config, scoring_func="softmax")
     grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
     if not grouped_choice:
-        only(config, "topk_method", "greedy", "only greedy and group_limited_greedy are")
+        only(config, "topk_method", "greedy", "only greedy and group_limited_greedy are covered")
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
     why = "the implementations of deepseek_v2 disagree about it, and no published checkpoint uses it"
     only(config, "norm_topk_prob", False, why)
@@ -82,15 +82,15 @@ def _dots3(config: Fields) -> Extra:
 def _cohere2(config: Fields) -> Extra:
     sigmoid = config.text("expert_selection_fn", "softmax") == "sigmoid"
     if not sigmoid:
-        only(config, "expert_selection_fn", "softmax", "only softmax and sigmoid are")
+        only(config, "expert_selection_fn", "softmax", "only softmax and sigmoid are covered")
     if config.text("shared_expert_combination_strategy", "average") == "average":
-        # (experts + shared) / 2, which is experts / 2 + shared / 2 to the last bit
+        # equals experts / 2 + shared / 2 to the last bit
         half = {"scale": 0.5, "shared_scale": 0.5}
     else:
-        only(config, "shared_expert_combination_strategy", "sum", "only sum and average are")
+        only(config, "shared_expert_combination_strategy", "sum", "only sum and average are covered")
         half = {}
     shared = config.integer("num_shared_experts", 0, low=0)
-    # a sigmoid keeps the order of the logits, so it may also come before the choice
+    # a sigmoid keeps the order of the logits, so it may also be applied before the choice
     how = {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True)} if sigmoid else {}
     return {"order": "score_first" if sigmoid else "choose_first", "shared_experts": shared} | how | (
         half if shared else {}
@@ -101,13 +101,13 @@ def _dbrx(config: Fields) -> Extra:
     ffn = config.inside("ffn_config")
     null = "moe_normalize_expert_weights" in ffn.values and ffn.values["moe_normalize_expert_weights"] is None
     if not null and ffn.number("moe_normalize_expert_weights", 1.0) != 1:
-        only(ffn, "moe_normalize_expert_weights", 1.0, "only the 1-norm and null (none) are")
+        only(ffn, "moe_normalize_expert_weights", 1.0, "only the 1-norm and null (none) are covered")
     return {"renormalise": not null, "score_dtype": "input"}
 
 
 def _hunyuan(config: Fields) -> Extra:
     top_k = config.get(TOP_K)
-    if type(top_k) is list:  # one number per layer, the same in every published model
+    if type(top_k) is list:  # one number per layer; equal for all layers in every published model
         if not top_k or any(type(k) is not int or k != top_k[0] for k in top_k):
             raise config.wrong(TOP_K, top_k, "one number for all layers")
         top_k = top_k[0]
@@ -117,8 +117,8 @@ def _hunyuan(config: Fields) -> Extra:
 
 
 def _kolibri(config: Fields) -> Extra:
-    only(config, "norm_topk_prob", False, "only unnormalised sigmoid weights are")
-    # the correction is added to the logits, and the sigmoid is applied to the chosen ones
+    only(config, "norm_topk_prob", False, "only unnormalised sigmoid weights are covered")
+    # the correction is added to the logits, and the sigmoid is applied to the chosen logits
     return {
         "score": "sigmoid", "order": "choose_first", "correction": True, "renormalise": False, **shared_width(config)
     }  # fmt: skip
@@ -132,7 +132,7 @@ def _laguna(config: Fields) -> Extra:
 
 
 def _mistral4(renormalise: bool | None, score_dtype: str = "fp32") -> Routing:
-    """DeepSeek-V3's choice among groups, by the probabilities."""
+    """Build DeepSeek-V3's choice among groups, based on probabilities."""
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="softmax")
@@ -153,7 +153,7 @@ def _longcat(config: Fields) -> Extra:
 
 
 def _step_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """`moe_layers_enum` lists the layers with experts, also as one string: "3,4,5"."""
+    """Read the layers with experts from `moe_layers_enum`, which may also be a single string: "3,4,5"."""
     listed = config.get("moe_layers_enum", None)
     if listed is None:
         return lambda i: i >= 3
@@ -175,7 +175,7 @@ def _step_routing(config: Fields) -> Extra:
 
 
 def _unbiased(name: str) -> Routing:
-    """For code in which the flag adds biases to dense and shared MLPs, never to experts."""
+    """Build a check for code in which the flag adds biases to dense and shared MLPs, but not to experts."""
 
     def adjust(config: Fields) -> Extra:
         only(config, name, False, "its experts have no biases, but its other MLPs would")
@@ -199,7 +199,7 @@ def _cohere2_norm(config: Fields) -> Extra:
 def _limited(config: Fields) -> Extra:
     only(config, "hidden_act", "silu", "its experts always run silu")
     limits = hard_limits(config.number("swiglu_limit", 10.0))
-    return {"limits": limits, "residual": False}  # a hyper-connection adds it
+    return {"limits": limits, "residual": False}  # the output is added by a hyper-connection
 
 
 def _step(config: Fields) -> Extra:
@@ -212,7 +212,7 @@ _PREFIX_1 = named(after_prefix(1))
 ROWS: Mapping[str, Family] = {
     # softmax over all experts
     "mixtral": silu(1e-5, moe=MoEFields(d_ff="intermediate_size")),
-    # The residual takes the norm's output (times mlp_alpha_factor): the block ends before it.
+    # The residual takes the norm's output (times mlp_alpha_factor), so the block ends before the sum.
     "minimax": silu(1e-5, moe=MoEFields(d_ff="intermediate_size"), adjust=lambda config: {"residual": False}),
     "olmoe": silu(1e-5, moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
     "flex_olmo": silu(position="branch", moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
@@ -224,7 +224,7 @@ ROWS: Mapping[str, Family] = {
     "qwen3_5_moe_text": silu(
         norm_weight="one_plus", moe=MoEFields(routing=softmax(None, shared=True, gate=True)), aliases=("qwen3_5_moe",)
     ),
-    # Hyper-connections mix, normalise and add its streams: the block is the part between them.
+    # Hyper-connections mix, normalise and add its streams; the block is the part between them.
     "qwen4_exp_text": silu(
         norm="none", moe=MoEFields(routing=softmax(True, shared=True, gate=True)), aliases=("qwen4_exp",),
         adjust=lambda config: {"residual": False},
@@ -255,8 +255,8 @@ ROWS: Mapping[str, Family] = {
         )
         for name, dense in (("deepseek_ocr2_text", 0), ("unlimited_ocr_text", 1))
     },
-    # Each layer has two attentions with a dense MLP each. The experts read what the first MLP reads, and their output
-    # is added after the second.
+    # Each layer has two attentions, each with a dense MLP. The experts read the input of the first MLP, and their
+    # output is added after the second MLP.
     "longcat_flash": silu(
         1e-5, d_ff="ffn_hidden_size|intermediate_size",
         stacks=(Stack("decoder", "num_layers", kind="dense", times=2), Stack("experts", "num_layers", kind="moe")),
@@ -264,7 +264,7 @@ ROWS: Mapping[str, Family] = {
         moe=MoEFields("n_routed_experts|num_local_experts", "expert_ffn_hidden_size|moe_intermediate_size",
                       layers=lambda config, stack: lambda i: stack.kind == "moe", routing=_longcat),
     ),
-    # softmax over the chosen ones
+    # softmax over the chosen experts
     "gpt_oss": Family(
         activation=None, bias=True, eps=("rms_norm_eps", 1e-5), adjust=clamped,
         moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {
@@ -291,13 +291,13 @@ ROWS: Mapping[str, Family] = {
             "score": "sigmoid", "renormalise": False, "weigh": "input", "shared_experts": 1}),
     ),
     "kolibri1": silu(position="pre+branch", moe=MoEFields(routing=_kolibri)),
-    # sigmoid scores with a correction for the choice, DeepSeek-V3 and its relatives
+    # sigmoid scores with a correction that affects only the choice: DeepSeek-V3 and its relatives
     "deepseek_v3": silu(
         moe=MoEFields(layers=after_prefix(3), routing=corrected(2.5, (8, 4))),
-        aliases=("kimi_k2",),  # remote code; from its published config
+        aliases=("kimi_k2",),  # remote code; described by its published config
     ),
     "deepseek_v32": silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
-    # The norm of its branch is part of the experts' module: dense layers have none.
+    # The norm of its branch is part of the experts' module, so dense layers do not have it.
     "axk1": silu(
         layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch"}, {}),
         moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),
@@ -306,7 +306,7 @@ ROWS: Mapping[str, Family] = {
         layer=expert_limits(named(after_prefix(2))),
         moe=MoEFields(layers=named(after_prefix(2)), routing=corrected(2.5, (8, 4))),
     ),
-    "beam": silu(  # its residual is weighted by depth on both sides: the block ends before it
+    "beam": silu(  # its residual is weighted by depth on both sides; the block ends before the sum
         position="pre+branch", adjust=lambda config: {"residual": False},
         moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5, (8, 4), None)),
     ),

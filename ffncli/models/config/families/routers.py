@@ -1,6 +1,6 @@
-"""Mixtures whose routers do more than score and keep the best (ROWS): tables, shared experts in the sum, one choice at
-a time; and those whose experts differ from an FFN (EXPERTS): they work in a narrower space, between norms, or share a
-bias.
+"""Mixtures whose routers do more than score the experts and keep the best (ROWS): tables, shared experts in the
+weighted sum, choices one at a time. Also mixtures whose experts differ from an FFN (EXPERTS): they work in a narrower
+space, are surrounded by norms, or share a bias.
 
 Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`, `modeling_zaya.py`.
 """
@@ -28,7 +28,7 @@ from ffncli.models.config.family import (
 from ffncli.models.files.strict_json import Fields
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
-_TABLED = "hash_moe"  # DeepSeek-V4's name of a layer whose experts a table of token ids lists
+_TABLED = "hash_moe"  # DeepSeek-V4's name for layers whose experts are listed in a table of token ids
 
 
 def _score(config: Fields, default: str) -> str:
@@ -50,11 +50,12 @@ def _deepseek_v4(config: Fields) -> Extra:
 def _deepseek_v4_block(config: Fields) -> Extra:
     only(config, "mlp_bias", False, "its experts have no biases, but its shared expert would")
     limits = hard_limits(config.number("swiglu_limit", 10.0))
-    return {"limits": limits, "residual": False}  # four residual streams: the block ends before they are mixed
+    return {"limits": limits, "residual": False}  # four residual streams; the block ends before they are mixed
 
 
 def tabled_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Which layers of DeepSeek-V4 choose experts by token id: those that `mlp_layer_types` calls so, else the first."""
+    """Return which layers of DeepSeek-V4 choose experts by token id: those named so in `mlp_layer_types`, else the
+    first layers."""
     if config.get("mlp_layer_types", None) is None:
         first = config.integer("num_hash_layers", 3, low=0)
         return lambda i: i < first
@@ -74,7 +75,7 @@ def _inkling_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _inkling_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """With `dense_intermediate_size`, `intermediate_size` is the experts' width, whatever else the config has."""
+    """Read the experts' width, which is `intermediate_size` whenever the config has `dense_intermediate_size`."""
     if config.get("dense_intermediate_size", None) is None:
         return lambda i: {}
     config.pass_over("moe_intermediate_size")
@@ -83,7 +84,7 @@ def _inkling_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _inkling(config: Fields) -> Extra:
-    only(config, "shared_expert_sink", True, "its code always weighs the shared experts with the routed ones")
+    only(config, "shared_expert_sink", True, "its code always weighs shared and routed experts together")
     shared = config.integer("n_shared_experts", 2, low=1)
     return {
         "score": "sigmoid", "correction": True, "scale": config.number("route_scale", 8.0), "shared_experts": shared,
@@ -92,8 +93,8 @@ def _inkling(config: Fields) -> Extra:
 
 
 def _inkling_block(config: Fields) -> Extra:
-    config.pass_over("dense_mlp_idx")  # mlp_layer_types decides if it is given
-    return {"learned_scale": True, "residual": False}  # a convolution over the tokens comes before the residual
+    config.pass_over("dense_mlp_idx")  # mlp_layer_types decides if it is present
+    return {"learned_scale": True, "residual": False}  # the residual is added after a convolution over tokens
 
 
 def _inkling2(config: Fields) -> Extra:
@@ -105,19 +106,19 @@ def _inkling2(config: Fields) -> Extra:
 
 def _inkling2_block(config: Fields) -> Extra:
     gate, up = config.number("mlp_gate_softcap", 4.0), config.number("mlp_up_softcap", 25.0)
-    # a convolution over the tokens comes before the residual, and blocks of layers attend to each other
+    # the residual is added after a convolution over the tokens, and blocks of layers attend to each other
     return {"activation": "silu", "limits": Limits(gate_cap=gate, up_cap=up), "residual": False}
 
 
 def _phimoe(config: Fields) -> Extra:
     only(config, "num_experts_per_tok", 2, "its router always chooses two experts")
-    only(config, "input_jitter_noise", 0.0, "noise is for training")
+    only(config, "input_jitter_noise", 0.0, "noise is only for training")
     threshold = 2 * config.number("router_jitter_noise", 0.01)
     return {"order": "one_by_one", "renormalise": False, "score_dtype": "input", "threshold": threshold}
 
 
 def _zaya(config: Fields) -> Extra:
-    only(config, "num_experts_per_tok", 1, "its code takes one expert per token")
+    only(config, "num_experts_per_tok", 1, "its code chooses one expert per token")
     return {
         "correction": True, "renormalise": False, "score_dtype": "input", "skip_experts": 1,
         "router_width": config.integer("router_hidden_size", 256),
@@ -135,8 +136,8 @@ ROWS: Mapping[str, Family] = {
         activation=None, adjust=_inkling2_block, aliases=("inkling2",), moe=MoEFields(routing=_inkling2)
     ),
     "phimoe": silu(1e-5, norm="layernorm", moe=MoEFields(d_ff="intermediate_size", routing=_phimoe)),
-    # Every router but the first gets the state of the one before. Learned scales and biases come before the residual:
-    # the block ends before them.
+    # Every router except the first receives the state of the previous router. Learned scales and biases are applied
+    # before the residual, so the block ends before them.
     "zaya": silu(
         1e-5, layer=lambda config, stack: lambda i: {"moe.router_carries": i > 0},
         adjust=lambda config: {"residual": False}, moe=MoEFields(routing=_zaya),
@@ -145,7 +146,7 @@ ROWS: Mapping[str, Family] = {
 
 
 def _kimi(config: Fields) -> Extra:
-    """Kimi-Linear's routing; in Kimi-K3 the experts' sum is normalised before it is widened."""
+    """Read Kimi-Linear's routing; in Kimi-K3, the sum over experts is normalised before it is widened."""
     latent = config.integer("routed_expert_hidden_size", None)
     normed = config.flag("latent_moe_use_norm", False)
     if normed and latent is None:
@@ -154,7 +155,7 @@ def _kimi(config: Fields) -> Extra:
 
 
 def _kimi_block(config: Fields) -> Extra:
-    """Kimi-K3 mixes the outputs of earlier layers instead of adding to them: the block ends before that."""
+    """End Kimi-K3's block before its output and earlier layers' outputs are mixed, as they are not added."""
     return {} if config.get("routed_expert_hidden_size", None) is None else {"residual": False}
 
 
@@ -167,7 +168,7 @@ def _spark(config: Fields) -> Extra:
 
 
 def _spark_norms(config: Fields) -> Extra:
-    """The residual is mixed with learned weights that add up to one: the block ends before it."""
+    """End the block before the residual, which is a mix with learned weights that sum to one."""
     return {"residual": False, "post_norm_weigh": "input", **_glimmer(config)}
 
 
@@ -179,7 +180,7 @@ _AXK2_LAYERS = named(after_prefix(1))
 
 
 def _gated_norms(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """In layers with experts a gate of low rank multiplies the norm before them."""
+    """Add the low-rank gate that multiplies the norm before the FFN in layers with experts."""
     rank, has_experts = config.integer("gated_norm_rank", 16), _AXK2_LAYERS(config, stack)
     return lambda i: {"norm_gate": rank} if has_experts(i) else {}
 
@@ -197,7 +198,7 @@ EXPERTS: Mapping[str, Family] = {
     "muse_glimmer_text": silu(
         1e-5, activation="hidden_activation", position="pre+branch", norm_weight="one_plus", adjust=_glimmer,
     ),
-    # Its weights are divided by top_k, and the sum is multiplied by it again.
+    # Weights are divided by top_k, and the sum is multiplied by top_k again.
     "openai_privacy_filter": Family(
         activation=None, bias=True, eps=("rms_norm_eps", 1e-5), adjust=clamped,
         moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {"order": "choose_first", "router_bias": True}),
