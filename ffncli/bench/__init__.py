@@ -1,2 +1,1 @@
-"""HOW FAST a block runs: time ratios between kernels with reliable intervals; each kernel is verified against float64
-before it is timed."""
+"""HOW FAST a block runs: time ratios with reliable intervals, between kernels that were first verified in float64."""

@@ -45,8 +45,7 @@ class Activity:
         self._numbers[arm] = self._numbers.get(kernel, 0)
 
     def calls(self, name: str) -> None:
-        """Record that this kernel or arm is being called, or that a block of its calls begins. An unknown name is
-        recorded as no kernel."""
+        """Record that this kernel or arm, or a block of its calls, begins. An unknown name counts as no kernel."""
         self._write(self._numbers.get(name, 0))
 
     def first_call(self, name: str) -> None:

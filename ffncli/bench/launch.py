@@ -78,8 +78,7 @@ _REPORT = 10.0  # s; the referee sends its report before the worker sends the un
 
 
 class _Messages(pickle.Unpickler):
-    """Unpickles messages of a process that runs user code: only records and plain values are accepted, and nothing is
-    executed."""
+    """Unpickles messages of a process that runs user code: only records and plain values, so nothing is executed."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "ffncli.bench.records" and name in _RECORDS:
@@ -119,8 +118,7 @@ class Worker:
         return message if isinstance(message, tuple) else (message,)
 
     def memory(self, shared_once: bool = False) -> int | None:
-        """Return the bytes used by the worker and everything it started, as counted by `used_memory`; None if the
-        system does not report them."""
+        """Return the bytes used by the worker and everything it started (`used_memory`); None if unknown."""
         return used_memory(self.process.pid, shared_once=shared_once)
 
     def ended(self) -> int | None:

@@ -108,8 +108,7 @@ class RankLaunches:
 
 @contextmanager
 def lead_ranks(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | None]:
-    """Yield the launches of a run, or None if it has one rank. On any exit from the `with` block, the other ranks end,
-    with the exit code of the error."""
+    """Yield a run's launches, or None with one rank; when it exits, the other ranks end with the same code."""
     if place is None or request.ranks.world_size == 1:
         yield None
         return
@@ -181,8 +180,7 @@ def _ending(launch: _Launch, place: Place, store: RankStore, number: int, comman
 def variables(
     place: Place, launch: int, job: Job, threads: int, given: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment variables of a rank's worker: the launch's name in the common store, and the rank's cores
-    or GPU."""
+    """Return the environment of a rank's worker: the launch's name in the store, and its cores or GPU."""
     named = {
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # keeps the store in the process that opened it
         "TORCHELASTIC_RESTART_COUNT": f"{place.attempt}-launch-{launch}",
@@ -195,8 +193,7 @@ def variables(
 
 
 def _binding(place: Place, threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Bind OpenMP's threads to a separate set of cores for every rank of a machine, or to none if there are too few
-    cores."""
+    """Bind OpenMP's threads to separate cores for every rank of a machine, if there are enough cores."""
     from ffncli.system.host import affinity, one_cpu_per_core
 
     cores = one_cpu_per_core(affinity())

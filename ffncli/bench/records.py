@@ -147,8 +147,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, and with which kernel; `kernel` is empty if there is none, or if all take
-    turns."""
+    """What a worker is doing in a case, with which kernel; `kernel` is empty for none, or for all in turn."""
 
     process: int
     case: Case
@@ -189,8 +188,7 @@ class Job:
 
     @property
     def wanted_baseline(self) -> str:
-        """The requested baseline; without one, `eager` if it is among the kernels; otherwise empty, as the baseline is
-        not yet known."""
+        """The requested baseline, else `eager` if it takes part; otherwise empty, as it is not yet known."""
         if self.baseline is not None:
             return self.baseline
         return "eager" if any(choice.label == "eager" for choice in self.kernels) else ""

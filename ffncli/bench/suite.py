@@ -169,8 +169,7 @@ class _Run:
                 launches.end_launch()
 
     def _messages(self) -> Iterator[tuple[Any, ...] | None]:
-        """Yield the worker's messages until it closes the connection or a kernel has corrupted it; yield None after
-        each silent interval."""
+        """Yield the worker's messages until it closes the connection or corrupts it; None after each silence."""
         while True:
             untimed = _TICK if self._timing else min(_TICK, _TICK_UNTIMED)
             try:
@@ -235,8 +234,7 @@ class _Run:
         self.progress.finished(self.process, case)
 
     def _excess(self, look: bool) -> Excess | None:
-        """Return the limit that the worker exceeds, or None. Memory is measured on a `look`, and at each stage before
-        timing."""
+        """Return the limit that the worker exceeds, or None; memory is measured on a `look` and before timing."""
         assert self.stage is not None
         now = self.now()
         memory = self.busy.memory() if look or not self._timing else None
@@ -249,8 +247,7 @@ class _Run:
         return excess
 
     def _leave_out(self, stage: Stage, excess: Excess) -> None:
-        """Handle a kernel that has ended the worker: it is not run again in these cases. If no kernel is to blame, the
-        case is finished."""
+        """Leave out a kernel that has ended the worker; the case is finished if no kernel is to blame."""
         kernel = excess.kernel
         if self.launches is not None:  # over ranks, the faulty kernel is unknown: no kernel is blamed, and the run ends
             what = f"{stage.doing} {kernel}".strip()
@@ -293,8 +290,7 @@ class _Run:
         raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
 
     def _require_others(self) -> None:
-        """Raise FFNError if another rank's worker ended before all workers have met: rank 0's worker would wait for it
-        forever."""
+        """Raise FFNError if another rank's worker ended before all met: rank 0 would wait forever."""
         for rank, (_, why) in self.launches.endings().items() if self.launches else ():
             if why:
                 raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
@@ -355,8 +351,7 @@ def default_path(part: GridPart | None = None) -> Path:
 
 @contextmanager
 def new_run(path: Path, request: BenchRequest, force: bool = False, part: GridPart | None = None) -> Iterator[Journal]:
-    """Open a new run that writes to `path`, locked, for all cases or for one part. Raises FFNError if `path` cannot be
-    written."""
+    """Open a new run that writes to `path`, locked. Raises FFNError if `path` cannot be written."""
     import secrets
 
     from ffncli.bench.judge.summary import summarise

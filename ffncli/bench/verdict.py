@@ -1,5 +1,4 @@
-"""Ruling: the verdict on a kernel's answer, in numbers and words. An Outcome in the results carries its note and
-errors."""
+"""Ruling: the verdict on a kernel's answer, in numbers and words; an Outcome carries its note and errors."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class Ruling:
 
 
 def ruled(outcome: Outcome, ruling: Ruling) -> Outcome:
-    """Apply a ruling to an outcome: take the larger errors, and mark it wrong if the ruling is. The first wrong note is
-    kept."""
+    """Apply a ruling to an outcome: the larger errors count, and the first wrong note is kept."""
     error = ruling.error
     if error.largest or error.rel:
         largest, rel = max(outcome.error_max or 0.0, error.largest), max(outcome.error_rel or 0.0, error.rel)

@@ -1,5 +1,4 @@
-"""doctor: a row for every tool that this machine has for measuring, with advice on anything missing. torch is imported
-inside functions."""
+"""doctor: a row for every measuring tool of this machine, with advice on what is missing. Starts without torch."""
 
 from __future__ import annotations
 

@@ -154,8 +154,7 @@ class ThreadScaling:
 
 
 def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
-    """A record for every row that has one on fewer threads of the same machine; none for a GPU, where threads only
-    launch."""
+    """A record for every row with a row on fewer threads of the same machine; none for a GPU."""
     hosts = {row.case: row.host for row in rows}
     times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
     scalings = []

@@ -24,8 +24,7 @@ _GROWING = 0.01  # of the limit, between two looks: the next look is soon, to se
 
 
 def call_limit(case: Case, method: Method) -> float:
-    """Seconds for one call, or one block of short ones: 2 minutes, or what the block's work takes at 1 GFLOP/s and
-    100 MB/s."""
+    """Seconds for one call or block of short calls: 2 minutes, or its work at 1 GFLOP/s and 100 MB/s."""
     if method.call_time is not None:
         return method.call_time
     work = work_of(case)

@@ -27,8 +27,7 @@ _START = 30.0  # s per process, in which a busy machine loads torch and verifies
 
 @dataclass(frozen=True)
 class Dealt:
-    """The progress of a run: finished cases, the places where the others are running, and `news` of a loss or a
-    refusal."""
+    """The progress of a run: finished cases, the slots of the running ones, and `news` of a loss or a refusal."""
 
     finished: int
     cases: int

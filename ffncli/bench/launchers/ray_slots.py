@@ -1,5 +1,4 @@
-"""Slots of a Ray cluster: each is an actor, which Ray places on a machine, and which stops with its machine or with
-this program."""
+"""Slots of a Ray cluster: actors, which Ray places on machines, and which stop with the machine or this program."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class _SlotOnRay:
         return platform.node()
 
     def measure(self, task: str) -> str:
-        """Return the answer to a task, measured at normal priority: Ray's processes have the lowest priority (nice
-        15)."""
+        """Return the answer to a task, at normal priority: Ray's processes have the lowest (nice 15)."""
         from ffncli.bench.launchers.slot import measured
 
         with suppress(OSError):  # only root may do this; other users run `RAY_worker_niceness=0 ray start`
@@ -44,8 +42,7 @@ class _SlotOnRay:
 
 @contextmanager
 def ray_slots(cluster: LauncherChoice, size: SlotSize) -> Iterator[RaySlots]:
-    """Yield the slots of a running cluster; end its actors afterwards. Raises FFNError (exit 3) if there is no
-    cluster."""
+    """Yield the slots of a running cluster, then end its actors. Raises FFNError (exit 3) without a cluster."""
     require_extra("ray", "ray")
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from ray.util.scheduling_strategies import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -62,8 +59,7 @@ def ray_slots(cluster: LauncherChoice, size: SlotSize) -> Iterator[RaySlots]:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join the cluster. Raises FFNError (exit 3) if nothing answers at the address, where Ray would try for ten
-    minutes."""
+    """Join the cluster. Raises FFNError (exit 3) at once if nothing answers; Ray would try for ten minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
         try:
@@ -105,8 +101,7 @@ class _Actor:
 
 @dataclass
 class RaySlots:
-    """One actor for each GPU, or for each machine with enough cores; with `count`, that many actors, wherever there is
-    room."""
+    """One actor for each GPU, or for each machine with enough cores; with `count`, that many anywhere."""
 
     ray: Any
     size: SlotSize
@@ -195,8 +190,7 @@ class RaySlots:
                 self._start(node)
 
     def _rooms(self) -> Counter[str]:
-        """Return the number of slots that each machine has room for, by its id: one per GPU or, without GPUs, one, as
-        two would share the memory bandwidth."""
+        """Return machine id → slots: one per GPU, or one, as two would share the memory bandwidth."""
         rooms: Counter[str] = Counter()
         for node in self.ray.nodes():
             resources = node["Resources"]

@@ -1,5 +1,4 @@
-"""Slots of SLURM: one job for each case, submitted by submitit, which can also run jobs on this machine
-(cluster=local)."""
+"""Slots of SLURM: one job per case, through submitit, which can also run jobs on this machine (cluster=local)."""
 
 from __future__ import annotations
 

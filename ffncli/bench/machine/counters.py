@@ -175,8 +175,7 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """Return the cpu.stat of this process's cgroup (version 2 or 1), the nearest file with counts; None without a
-    quota."""
+    """Return this cgroup's nearest cpu.stat with counts (version 2 or 1); None without a quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
@@ -210,8 +209,7 @@ def _ticks(path: Path) -> tuple[int, int] | None:
 
 
 def _share_stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Return the fraction of the busy ticks between two readings that were stolen; None if either reading is unknown,
-    or no tick has passed."""
+    """Return the stolen fraction of the busy ticks between two readings; None if it is unknown."""
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])

@@ -127,8 +127,7 @@ class GpuProbe:
         self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """Return a reading, or an empty one if reading would exceed its fraction of the time; the previous reading
-        belongs to another arm's block."""
+        """Return a reading, empty if it would cost too much time: an older one belongs to another arm's block."""
         began = self._now()
         if began < self._next:
             return Sample()
@@ -152,8 +151,7 @@ class GpuProbe:
         return self.read()
 
     def energy(self) -> float | None:
-        """Return the joules since the driver was loaded (Volta and later). The difference of two values is exact over
-        any period."""
+        """Return the joules since the driver was loaded (Volta and later); differences are exact over any period."""
         millijoules = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 
@@ -173,8 +171,7 @@ class GpuProbe:
 
 @cache
 def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
-    """Return (the probe of the GPU that torch calls `cuda` or `cuda:1`, the reason if it cannot be read); opened once
-    per process."""
+    """Return (the probe of torch's `cuda` or `cuda:1`, the reason if it cannot be read); once per process."""
     gpu, why = gpu_handles(device)
     return (GpuProbe(gpu), why) if gpu else (None, why)
 

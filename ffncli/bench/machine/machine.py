@@ -112,8 +112,7 @@ def nvidia_driver() -> str:
 
 
 def blas() -> str:
-    """Return the libraries that multiply matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas
-    0.3.31`."""
+    """Return the libraries of matrix products: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
     config = torch.__config__.show()
     parts = []
     if match := re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", config):
@@ -157,8 +156,7 @@ def openmp_runtimes() -> tuple[str, ...]:
 
 
 def allocator(device: str = "cpu") -> str:
-    """Return the memory allocator and its settings: `glibc;mmap_threshold=...;trim_threshold=...`, `jemalloc`,
-    `system`."""
+    """Return the memory allocator and its settings: `glibc;mmap_threshold=...`, `jemalloc`, `system`."""
     maps = text(Path("/proc/self/maps"))
     library = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if f"lib{name}" in maps), "")
     settings = [
@@ -208,8 +206,7 @@ def set_math_mode(mode: str, device: str = "cpu") -> str:
 
 
 def math_mode(device: str = "cpu") -> str:
-    """Return the present arithmetic: `fp32=highest subnormals=kept`; on a GPU, also TF32 and the sums of bf16 and
-    fp16."""
+    """Return the arithmetic in use: `fp32=highest subnormals=kept`; on a GPU also TF32 and 16-bit sums."""
     matmul = torch.backends.cuda.matmul
     words = [f"fp32={torch.get_float32_matmul_precision()}"]
     if device.startswith("cuda"):
@@ -263,8 +260,7 @@ def gpu_columns(device: str) -> dict[str, str]:
 
 @cache
 def cublas_version() -> str:
-    """Return `12.8.4`, the version of the library that this process has loaded, from any path, or otherwise of the
-    installed package."""
+    """Return `12.8.4`, the version of the library loaded by this process, else of the installed package."""
     path = re.search(r"\S*/libcublas\.so\S*", text(Path("/proc/self/maps")))
     if path:
         try:
@@ -375,8 +371,7 @@ class KernelMemory:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Count the memory allocated inside the `with` block and not freed there, such as buffers, as kept by the
-        kernel."""
+        """Count memory allocated and not freed inside the `with` block, such as buffers, as kept by the kernel."""
         before = self._allocated()
         yield
         self.kept += self._allocated() - before

@@ -1,2 +1,1 @@
-"""RIGHT ANSWERS: a case's problem, its reference in float64, and a kernel's error. A user's file is never loaded
-here."""
+"""RIGHT ANSWERS: a case's problem, its float64 reference, a kernel's error. User files are never loaded here."""

@@ -35,8 +35,7 @@ Draw = Callable[[int, torch.Generator], Tensor]  # (tokens, generator) → boole
 
 
 class PrescribedRouting:
-    """The experts that a case's tokens go to, and the x that makes its router send them there. Weights have canonical
-    names."""
+    """The experts of a case's tokens, and the x that makes its router choose them."""
 
     def __init__(self, case: Case, steps: Sequence[Step], weights: Mapping[str, Tensor]) -> None:
         self._steps = routing_steps(steps)
@@ -73,8 +72,7 @@ class PrescribedRouting:
 
     @torch.no_grad()
     def entered(self, x: Tensor, wanted: Tensor) -> Tensor:
-        """Return x [tokens, d_model] in its dtype, changed as little as it takes to send its tokens to the wanted
-        experts."""
+        """Return x [tokens, d_model] in its dtype, changed just enough to send its tokens to the wanted experts."""
         wide = x.to(self._router.dtype)
         logits = functional.linear(wide, self._router, self._bias)
         moved = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
@@ -176,8 +174,7 @@ def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
 
 
 def _exchanged(values: Tensor, first: Tensor) -> Tensor:
-    """Reorder values [..., n] so that the positions in `first` get the largest values; the order within `first` is
-    kept."""
+    """Reorder values [..., n]: the positions in `first` get the largest values, in the same order."""
     largest = values.sort(-1, descending=True).values
     return torch.empty_like(values).scatter(-1, _order(values, first), largest)
 
@@ -270,8 +267,7 @@ def words() -> tuple[str, ...]:
 
 
 def word_keys(experts: int) -> Tensor:
-    """Return a number for each word of the text and each expert, float64 [words, experts]: a word's experts are those
-    with the largest numbers."""
+    """Return numbers, float64 [words, experts]: a word's experts are the largest in its row."""
 
     def key(word: str, expert: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{word} {expert}".encode()).digest()[:_BYTES])

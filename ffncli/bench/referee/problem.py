@@ -78,8 +78,7 @@ class Referee:
         return inputs
 
     def declare(self, kernel: str, computes: str) -> None:
-        """Declare the format that a kernel computes in; if empty, the case's dtype. Raises FFNError for an unknown
-        format."""
+        """Declare a kernel's format, the case's dtype if empty. Raises FFNError for an unknown format."""
         self._ask("declare", kernel, computes)
 
     def limit(self, kernel: str) -> float:
@@ -116,8 +115,7 @@ class Referee:
         self._ask("clock_started")
 
     def clock_stopped(self, seconds: float) -> str:
-        """Return what is wrong with the worker's clock, on which `seconds` have passed since `clock_started`; empty if
-        nothing is."""
+        """Return what is wrong with the worker's clock, `seconds` after `clock_started`; empty if nothing is."""
         remark: str = self._ask("clock_stopped", seconds)
         return remark
 
@@ -223,8 +221,7 @@ class Problem:
         return self._drawn(self.case.tokens, generator, self._wanted(generator))
 
     def _generator(self, seed: int) -> torch.Generator:
-        """Return a generator on the device, or on the CPU if rows of a file or experts are drawn, because the CPU
-        chooses them."""
+        """Return a generator on the device, or on the CPU if the CPU chooses rows of a file or experts."""
         return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
 
     def _wanted(self, generator: torch.Generator) -> Tensor | None:
@@ -308,8 +305,7 @@ def weight_bytes(case: Case) -> int:
 
 
 def seeded(seed: int, device: str) -> torch.Generator:
-    """Return a generator on the device itself: a GPU would wait seconds for a CPU to draw the values of a large
-    case."""
+    """Return a generator on the device: a CPU would take seconds to draw the values of a large case."""
     return torch.Generator(torch.device(device)).manual_seed(seed)
 
 
@@ -353,8 +349,7 @@ def judged(problem: Problem, samples: Sequence[CallSample]) -> list[Error | None
 
 
 def _drawn_samples(problem: Problem, samples: Sequence[CallSample]) -> list[int]:
-    """Draw the indices of the samples to judge: at least one per kernel, then others until `_MOST_JUDGED` is
-    reached."""
+    """Draw the samples to judge: at least one per kernel, then others up to `_MOST_JUDGED`."""
     numbers = list(range(len(samples)))
     SystemRandom().shuffle(numbers)
     first = dict.fromkeys(samples[n].kernel for n in numbers)
@@ -429,8 +424,7 @@ class InputFile:
         return cls(rows)
 
     def drawn(self, tokens: int, generator: torch.Generator) -> Tensor:
-        """Draw rows with replacement, each scaled by a random factor between 0.98 and 1.02: [tokens, d_model] in
-        float32 or wider."""
+        """Draw rows with replacement, each scaled by 0.98 to 1.02: [tokens, d_model] in float32 or wider."""
         places = torch.randint(len(self._rows), (tokens,), generator=generator)
         rows = self._rows[places]
         scale = 1 + SCALED * (2 * torch.rand(tokens, 1, generator=generator, dtype=torch.float64) - 1)

@@ -52,8 +52,7 @@ class RefereeGone(FFNError):
 
 
 class RefereeProcess(Referee):
-    """Passes questions to the referee's process. Raises RefereeGone if that has ended, and any error that the referee
-    raised."""
+    """Passes questions to the referee's process. Raises RefereeGone, and what the referee raised."""
 
     def __init__(self, connection: Connection, samples: socket.socket, pid: int) -> None:
         self._connection, self._samples, self._pid = connection, samples, pid
@@ -274,8 +273,7 @@ class _ClockedRulings(Rulings):
 
 
 def clocks_apart(worker: float, referee: float) -> str:
-    """Return the difference between the seconds on the worker's clock and on the referee's, in words; empty if they
-    agree."""
+    """Return how far the worker's clock and the referee's are apart, in words; empty if they agree."""
     apart = abs(worker - referee)
     if apart <= _CLOCKS_LEAST or worker <= 0 or abs(log(worker / referee)) <= _CLOCKS_APART:
         return "" if worker > 0 or apart <= _CLOCKS_LEAST else f"no time passed in {referee:.2g} s"

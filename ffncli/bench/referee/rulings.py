@@ -88,8 +88,7 @@ class Rulings(Referee):
         return self._known[number]
 
     def declare(self, kernel: str, computes: str) -> None:
-        """Declare the format that a kernel computes in; its first declaration counts. Raises FFNError for an unknown
-        format."""
+        """Declare a kernel's format; the first declaration counts. Raises FFNError for an unknown format."""
         if computes:
             declared_tolerance(computes)
         self._findings.setdefault(kernel, Finding(Outcome(kernel, computes=computes)))
@@ -190,8 +189,7 @@ class Rulings(Referee):
         return Ruling(f"{what} is off by {error.largest:.2g}; the limit is {limit:.2g}", error=error)
 
     def _beyond_rms(self, kernel: str, error: Error, values: int, rounding: float) -> Ruling | None:
-        """Rule on the rms error of an output in a 16-bit dtype or a declared format; return None if rounding explains
-        it."""
+        """Rule on the rms error of a 16-bit dtype or a declared format; None if rounding explains it."""
         computes = self._of(kernel).outcome.computes
         if not values or not (computes or rounding):
             return None
@@ -214,8 +212,7 @@ class Rulings(Referee):
         return None
 
     def _comes_back(self, sample: CallSample) -> Ruling | None:
-        """Check that a timed input is new: if a token repeats, though it has enough values to be unique, some code has
-        changed the input."""
+        """Check that a timed input is new: code that repeats a token with enough values has changed the input."""
         if sample.x.shape[-1] < _WIDE or self._problem.case.input:  # rows of a file may repeat
             return None
         tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}

@@ -264,8 +264,7 @@ def launching_of(case: Case, job: Job) -> Launching | None:
 
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
-    """Return the baseline once more. It is built again, since a kernel may keep buffers; one that compiles is only
-    given new tensors."""
+    """Return the baseline, built again as it may keep buffers; one that compiles only gets new tensors."""
     REPORTER.first_call(TWIN)
     built = baseline.built
     if not built.kernel.compiles:

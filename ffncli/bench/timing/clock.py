@@ -16,8 +16,7 @@ class Clock(Protocol):
     """Times calls on one device."""
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Return the seconds of `inner` calls, until the device has finished them; `before` runs before every call and
-        is not counted."""
+        """Return the seconds of `inner` finished calls; `before` runs before every call, not counted."""
 
     def now(self) -> float:
         """Return seconds since a fixed moment, for time budgets."""

@@ -24,14 +24,12 @@ from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:
-    """Return the context in which kernels are called: inference mode for a forward pass, gradients enabled for a
-    backward pass."""
+    """Return the context of kernel calls: inference mode for a forward pass, else gradients enabled."""
     return torch.enable_grad() if backward else torch.inference_mode()
 
 
 def first_call(placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
-    """Make the first call, in which torch compiles. Return the seconds of the build and this call, or None if the
-    kernel does not compile."""
+    """Make the first call; return the seconds of build and call, None if the kernel does not compile."""
     start = time.perf_counter()
     with computing(problem.backward), memory.keeping():
         placed.call()
@@ -83,8 +81,7 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
 
 
 def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
-    """Return the referee's ruling on the kernel's last output and gradients, or the fault if the output is not a tensor
-    of the right form."""
+    """Return the ruling on the last output and gradients, or on an output that is no tensor of the right form."""
     if (form := form_of(placed.output, problem)).wrong:
         return form
     assert isinstance(placed.output, Tensor)

@@ -88,8 +88,7 @@ class FileSource(Reservoir):
 
 
 class RoutedSource:
-    """Another source's x, shifted so that the router sends the tokens to prescribed experts. `load` counts the tokens
-    that reached each expert."""
+    """Another source's x, shifted so that tokens go to prescribed experts; `load` counts them."""
 
     def __init__(self, source: Source, routing: PrescribedRouting) -> None:
         self.load = routing.new_load()

@@ -145,8 +145,7 @@ class OneRank:
         """Called once all kernels are verified."""
 
     def broke(self, name: str, error: BaseException) -> None:
-        """Called if a kernel raised while it was timed. Raises if the other kernels cannot be timed again in this
-        process."""
+        """Called if a kernel raised while it was timed; raises if no other can be timed in this process."""
 
 
 @dataclass
@@ -255,8 +254,7 @@ def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, fre
 
 
 def verify(rig: Rig, kernels: CaseKernels, problem: Problem, loaded: Mapping[str, Kernel | Outcome]) -> None:
-    """Verify the baseline first: if it is correct, its error raises the limit of the others. Correct kernels are
-    placed."""
+    """Verify the baseline first, whose error raises the others' limit; place the kernels that are right."""
     job = rig.job
     llc, room = rig.ranks.llc_and_room(rig.case, job)
     kernels.mode = shared_weights(problem, loaded.values(), llc, room) or kernels.mode

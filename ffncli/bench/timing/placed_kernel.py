@@ -229,8 +229,7 @@ class PlacedKernel:
         self.call()
 
     def unguard(self) -> None:
-        """Call a user's function without the guard from now on, if it still runs that way: some functions import files
-        while they run."""
+        """Call a user's function without the guard from now on, if it runs so: some import files in a call."""
         guarded, bare = self.built, replace(self.built, compute=unguarded(self.built.compute))
         if bare.compute is guarded.compute:
             return
@@ -359,8 +358,7 @@ def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:
 
 
 def touched(problem: Problem) -> int:
-    """Return the bytes of weights that one call reads: for experts, only those that receive tokens; over ranks, the
-    average per rank."""
+    """Return the bytes of weights that a call reads: only experts with tokens; over ranks, the mean."""
     total, used = 0, problem.experts
     for step in problem.steps:
         sizes = {name: problem.weights[name].nbytes for name in step.parameters()}
@@ -374,7 +372,6 @@ def touched(problem: Problem) -> int:
 
 
 def arm_sizes(kernels: Sequence[PlacedKernel]) -> list[int]:
-    """Return the bytes of one copy of each arm's weights and x: for the kernels, then their mean for each of our own
-    arms."""
+    """Return the bytes of each arm's weights and x: the kernels', then their mean for each of our own arms."""
     sizes = [placed.nbytes for placed in kernels]
     return sizes + [sum(sizes) // len(sizes)] * _OURS

@@ -102,8 +102,7 @@ class Arena:
 
 
 def placeable(params: Iterable[Tensor]) -> bool:
-    """Return True if it is enough to copy the tensors' bytes: they are plain and strided, and none is packed into a
-    library's own form."""
+    """Return True if copying the bytes is enough: plain strided tensors, none in a library's own form."""
     plain = (Tensor, torch.nn.Parameter)
     return all(
         type(t) in plain and t.layout == torch.strided and not t.is_quantized and not t.is_mkldnn for t in params
@@ -143,8 +142,7 @@ def nbytes(params: Params) -> int:
 
 @dataclass(frozen=True)
 class Caching:
-    """The cache mode in use: its name, the number of copies of each arm's weights, and the reason if it is not the
-    requested mode."""
+    """The cache mode in use: its name, the copies of each arm's weights, and why it is not the requested one."""
 
     mode: Cache
     copies: int = 1

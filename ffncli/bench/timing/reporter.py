@@ -27,14 +27,12 @@ class Reporter(Activity):
             self._send, self._stage = _nowhere, None
 
     def stage(self, doing: Doing, kernel: str = "") -> None:
-        """Report what the process does from now on, and with which kernel (empty: none, or all in turn), before its
-        code runs."""
+        """Report what the process does from now on, and with which kernel, before its code runs."""
         self._stage = "stage", doing, kernel
         self._send(self._stage)
 
     def stage_again(self) -> None:
-        """Report the same stage again: it restarts, for example with the next of several kernels that are tried under
-        one name."""
+        """Report the same stage again, such as for the next of several kernels tried under one name."""
         if self._stage is not None:
             self._send(self._stage)
 

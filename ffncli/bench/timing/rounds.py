@@ -1,5 +1,4 @@
-"""measure: time one case in one process. It repeats placements of rounds of blocks, in balanced random order, until the
-result is precise enough."""
+"""measure: time one case in one process, in placements of rounds of blocks, in balanced order, until precise enough."""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
 
 
 def inner_for(block: float, per_call: float) -> int:
-    """Return the number of calls that together last at least `block` seconds, rounded up to 1, 2, 3, 4, 6, 8, 12, 16,
-    24, 32, ..."""
+    """Return how many calls last at least `block` seconds together: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
     wanted = block / per_call if per_call > 0 else inf
     if wanted <= _STEPS[-1]:
         return next(step for step in _STEPS if step >= wanted)
@@ -248,8 +246,7 @@ class _Measurement:
         return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
 
     def rewritten(self) -> str:
-        """Return a kernel whose blocks no longer give the ratios that were computed when they were timed; empty if
-        there is none."""
+        """Return a kernel whose blocks no longer give the ratios computed when they were timed, or empty."""
         times: dict[tuple[int, int], dict[str, float]] = {}
         for block in self.blocks:
             times.setdefault((block.placement, block.round), {})[block.kernel] = max(block.per_call, LEAST_TIME)

@@ -90,8 +90,7 @@ class Change:
 
 
 class EntryPoints:
-    """The recorded state of everything that a user's file could replace. Recording takes some milliseconds, and
-    `changes` takes as many."""
+    """The state of everything a user's file could replace; recording and `changes` take milliseconds each."""
 
     def __init__(self) -> None:
         for kernel in BUILT_IN:
@@ -222,8 +221,7 @@ def _attribute(name: str) -> object:
 
 
 def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield (attribute, previous value) for every attribute that has changed; the previous value of a new attribute is
-    _MISSING."""
+    """Yield (attribute, previous value) for every changed attribute; for a new one the value is _MISSING."""
     now = vars(space)
     for key, value in before.items():
         current = now.get(key, _MISSING)
@@ -237,8 +235,7 @@ def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Ite
 
 
 def _is_code(value: object) -> bool:
-    """Return True if an attribute is code. Other attributes may change: counters, caches, and values that an option
-    chooses."""
+    """Return True for code; other attributes change by themselves: counters, caches, values of options."""
     return callable(value) or isinstance(value, (ModuleType, property, staticmethod, classmethod)) or value is _MISSING
 
 

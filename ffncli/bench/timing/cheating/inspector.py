@@ -1,5 +1,4 @@
-"""Inspector: finds what the users' kernels of a case replaced, and how they get their answers. It costs nothing if
-there are no such kernels."""
+"""Inspector: finds what users' kernels replaced and how they get their answers; it costs nothing without them."""
 
 from __future__ import annotations
 
@@ -51,13 +50,11 @@ class Inspector:
             self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> Ruling:
-        """Return the ruling on what users' files have replaced since the last call. The replaced parts are restored,
-        for the sake of the other kernels."""
+        """Return the ruling on what users' files replaced since the last call, and restore it for the others."""
         return self._replaced()[0]
 
     def require_nothing_replaced(self, placed: Mapping[str, PlacedKernel]) -> None:
-        """Raise BrokenArm for a user's kernel that replaced something, or for the first user's kernel if it is unknown
-        which one did."""
+        """Raise BrokenArm for the user's kernel that replaced something, the first if it is unknown which."""
         ruling, changes = self._replaced()
         if not ruling.wrong:
             return
@@ -68,13 +65,11 @@ class Inspector:
             raise BrokenArm(name) from WrongResult(ruling)
 
     def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
-        """Return the kernel to blame if it is unknown whose code changed something: the first user's kernel, or the
-        first kernel if there are no users' kernels."""
+        """Return the kernel to blame if it is unknown whose code did it: the first user's kernel, else the first."""
         return next((name for name in placed if name in self._files), next(iter(placed)))
 
     def after_check(self, placed: PlacedKernel) -> None:
-        """Raise WrongResult if a user's kernel, though its answers are right, replaced something or leaves a thread
-        running."""
+        """Raise WrongResult if a user's right kernel replaced something or leaves a thread running."""
         if placed.name not in self._files:
             return
         if (ruling := self.replaced()).wrong:
@@ -88,8 +83,7 @@ class Inspector:
             raise
 
     def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
-        """Return the error of a user's kernel at its first check; if the cause can be found, the error carries its
-        code."""
+        """Return the error of a user's kernel at its first check, with the code of its cause if that can be found."""
         if not isinstance(error, WrongResult) or error.ruling.code or not error.ruling.error.largest or placed is None:
             return error
         if not self._asks or placed.name not in self._files or problem.case.device != "cpu":
@@ -209,8 +203,7 @@ class _Calls:
         return out
 
     def _right(self, x: Tensor, counted: bool = False) -> bool:
-        """Return True if the kernel is right each time on new values in x; with `counted`, torch counts the writes to
-        x."""
+        """Return True if the kernel is right on new values each time; `counted` makes torch count the writes to x."""
         return all(self._right_once(x, counted) for _ in range(_ROW))
 
     def _right_once(self, x: Tensor, counted: bool = False) -> bool:

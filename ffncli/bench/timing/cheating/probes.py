@@ -40,8 +40,7 @@ _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, how often that is tried
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The minimum processor time of a call, in ns: on an input that differs from the previous call's, and on the same
-    input."""
+    """The minimum processor time of a call, in ns, on another input than the previous call's, and on the same."""
 
     other: int
     same: int
@@ -202,8 +201,7 @@ def require_idle(known: Collection[str]) -> None:
 
 
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
-    """Return the processor time of threads that are not `known`. Threads of libraries started earlier, which are known,
-    may spin for a while."""
+    """Return the processor time of threads that are not `known`: a library's own may spin for a while."""
     return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
 
 

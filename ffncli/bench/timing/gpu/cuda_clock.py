@@ -68,8 +68,7 @@ class _Pace:
         return min(inner, max(1, round(_SEGMENT / self.gpu))) if self.gpu > 0 else inner
 
     def waiting(self, inner: int, segment: int) -> float:
-        """Return the seconds for which the GPU should wait: the launches of one segment, and the host's delay in the
-        others."""
+        """Return the seconds for the GPU to wait: one segment's launches, and the host's delay in the others."""
         if self.waits:
             return 0.0
         host = _UNKNOWN if self.host is None else self.host

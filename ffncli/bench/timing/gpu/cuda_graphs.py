@@ -48,8 +48,7 @@ class SpoiledCapture(NotCaptured):
 
 
 class Capturable(Protocol):
-    """An arm that can be captured: it makes a call on one copy of its weights, and can replay graphs of such calls
-    instead."""
+    """An arm that makes a call on one copy of its weights, and can replay graphs of such calls instead."""
 
     copies: Any
 
@@ -186,8 +185,7 @@ def replaying(replays: Sequence[Call]) -> Call:
 
 
 def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
-    """Make a few calls. The last one runs with a check for waiting on the GPU, since torch may not recover from a
-    failed capture."""
+    """Make some calls, the last with a check for waiting: torch may not recover from a failed capture."""
     for _ in range(_WARM_UP):
         call(copy)
     cuda.synchronize()

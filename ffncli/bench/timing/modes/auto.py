@@ -145,8 +145,7 @@ def _competes(kernel: Kernel, problem: Problem) -> bool:
 def _copies(
     case: Case, problem: Problem, kernels: Sequence[Kernel], most_memory: int | None
 ) -> tuple[list[Mapping[str, Tensor]], Call | None]:
-    """Return (copies of the weights, more than one for a cold case; a function that empties the caches before each
-    call, or None)."""
+    """Return (copies of the weights, several for a cold case; what empties the caches before a call, or None)."""
     llc, room = machine.llc_and_room(case.device, most_memory)
     one = nbytes(tuple(problem.weights.values()))
     arms = [one, *(one * kernel.forms(problem.dtype) for kernel in kernels)]
@@ -286,8 +285,7 @@ class Race:
                 return
 
     def _affordable(self) -> int:
-        """Return the number of rounds of all remaining candidates that the time allows, including the search for a
-        block's length."""
+        """Return how many rounds of the remaining candidates the time allows, with the search for a block's length."""
         each = wall = 0.0  # s per round: timed, and in total
         for name in self._in:
             once = exp(median(self._latest(name)))
@@ -349,7 +347,6 @@ class Race:
         return median_interval(self._pairs(name, base), _LEVEL)
 
     def _pairs(self, name: str, base: str) -> list[float]:
-        """Return the log ratios of two candidates in their common rounds or, without such rounds, of their first
-        calls."""
+        """Return the log ratios of two candidates in common rounds; without such rounds, of their first calls."""
         ratios = [a - b for a, b in zip(self.logs[name], self.logs[base], strict=False)]
         return ratios[1:] or ratios  # the first calls did not alternate

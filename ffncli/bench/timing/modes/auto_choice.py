@@ -41,8 +41,7 @@ def folder() -> Path:
 
 
 def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ...]) -> dict[str, str]:
-    """Return everything that a choice depends on, as texts. The block is represented by a digest of its steps, whatever
-    its name."""
+    """Return everything that a choice depends on, as texts; the block counts by a digest of its steps."""
     block = hashlib.sha256(repr(kernel_steps(steps(case.spec))).encode()).hexdigest()
     return {
         **{name: environment.get(name, "") for name in _DEPENDS_ON},
@@ -80,8 +79,7 @@ def read(key: Mapping[str, str]) -> AutoChoice | None:
 
 
 def keep(key: Mapping[str, str], choice: AutoChoice, case: str = "") -> None:
-    """Store a choice, replacing an earlier one; `case` is the case's name. Raises FFNError (exit 3) if it cannot be
-    written."""
+    """Store a choice for a case, replacing an earlier one. Raises FFNError (exit 3) if it cannot be written."""
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,8 +65,7 @@ def step_calls(
 
 
 def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> dict[str, StepCall]:
-    """Return calls of each step of the experts' program; a call runs the step for one expert after the other, for all
-    experts that receive tokens."""
+    """Return calls of each step of the experts' program, for every expert that receives tokens in turn."""
     x, route = (tensors[name] for name in step.inputs)
     parts = list(received(step, op, x, route, weights))
     if not parts:
@@ -96,8 +95,7 @@ def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
 
 
 def _in_turn(steps: Sequence[Step], weights: Weights, entry: str, x: Tensor) -> Callable[[], Tensor]:
-    """Return a call of the whole block: each step runs on the outputs of earlier steps, and each output is freed after
-    its last use."""
+    """Return a call of the whole block, step by step; each output is freed after its last use."""
     parts: list[tuple[Step, Callable[[Weights, Sequence[Tensor]], Tensor], Weights]] = []
     for step in steps:
         full = {name: weights[name] for name in step.parameters()}

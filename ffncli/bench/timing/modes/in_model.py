@@ -159,8 +159,7 @@ class _TimedModel:
         self.place_of = replaced
 
     def measured(self) -> Measured:
-        """Time all arms in turn, or only the model if no kernel is left. If a kernel raises, leave it out and time the
-        others again."""
+        """Time all arms in turn; if a kernel raises, leave it out and time the others again."""
         while True:
             try:
                 return self._measured()
@@ -217,8 +216,7 @@ def _note(replaced: Replaced) -> str:
 
 
 def _ruled(error: Exception) -> Exception:
-    """Convert the error of a wrong kernel, or of one that can compute no FFN, into the exception that the bench uses
-    for it."""
+    """Convert the error of a wrong or unsuitable kernel into the exception that the bench uses for it."""
     if isinstance(error, NothingReplaced):
         return Skipped(error.message)
     if isinstance(error, FFNError) and error.code == ExitCode.FAILED:

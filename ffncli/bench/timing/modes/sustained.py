@@ -71,8 +71,7 @@ class Turns:
 def sustained(
     kernel: Arm, baseline: Arm, clock: Clock, probe: GpuProbe | None = None, seconds: float = TURN
 ) -> tuple[Turns, Turns]:
-    """Run turns of at least `seconds` each: kernel, baseline, baseline, kernel. Return the kernel's turns and the
-    baseline's."""
+    """Run turns of at least `seconds`: kernel, baseline, baseline, kernel. Return (kernel's turns, baseline's)."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     turns = {arm.name: Turns(arm.name) for arm in (kernel, baseline)}
     for arm in (kernel, baseline, baseline, kernel):
@@ -84,8 +83,7 @@ def sustained(
 def sustained_remarks(
     arms: Mapping[str, Arm], baseline: str, blocks: Sequence[TimedBlock], clock: Clock, probe: GpuProbe | None
 ) -> dict[str, str]:
-    """Return a note for each arm compared with the baseline in these blocks; the note is empty unless its ratio in long
-    turns differs."""
+    """Return each arm's note, which is empty unless its ratio differs in long turns."""
     remarks: dict[str, str] = {}
     base = arms.get(baseline)
     for name, arm in arms.items():

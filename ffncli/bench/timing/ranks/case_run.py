@@ -41,8 +41,7 @@ from ffncli.kernels.kernel import Kernel
 
 
 class KernelBroke(RuntimeError):
-    """A kernel raised on this rank while all ranks were timing it: the others are waiting for data that it will never
-    send."""
+    """A kernel raised on this rank while all were timing it: the others wait for data that never comes."""
 
     def __init__(self, kernel: str, text: str) -> None:
         super().__init__(text)
@@ -134,8 +133,7 @@ class RankInStep(OneRank):
             split.careful = False
 
     def broke(self, name: str, error: BaseException) -> None:
-        """Raise KernelBroke: nothing can be timed again in this process, since the other ranks are still inside the
-        failed call."""
+        """Raise KernelBroke: the other ranks are still inside the failed call, so nothing more can be timed."""
         cause = first_cause(error)
         text = str(cause) if isinstance(cause, RuntimeError) else verdict_of(cause)[1]
         raise KernelBroke(name, text) from error
@@ -177,8 +175,7 @@ class _RankReferee(Referee):
 
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
-    """Return the first wrong ruling, naming its rank if it is another rank; if all are right, return a ruling with the
-    largest errors."""
+    """Return the first wrong ruling, naming another rank; if all are right, one with the largest errors."""
     first = [rulings[here], *(ruling.at(f"on rank {rank}, ") for rank, ruling in enumerate(rulings))]
     return reduce(Ruling.then, first)
 
@@ -250,8 +247,7 @@ class RankArms:
 
 
 def _alone(arms: Arms, placed: PlacedKernel, compute: Callable[..., object]) -> Arm:
-    """Build the arm of a kernel without its collectives, on the same x and weights; it returns one rank's part of the
-    output."""
+    """Build a kernel's arm without collectives, on the same x and weights; it returns one rank's part."""
     turn = cycle(placed.copies)
 
     def enter() -> None:

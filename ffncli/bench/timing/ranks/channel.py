@@ -24,8 +24,7 @@ _OF_LIMIT = 0.9  # of a call's limit: a rank that waits for another reports it b
 
 
 def waiting_limit(job: Job) -> float:
-    """Return the seconds that a rank waits for the others: slightly less than the largest limit of a call over the
-    cases."""
+    """Return the seconds to wait for other ranks: a little less than the largest limit of a call."""
     return _OF_LIMIT * max(call_limit(case, job.method) for case in job.cases)
 
 
@@ -82,8 +81,7 @@ class RankClock:
         self.clock, self._channel, self._each_call = clock, channel, each_call
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Return the seconds of `inner` calls on the slowest rank; if calls are timed separately, the slowest rank of
-        each call counts."""
+        """Return the seconds of `inner` calls on the slowest rank, of each call if they are timed separately."""
         if before is None or not self._each_call:
             self._channel.barrier()
             return self._channel.largest([self.clock.time(call, inner, before)])[0]
@@ -95,8 +93,7 @@ class RankClock:
         return sum(self._channel.largest(seconds))
 
     def now(self) -> float:
-        """Return the seconds of rank 0's clock or, while an error is being handled and the other ranks are elsewhere,
-        of this rank's clock."""
+        """Return rank 0's clock or, while an error is handled and the others are elsewhere, this rank's."""
         if sys.exc_info()[0] is not None:
             return self.clock.now()
         return self._channel.first(self.clock.now())

@@ -131,8 +131,7 @@ def split_kernels(
 
 
 def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
-    """Return the result of `act`. If it raises on any rank, every rank raises: its own error, or otherwise that of the
-    first failing rank."""
+    """Return the result of `act`; if it raises on any rank, all raise: their own error, else the first rank's."""
     error: BaseException | None = None
     try:
         result = act()
