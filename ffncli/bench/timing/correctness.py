@@ -81,7 +81,7 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
 
 
 def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
-    """Return the ruling on the last output and gradients, or on an output that is no tensor of the right form."""
+    """Return the ruling on the last output and gradients, or on an output that is not such a tensor."""
     if (form := form_of(placed.output, problem)).wrong:
         return form
     assert isinstance(placed.output, Tensor)
