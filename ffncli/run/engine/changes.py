@@ -1,10 +1,10 @@
 """Changes of a block, parsed from text: a weight with another value, or an ablated unit, expert or gate.
 
-W1[0,3]=5            a weight as formulas print it: W1 is [d_model, d_ff], W1 of expert 2 is experts.2.W1
-up.weight[3,0]=5     the same as torch has it, [out, in]
-unit:358             hidden unit 358 writes nothing: its column of the down projection is 0 (unit:7:3 of expert 7)
-expert:5             expert 5 writes nothing, for the tokens that are routed to it
-gate                 act := 1, so that hidden = up
+W1[0,3]=5            sets a weight, named and indexed as in formulas: W1 is [d_model, d_ff]; in expert 2, experts.2.W1
+up.weight[3,0]=5     sets the same weight in torch's layout, [out, in]
+unit:358             removes hidden unit 358: its column of the down projection becomes 0 (in expert 7: unit:7:358)
+expert:5             removes expert 5: it contributes nothing to the tokens routed to it
+gate                 sets act := 1, so that hidden = up
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
 
 
 def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], bool, bool]]:
-    """Map each name that a weight can be typed as (`W1`, `b1`, `shared.W1`, `up.weight`) to (canonical name, torch's
-    shape, whether formulas print it transposed, whether every expert has its own)."""
+    """Map each accepted name of a weight (`W1`, `b1`, `shared.W1`, `up.weight`) to (canonical name, torch's shape,
+    whether formulas print it transposed, whether every expert has its own)."""
     out: dict[str, tuple[str, tuple[int, ...], bool, bool]] = {}
     for step in steps:
         inner = step.op.program if isinstance(step.op, Experts) else (step,)

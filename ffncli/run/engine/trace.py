@@ -132,7 +132,8 @@ def trace(
                 kept[event.name] = event.tensor
             if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
                 record = _handed_on(event, records, steps, costs[event.name])
-                if top_units:  # its units have a reader, unlike the units of its input
+                # A Linear reads the dropout's units, but not the units of its input.
+                if top_units:
                     record = replace(record, units=_units(event, steps, weights, top_units))
             elif event.expert is None:
                 units = _units(event, steps, weights, top_units)

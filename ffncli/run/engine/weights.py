@@ -130,7 +130,7 @@ def random_weights(
 ) -> dict[str, Tensor]:
     """Draw weights in step order, with the initialisation of nn.Linear, nn.LayerNorm and torch's other modules.
 
-    A module built after `torch.manual_seed(S)` has the same tensors as a generator with seed S gives here, if it
+    With a generator seeded with S, the tensors equal those of a module that is built after `torch.manual_seed(S)` and
     declares the same Linears in the same order (experts one after the other, each in the order of its program). Tensors
     are drawn in float32 on the generator's device and cast there.
     """

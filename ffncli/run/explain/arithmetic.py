@@ -159,7 +159,7 @@ def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int
 
 
 def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain the sum of all inputs, the last one times the op's scale."""
+    """Explain the sum of all inputs; the last input is multiplied by the op's scale."""
     reads, factors = _elements(scene, place, index)
     scale = op_of(place, Add).scale
     terms = [_product(factor) for factor in factors]

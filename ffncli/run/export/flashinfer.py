@@ -35,7 +35,7 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Return path in the data set → text of the file; raise FFNError for inputs or a dtype that the schema does not
+    """Map each path in the data set to its file's text; raise FFNError for inputs or a dtype that the schema does not
     support."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"

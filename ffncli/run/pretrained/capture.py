@@ -338,13 +338,13 @@ def _listen(
                 raise
             raise cannot(f"transformers cannot run {kind} on this prompt", error, ExitCode.ENVIRONMENT) from None
     left = ", ".join(f"{layer.stack} layer {layer.index}" for layer in waiting)
-    if len(waiting) < len(live):  # Mllama's layers that attend to an image
+    if len(waiting) < len(live):  # such as Mllama's layers that attend to an image
         return (f"{left} did not run on this prompt",)
     raise FFNError(f"{kind}: {left} did not run on this prompt", code=ExitCode.ENVIRONMENT)
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Reshape [batch 1, tokens, d_model] to [tokens, d_model], which some models use already."""
+    """Reshape [batch 1, tokens, d_model] to [tokens, d_model], the shape that some models already use."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 

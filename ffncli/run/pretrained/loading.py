@@ -120,8 +120,8 @@ def _folder_config(transformers: Any, folder: Path) -> Any:
 def _gguf_config(transformers: Any, path: Path) -> Any:
     """Return the config that transformers derives from a GGUF file's metadata.
 
-    If transformers cannot, converting the file does not help: no other library turns a GGUF file back into a
-    transformers model, and transformers does not save a model that it has read from a GGUF file.
+    If transformers cannot derive a config, converting the file does not help: no other library turns a GGUF file back
+    into a transformers model, and transformers does not save a model that it has read from a GGUF file.
     """
     if installed("accelerate") is None:
         what = f"{shown_path(path)}: transformers needs the accelerate library to load a GGUF file"
@@ -242,7 +242,8 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
 def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = False) -> Any:
     """Return the model class that the config names, or else the class that transformers uses for this config."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
-    heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
+    # BART has both kinds of heads; an encoder-decoder model uses the sequence-to-sequence head.
+    heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
     if not with_head:
         tables = [*tables, "MODEL_MAPPING"] if prefer_head else ["MODEL_MAPPING", *tables]

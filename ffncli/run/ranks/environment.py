@@ -1,5 +1,5 @@
-"""This process's place among several ranks, from the variables that torchrun sets. It must not import torch, because
-every command reads it."""
+"""This process's place among several ranks, from the variables that torchrun sets. This file must not import torch,
+because every command reads it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class RanksNeeded(FFNError):
 
 
 def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
-    """Return the split of a call: under torchrun over all ranks, otherwise as --tp and --ep request; None for a whole
-    block."""
+    """Return the split of a call, which covers all ranks under torchrun and otherwise follows --tp and --ep; None for a
+    whole block."""
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
     ranks = Ranks(tp or 1, ep or 1)

@@ -35,7 +35,7 @@ from ffncli.run.ranks.store import RankGroup
 
 
 class Dispatch:
-    """The default policy for sending rows to experts: as the route says."""
+    """The default policy for sending rows to experts: follow the route."""
 
     def choices(self, step: Step, route: Tensor) -> Choices:
         """Return the nonzero entries of the route [tokens, experts] to a step's experts."""
@@ -114,8 +114,8 @@ class ParallelBlock(nn.Module):
         return partial.redistribute(placements=[Replicate()]).to_local()
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return x, which all ranks along `tp` have and use in a part of their own; the backward pass sums its gradient
-        over these ranks."""
+        """Return x, which is equal on all ranks along `tp` but used in different parts; the backward pass sums its
+        gradient over these ranks."""
         if self.group.ranks.tp == 1 or not (torch.is_grad_enabled() and x.requires_grad):
             return x
         copied = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)
@@ -239,7 +239,7 @@ def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
 
 
 def spread_parameters(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return the parameters, other than those of Linears, of steps with `divided` outputs: learned parameters of
+    """Return the parameters of steps with `divided` outputs, except the Linears' parameters: learned parameters of
     activations, factors."""
     out: set[str] = set()
     ops = {step.output: step.op for step in whole}

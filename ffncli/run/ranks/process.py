@@ -1,7 +1,7 @@
 """The behaviour of a process as one of several ranks, and the start of local ranks.
 
 Only rank 0 prints; if several ranks have an error, only one prints it. Local ranks are processes with the same command,
-started by torch's elastic launcher in the same way as by torchrun.
+started by torch's elastic launcher, as torchrun does.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def common_exit_code(codes: Mapping[int, int]) -> int:
     """Return the exit code of a run, given the exit codes of its failed ranks; a negative code is a signal.
 
     A rank that exits with a positive code has reported the reason, or knows that another rank has. The code of the
-    actual cause is preferred over 143, with which ranks end after another rank has failed, and over 3, with which ranks
-    end that lost another rank. If all ranks were killed by signals, none has reported anything, so this raises FFNError
-    (exit 3).
+    actual cause is preferred over 143, the code of ranks that end after another rank has failed, and over 3, the code
+    of ranks that lost another rank. If all ranks were killed by signals, no rank has reported an error, so this raises
+    FFNError (exit 3).
     """
     exits = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
     killed = {rank: code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}

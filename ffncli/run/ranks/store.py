@@ -27,7 +27,7 @@ class RankGroup:
     mesh: DeviceMesh
 
 
-STORE_ERRORS = (DistNetworkError, DistStoreError)  # raised if a store cannot be reached, or no longer
+STORE_ERRORS = (DistNetworkError, DistStoreError)  # raised if a store is unreachable, or no longer reachable
 _BETWEEN = 0.02  # s between two polls of the store
 _ANSWERING = 1.5  # s within which a running rank answers the others, after an error that all ranks see
 LEFT, FAILED, STOPPED, TIMED_OUT, CLOSED = "left", "failed", "stopped", "timed out", "closed"

@@ -1,1 +1,1 @@
-"""Traces: a block run step by step, with a record of every intermediate. Takes one question, returns one session."""
+"""Traces: a block run step by step, with a record of every intermediate. A question is answered with a session."""

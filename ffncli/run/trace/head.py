@@ -24,7 +24,7 @@ from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, o
 from ffncli.run.pretrained.tokens import tokenizer_of
 
 _AT_ONCE = 64  # vectors per forward pass, to limit the memory for logits
-_ROUNDING = 1e-3  # of the largest value: far above float32 rounding, far below the error of a wrong formula
+_ROUNDING = 1e-3  # relative to the largest value: far above float32 rounding, far below a wrong formula's error
 
 
 class Head:
@@ -204,8 +204,8 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> tuple[Tensor
     """Carry vectors, parts of the FFN's `outputs` (both [n, d_model]), to the residual stream: Gemma-2 and OLMo-2
     normalise an FFN's output before adding it, Granite scales it.
 
-    Return (the vectors after the norms of their branch, each normalised on its own; the factor [n] that makes each its
-    part of the stream, NaN if a norm is not a pure scaling).
+    Return (the vectors after the norms of their branch, each normalised on its own; their factors [n]). A vector times
+    its factor is its part of the residual stream; a factor is NaN if a norm is not a pure scaling.
     """
     block = steps(ready.layer.spec)
     _, name = ffn_span(block)

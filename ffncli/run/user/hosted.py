@@ -1,8 +1,8 @@
 """A kernel in its own process, which loads the kernel's file and calls the kernel. The judging process never imports
 that file.
 
-Inputs and weights lie in memory shared by both processes, so the judging process sees if a kernel writes to them. From
-the kernel's process, it uses only the output; its statements are not trusted.
+Inputs and weights lie in memory shared by both processes, so the judging process sees if a kernel writes to them. It
+uses only the output of the kernel's process, and trusts no other statement from there.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
 PLACES = 2  # input buffers for x
 _ALIGNMENT = 256  # bytes; some kernels round differently if a tensor is not aligned
 _START = 300.0  # seconds for Python and torch to start; long, because a disk may be slow
-_PATIENCE = 5.0  # seconds from the end of a process's answers to the end of the process
+_PATIENCE = 5.0  # seconds to wait for a process to end after its last answer
 _MOST_ANSWER = 1 << 16  # bytes
 
 
 class KernelFailure(Exception):
-    """A kernel raised, broke its contract, or took too long, as the text says. If `gone`, its process has ended."""
+    """Raised if a kernel raises, breaks its contract, or takes too long. If `gone` is True, its process has ended."""
 
     def __init__(self, text: str, gone: bool = False) -> None:
         super().__init__(text)
@@ -102,7 +102,7 @@ class HostedKernel:
         entry = self.request.inputs[place].of(self.memory)[: len(x)]
         output = self.request.output.of(self.memory)[: len(x)]
         entry.copy_(x)
-        output.fill_(torch.nan)  # so that an unwritten output is not mistaken for the last call's
+        output.fill_(torch.nan)  # so that a missing output is not mistaken for the last call's output
         answer = self._ask(CallRequest(len(x), place), self.limits.call, "did not return within", "--call-time")
         if not same_bits(entry, x):
             self.changed.add("its input x")

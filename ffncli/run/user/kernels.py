@@ -1,9 +1,10 @@
 """Users' kernels: `[label=][ref:]file.py:name` names a plain function, an nn.Module (class or instance), or a Kernel.
 
-A function's first argument is x; the others are named after the block's weights: `def mlp(x, gate, up, down)`. A bias
-is `up_bias`, a learned parameter of an activation `act_weight`, a weight of a shared expert `shared__up`. Functions and
-modules are differentiable with respect to x and their params; the caller enables or disables gradients. A kernel that
-computes in fewer bits than the dtype has declares its format in an attribute `computes` ("fp8-rowwise").
+A function's first argument is x; the others are named after the block's weights: `def mlp(x, gate, up, down)`. The
+argument for a bias is `up_bias`, for a learned parameter of an activation `act_weight`, for a weight of a shared expert
+`shared__up`. Functions and modules are differentiable with respect to x and their params; the caller enables or
+disables gradients. A kernel that computes in fewer bits than the dtype has declares its format in an attribute
+`computes` ("fp8-rowwise").
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) 
 
 
 def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the kernel in a file; its `origin` is `origin` followed by the file's sha256."""
+    """Return the kernel in a file. The kernel's origin is the given `origin`, followed by the file's sha256."""
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
     origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"

@@ -53,7 +53,7 @@ def load(source: Source | None = None, dimensions: Dimensions | None = None, see
 
 @dataclass(frozen=True, kw_only=True)
 class CountQuestion(Dimensions):
-    """Parameters, FLOPs and bytes of a model or block, as in a row of `ffn params`.
+    """Count the parameters, FLOPs and bytes of a model or block, as in a row of `ffn params`.
 
     >>> import ffncli
     >>> ffncli.count("gpt2").ffn_params_total
@@ -82,7 +82,7 @@ count = call(CountQuestion, counted, "count")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlanQuestion(PlanQuestion, Dimensions):
-    """Time, memory and communication of a model's FFNs on accelerators, and the cheapest split that fits.
+    """Estimate time, memory and communication of a model's FFNs on accelerators, and find the cheapest split that fits.
 
     >>> import ffncli
     >>> best = ffncli.plan("llama-2-70b", device=["h100", "mi300x"], dtype="fp8").cheapest

@@ -55,8 +55,8 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModul
     """Load the block of `my.py:Name`, with the weights that its constructor draws after `torch.manual_seed(seed)`.
 
     The file is executed. Constructor arguments are filled by name from the dimension options; the computation is
-    identified by matching its outputs. Errors in the user's code and modules that match no block raise an FFNError with
-    exit code 2, loading too long one with exit code 3.
+    identified by matching its outputs. Raises FFNError: exit code 2 for errors in the user's code and for a module that
+    matches no block, exit code 3 if loading takes too long.
     """
     with built(text, dimensions, seed) as module:
         return one_block(module, dimensions)

@@ -16,7 +16,8 @@ from ffncli.models.dimensions import Dimensions, whole
 from ffncli.run.user.identify import EPS, ModuleSample, biases
 from ffncli.run.user.python_file import user_code
 
-_SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens, cyclically: near the kinks, and far out, where gelu_10 is flat
+# Scales of the probe's tokens, in turn: near the kinks, and far out, where gelu_10 is flat.
+_SCALES = (0.02, 1.0, 5.0, 0.3)
 _EXACT, _NARROW = 1e-9, 2e-5  # tolerances: computed in float64, or partly in float32 (an RMSNorm with x.float())
 
 
@@ -38,7 +39,8 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs a module on tokens [tokens, d_model]; exceptions of its forward are shortened to one line."""
+    """A callable that runs a module on tokens [tokens, d_model]; exceptions of its forward are shortened to one
+    line."""
 
     path: Path
     layout: _Layout
@@ -174,8 +176,8 @@ def _eps(module: nn.Module) -> Iterator[float]:
 
 
 def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
-    """Set the epsilon of every nn.RMSNorm that has none to the epsilon of the module's dtype; the twin's float64 would
-    imply another."""
+    """Give every nn.RMSNorm without an epsilon the epsilon of `dtype`, the module's dtype. Its default depends on the
+    dtype, and the twin is in float64."""
     for part in twin.modules():
         if isinstance(part, nn.RMSNorm) and part.eps is None:
             part.eps = torch.finfo(dtype).eps

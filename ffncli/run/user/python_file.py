@@ -377,7 +377,7 @@ def _forget_neighbours(folder: Path, before: set[str]) -> None:
 
 
 def _home(module: ModuleType) -> Path | None:
-    """Return the directory from which a module was imported: for a package, its parent."""
+    """Return the directory from which a module was imported; for a package, the directory that contains it."""
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
         return None

@@ -1,1 +1,1 @@
-"""Proofs that ways of computing a block agree."""
+"""Proofs that different ways of computing a block agree."""

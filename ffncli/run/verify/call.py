@@ -90,7 +90,7 @@ def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
 
 
 def _require_tensors(resolved: Resolved) -> None:
-    """Refuse a directory without tensors: random weights would prove nothing about the file's weights.
+    """Raise FFNError for a directory without tensors, because random weights would prove nothing about its weights.
 
     A config.json given as the source is verified with random weights.
     """
@@ -117,7 +117,8 @@ def _reference(against: Source, resolved: Resolved, seed: int) -> Resolved:
 def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | None:
     """Return the split that the question requests; None for one process. `checks` are the checks to run, None for all.
 
-    Contradictory options raise FFNError, and missing ranks RanksNeeded, before any Python file of the user is loaded.
+    Raises FFNError for contradictory options, and RanksNeeded for missing ranks, before any Python file of the user is
+    loaded.
     """
     ranks = split_asked_for(question.tp, question.ep)
     if ranks is None:
@@ -143,8 +144,8 @@ def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | No
 
 
 def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None) -> None:
-    """Reject a split that the layer does not allow, and suggest the nearest rank counts that it does; raise RanksNeeded
-    if the split needs several processes. The weights count as floats, whatever their format in the file.
+    """Reject a split that the layer does not allow, and suggest the nearest possible rank counts; raise RanksNeeded if
+    the split needs several processes. Weights are counted as floats, whatever their format in the file.
     """
     if ranks is not None:
         chosen = model.model.layer(layer)

@@ -1,5 +1,5 @@
-"""The options of `ffn verify`, and the checks by name with their statements. It must not import torch, because help
-reads it."""
+"""The options of `ffn verify`, and the checks by name with their statements. This file must not import torch, because
+`--help` reads it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_all_layers_and_the_tokens_that_one_promotes(files, model, call):
 def test_a_file_without_a_tokenizer_takes_token_numbers(model, tmp_path, call):
     path = gguf_files.write(tmp_path / "m.gguf", model, with_tokens=False)
     code, _, err = call("trace", str(path), "--prompt", PROMPT)
-    assert (code, "has no tokenizer (tokenizer.ggml.model); --input-ids takes" in err) == (2, True)
+    assert (code, "has no tokenizer (tokenizer.ggml.model); --input-ids accepts" in err) == (2, True)
     numbers = ",".join(map(str, ids(PROMPT)))
     code, out, _ = call("trace", str(path), "--input-ids", numbers, "--json")
     assert json.loads(out)["model_run"]["agreement"]["relative_error"] <= 1e-6

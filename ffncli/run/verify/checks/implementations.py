@@ -146,7 +146,8 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
-    """Return a kernel's output for the case's x [tokens, d_model]; raise BrokenContract if it breaks its contract.
+    """Return a kernel's output for the case's x [tokens, d_model]; raise BrokenContract if the kernel breaks its
+    contract.
 
     The kernel is called with other tokens first, which exposes a kernel that caches its first result.
     """

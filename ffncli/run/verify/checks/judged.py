@@ -181,8 +181,8 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
     """Check that tokens of a large batch give the same bits alone, in smaller batches from several positions, and in
     another order.
 
-    Unless batch invariance is demanded, other bits are a figure, not a failure: even torch's own products round a token
-    differently in batches of other sizes.
+    Unless batch invariance is demanded, a difference is reported but does not fail: even torch's own products round a
+    token differently in batches of other sizes.
     """
     most = trial.most_tokens
     x = trial.draw(most)
@@ -198,7 +198,7 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def _reported(trial: KernelTrial, row: CheckRow) -> CheckRow:
-    """Return the row, which no longer counts as failed unless batch invariance is demanded."""
+    """Return the row; unless batch invariance is demanded, it does not count as failed."""
     return row if row.passed or trial.batch_invariant else replace(row, passed=None)
 
 
@@ -340,8 +340,8 @@ def untouched(trial: KernelTrial) -> Iterator[CheckRow]:
 _REPEATS = 4  # calls per series on new inputs, and on one repeated input; the fastest counts
 _SERIES = 5  # a cache is reported only if every series shows it, which a disturbance does not
 _LEAST = 2e-3  # s; in a shorter call, passing numbers between the processes is too large a part
-_KEPT = 0.7  # of the work for a new input; below it, part of the answer must have been cached
-# Relative distance of the new inputs: so small that the same experts are chosen, with weights as near in the caches.
+_KEPT = 0.7  # fraction of the work for a new input; if a call takes less, part of the answer was cached
+# Relative distance of new inputs: small enough that the same experts are chosen, so their weights are in the caches.
 _NEAR = 2.0**-6
 
 
@@ -391,7 +391,7 @@ _REDRAWS = 64
 
 @dataclass(frozen=True)
 class KernelTrial:
-    """A kernel that its host has loaded for `block`, and the demands on it.
+    """A kernel that its host has loaded for `block`, and the requirements for it.
 
     `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported.
     """
@@ -436,7 +436,7 @@ class KernelTrial:
 
     def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
         """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding. Raise FFNError if too few
-        random tokens do."""
+        random tokens qualify."""
         kept: list[Tensor] = []
         count = 0
         for _ in range(_REDRAWS):

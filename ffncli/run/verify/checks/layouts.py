@@ -4,7 +4,7 @@ The proof that the reading is right is the result of another program: transforme
 layer's actual input, or the same layer of another checkpoint (`against`). If our result differs from the proof but a
 misreading agrees with it, the row names that misreading.
 
-The file also finds tokens that reach every expert, because an expert without tokens does not affect any output.
+The check adds tokens until every expert is reached, because an expert without tokens does not affect any output.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Proof:
     """The output (`reference`) of another program for the same layer and the input `x` [tokens, d_model]; `name` says
     which program.
 
-    `weights` are the program's weights in canonical form, if they can be compared with ours, and `norms` the outputs of
-    its norms for x. `single` is True if the program computes parts in float32 whatever the dtype. `same` marks the
-    tokens to compare; None for all. `fault` describes a known bug in the program. `formats` are the packed formats of
-    its weights; None if the weights come from the same file as ours.
+    `weights` are the program's weights in canonical form, if they can be compared with ours, and `norms` are the
+    outputs of its norms for x. `single` is True if the program computes parts in float32 whatever the dtype. `same`
+    marks the tokens to compare; None for all. `fault` describes a known bug in the program. `formats` are the packed
+    formats of its weights; None if the weights come from the same file as ours.
     """
 
     name: str

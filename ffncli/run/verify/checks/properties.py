@@ -50,7 +50,8 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     whole, went = output_and_experts(case.steps, case.weights, case.inputs)
 
     def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
-        """Compare a run per entry of `parts` with the same tokens, at the positions `order`, in the full run."""
+        """Run each of `parts` on its own, and compare with the same tokens, at the positions `order`, in the full
+        run."""
         made = [
             output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
         ]
@@ -76,7 +77,7 @@ _FAR_TOKENS, _FAR = (
     64,
     64.0,
 )  # large inputs saturate units that a few small tokens leave linear, such as the unit of a one-unit block
-_ROWS = 64  # rows computed of the one matrix; all rows would take d_model / 64 times as long
+_ROWS = 64  # number of rows of the matrix to compute; all rows would take d_model / 64 times as long
 _STACK = 3
 
 
