@@ -250,7 +250,7 @@ _ROWS = (
 )
 TABLE: dict[str, ActivationRow] = {row.name: row for row in _ROWS}
 CANONICAL: dict[str, str] = {alias: row.name for row in _ROWS for alias in (row.name, *row.aliases)}
-# Names of gated units: the function applied to the gate (Shazeer 2020, arXiv:2002.05202).
+# Gated unit → the function applied to its gate (Shazeer 2020, arXiv:2002.05202).
 GATED: dict[str, str] = {
     "swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity",
     "geglu_tanh": "gelu_tanh",

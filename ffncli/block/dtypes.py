@@ -118,7 +118,7 @@ _STORABLE = _names((*TABLE, *STORED))
 def dtype(text: str, field: str = "--dtype") -> DType:
     """Return the compute format with this name, in any usual spelling (`bf16`, `bfloat16`, `torch.bfloat16`).
 
-    Raises FFNError for an unknown format and for a storage-only one.
+    Raises FFNError for an unknown format, and for a storage-only format.
     """
     row = find(text)
     if row is None:

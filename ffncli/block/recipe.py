@@ -441,7 +441,7 @@ def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
 def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
     """Return `logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
 
-    A softmax over an axis is a Route that chooses all of it. Raises FFNError for an invalid vocabulary size.
+    A softmax over an axis is a Route that chooses the whole axis. Raises FFNError for an invalid vocabulary size.
     """
     axis = Axis("vocab", size("vocab", vocab))
     softmax = Route(axis, vocab, renormalise=False, score_dtype="input")

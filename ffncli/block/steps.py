@@ -95,7 +95,7 @@ class Multiply(Op):
         return wide
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`act ⊙ up`."""
+        """Return `act ⊙ up`."""
         return " ⊙ ".join([*([symbol("factor")] if self.learned else []), *inputs])
 
     def into_axis(self) -> Axis | None:
@@ -125,7 +125,7 @@ class Add(Op):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`x + down`, `x + 0.22 · down`, `experts + b_biased`."""
+        """Return `x + down`, `x + 0.22 · down`, `experts + b_biased`."""
         last = inputs[-1] if self.scale == 1 else f"{self.scale:g} · {inputs[-1]}"
         return " + ".join([*inputs[:-1], last, *([symbol("bias")] if self.bias else [])])
 
@@ -208,7 +208,7 @@ class Route(Op, RoutingRule):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` if all are chosen.
+        """Return `normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` if all are chosen.
 
         If the choice depends on more than the scores, the rest follows a bar: `top8(sigmoid(router) | + b_route, 4 of 8
         groups)`. A choice by table is printed as an index: `sqrtsoftplus(router)[lookup_route[token_ids]]`.
@@ -238,7 +238,7 @@ class Route(Op, RoutingRule):
         return f"top{self.top_k}({scores}{bar})" + (f" and the last {self.always}" if self.always else "")
 
     def into_axis(self) -> Axis:
-        """`experts`."""
+        """Return `experts`."""
         return self.experts
 
 
@@ -260,11 +260,11 @@ class Linear(Op):
         return (*inputs[0][:-1], self.out.size)
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`x · W1 + b1`."""
+        """Return `x · W1 + b1`."""
         return f"{inputs[0]} · {symbol('weight')}" + (f" + {symbol('bias')}" if self.bias else "")
 
     def into_axis(self) -> Axis:
-        """`into`."""
+        """Return `into`."""
         return self.into
 
 
@@ -293,7 +293,7 @@ class Activation(Op):
         return dict.fromkeys(activations.TABLE[self.function].learned, (ONE,))
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`gelu(up)`, `quick_gelu(min(gate, 7))`, `clip(up, -7, 7) + 1`, `min(silu(gate), 7)`."""
+        """Return `gelu(up)`, `quick_gelu(min(gate, 7))`, `clip(up, -7, 7) + 1`, `min(silu(gate), 7)`."""
         x = inputs[0]
         if self.low is not None and self.high is not None:
             x = f"clip({x}, {self.low:g}, {self.high:g})"
@@ -338,14 +338,14 @@ class Norm(Op):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`rmsnorm(x)`; `rmsnorm((1 + W_post_norm) ⊙ x)` if the weight multiplies the input."""
+        """Return `rmsnorm(x)`; `rmsnorm((1 + W_post_norm) ⊙ x)` if the weight multiplies the input."""
         weight = "" if self.weight == "none" else symbol("weight")
         if self.weigh == "output" or not weight:
             return f"{self.kind}({inputs[0]})"
         return f"{self.kind}({f'(1 + {weight})' if self.weight == 'one_plus' else weight} ⊙ {inputs[0]})"
 
     def into_axis(self) -> Axis:
-        """`axis`."""
+        """Return `axis`."""
         return self.axis
 
 
@@ -356,7 +356,7 @@ class Dropout(Op):
     p: float
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`dropout(act, 0.1)`."""
+        """Return `dropout(act, 0.1)`."""
         return f"dropout({inputs[0]}, {self.p:g})"
 
 
@@ -406,7 +406,7 @@ class Experts(Op):
         return shapes(self.program, {name: inputs[0]})[self.program[-1].output]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`Σ route[e] · expert_e(norm)`, followed by `, the last 256 are identities` if there are any."""
+        """Return `Σ route[e] · expert_e(norm)`, followed by `, the last 256 are identities` if there are any."""
         x, route = inputs
         rest = f", the last {self.identity} are identities" if self.identity else ""
         rest += f", the last {self.experts.size} of {route}" if self.always else ""
@@ -427,7 +427,7 @@ class AllReduce(Op):
     ranks: int
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`all_reduce(down, 4)`."""
+        """Return `all_reduce(down, 4)`."""
         return f"all_reduce({inputs[0]}, {self.ranks})"
 
 

@@ -271,7 +271,7 @@ class TimeFloor:
 
     @property
     def seconds(self) -> float:
-        """The floor: the longer of the two."""
+        """The floor, which is the longer of the two times."""
         return max(self.compute_s, self.memory_s)
 
     @property

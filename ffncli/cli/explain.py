@@ -18,7 +18,7 @@ _CONVENTIONS = {"example": "computed for this answer; `command` runs the same bl
 
 @dataclass(frozen=True, kw_only=True)
 class TopicOptions(Options):
-    """TOPIC."""
+    """The argument TOPIC."""
 
     topic: Annotated[
         str | None, Opt(metavar="TOPIC", help="ffn, gate, 4x, moe, tensor-parallel, gelu, ... [default: list all]")

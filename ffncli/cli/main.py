@@ -278,7 +278,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    raise Terminated  # so that `finally` runs
+    raise Terminated  # an exception, so that every `finally` runs
 
 
 def _leave(code: int) -> NoReturn:

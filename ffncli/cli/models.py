@@ -18,7 +18,7 @@ from ffncli.show.parts import Answer, Short, Table
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Options):
-    """TEXT."""
+    """The argument TEXT."""
 
     text: Annotated[
         str | None, Opt(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
@@ -27,14 +27,14 @@ class SearchOptions(Options):
 
 @spread
 def command(*, search: SearchOptions, show: OutputOptions) -> None:
-    """List the known models, with their sources: widths, activation, FFN parameters; --json and --csv give
-    the source, the organisation and the other names of each.
+    """List the known models, with their sources: widths, activation, FFN parameters; --json and --csv
+    add the source, the organisation and the other names of each model.
 
     Examples:
       ffn models              # all of them
       ffn models llama        # those with llama in the name
       ffn models 2026         # those released in that year
-      ffn models nvidia --csv # an organisation's, with sources
+      ffn models nvidia --csv # one organisation, with sources
     """
     output = show.output()
     names = catalog.names() if search.text is None else catalog.search(search.text)

@@ -32,9 +32,9 @@ def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) ->
 
     Examples:
       ffn report run.csv                               # writes report.html
-      ffn report before.csv after.csv -o change.html   # compared first
+      ffn report before.csv after.csv -o change.html   # with a comparison
       ffn report trace.safetensors -o trace.html       # from ffn trace --save
-      ffn report steps.csv -o steps.json               # of --by-step, for Perfetto
+      ffn report steps.csv -o steps.json               # from --by-step, for Perfetto
     """
     output = replace(show, out=None).output()
     output.show(answer(write_report(replace(question, output=page.out or question.output))))
@@ -49,4 +49,6 @@ def answer(report: Report) -> Answer:
     )
     line = Line(f"{report.path}: {what}, {report.bytes / 1000:,.0f} kB")
     rows = Table(("section",), [(title,) for title in report.sections])
-    return Answer("report", asdict(report), rows, [line], {"bytes": "of the page, which holds all that it shows"})
+    return Answer(
+        "report", asdict(report), rows, [line], {"bytes": "size of the page, which contains everything that it shows"}
+    )

@@ -44,7 +44,7 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 @register("grouped", prepare=prepare, refuses=refuses, dtypes=("fp32", "bf16", "fp16"))
 def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Sort, grouped product, activation and gate, grouped product, weigh, add."""
+    """Build the steps: sort, grouped product, activation and gate, grouped product, weigh, add."""
     return stacked_mixture(steps, partial(_in_groups, ordered=device.startswith("cuda")))
 
 
@@ -77,7 +77,7 @@ MOST_BYTES = 1 << 28  # maximum bytes of copied matrices at a time: more tokens 
 
 @register("batched", prepare=prepare, refuses=refuses, trains=False, most_tokens=MOST_TOKENS)
 def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Copy the matrices, batched product, activation and gate, batched product, weigh, add."""
+    """Build the steps: copy the matrices, batched product, activation and gate, batched product, weigh, add."""
     return stacked_mixture(steps, _in_batches)
 
 

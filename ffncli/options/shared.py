@@ -133,7 +133,7 @@ RankTimeout = Annotated[
     float | None,
     Opt(
         "--rank-timeout", metavar="TIME", accepts=SECONDS, group=SPLIT,
-        help="Time limit on waiting for another rank, at the start and in every collective. [default: 2m]",
+        help="Time limit for waiting for another rank, at the start and in every collective. [default: 2m]",
     ),
 ]  # fmt: skip
 TopUnits = Annotated[

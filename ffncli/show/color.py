@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-Paint = Callable[[str, str], str]  # a text and its style → the text, styled
+Paint = Callable[[str, str], str]  # (text, style) → the styled text
 COLORS = ("auto", "always", "never")
 ColorChoice = Literal["auto", "always", "never"]
 _CODES = {

@@ -60,7 +60,7 @@ class GatedUnit:
         return float(self.f(gate, up, SCALAR))
 
     def slopes(self, gate: float, up: float) -> tuple[float, float]:
-        """(∂y/∂gate, ∂y/∂up); at a kink or a limit, torch's value."""
+        """Return (∂y/∂gate, ∂y/∂up); at a kink or a limit, the values that torch has."""
         a, b = factor(self.gate), factor(self.up)
         return a.slope(gate) * b.f(up), a.f(gate) * b.slope(up)
 

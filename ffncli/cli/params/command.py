@@ -105,7 +105,7 @@ def command(
     Examples:
       ffn params llama-2-7b mixtral-8x7b               # side by side
       ffn params ./my-model --dtype fp8 --tokens 1,32  # FLOPs and bytes of a call
-      ffn params 512x2048:gelu --sweep d_ff=1x,2x,4x   # a row for each
+      ffn params 512x2048:gelu --sweep d_ff=1x,2x,4x   # one row per width
       ffn params gpt2 --assert 'd_ff == 3072'          # in CI: exit 1 if not
     """
     output = show.output()

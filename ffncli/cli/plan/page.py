@@ -161,7 +161,7 @@ def collectives_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:
     parts += [Line(difference_text(row)) for row in rows if not row.same]
     return [
         *parts,
-        Line("tokens each: entered per rank, rounded up to divide evenly over the experts", quiet=True),
+        Line("tokens each: tokens per rank, rounded up to divide evenly over the experts", quiet=True),
     ]
 
 

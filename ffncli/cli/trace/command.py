@@ -165,8 +165,6 @@ def _write_page(question: Question, show: OutputOptions, output: Output) -> None
         from ffncli.run.saved.saved import open_saved
 
         live_block(open_saved(Path(saved)))
-        about = (
-            "Every number of a feed-forward block, to change and to follow. Made by ffn trace; the page loads nothing."
-        )
+        about = "Every number of a feed-forward block, ready to change. Made by ffn trace; the page loads nothing."
         written = report(saved, page, title=session.block.name, about=about, force=show.force)
     output.note(f"{written.path}: {written.bytes / 1000:,.0f} kB; change a number there and see what follows")

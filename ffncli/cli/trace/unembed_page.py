@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NOTHING = "some values are NaN, so there is nothing to pick"
 _OUTPUT = "the FFN's output through the final norm and head: normalised alone, then as a part of the residual stream"
 _MOST_LISTED = 4
-_MORE = "-v shows the steps too"
+_MORE = "-v also shows the steps"
 _UNIT = (
     "the unit's column of the down projection alone, through the norm of its branch, if any, the final norm"
     " and the head; its sign is the activation's"

@@ -305,7 +305,7 @@ def test_the_tokens_come_without_the_steps_unless_these_are_asked_for(call, more
     short = call(*asked)[1]
     names = [step["name"] for step in answer(call, *asked[1:])["steps"]]
     assert "argmax" in short
-    assert short.endswith("\n  -v shows the steps too\n")
+    assert short.endswith("\n  -v also shows the steps\n")
     assert not [name for name in names if re.search(rf"^{name}( = |  )", short, re.M)]
     for option in (("-v",), ("--show", "2"), ("--top-units", "1")):
         long = call(*asked, *option)[1]
@@ -366,7 +366,7 @@ def test_the_sets_of_what_is_promoted(call):
         "suppressed: ",
     )
     assert all(line.startswith(f"  {start}") for line, start in zip(table[13:], words, strict=False))
-    assert table[17:] == ["  -v shows the steps too"]
+    assert table[17:] == ["  -v also shows the steps"]
     assert max(map(len, table)) <= 80
 
 
