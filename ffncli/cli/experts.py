@@ -90,7 +90,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     ]
     if survey.ablated_texts:
         again = f"{survey.ablated_texts:,} {plural('text', survey.ablated_texts)}"
-        parts.append(Line(f"nats: the mean change of the prediction without the expert, over {again}", quiet=True))
+        parts.append(Line(f"nats: mean KL divergence of the next token without the expert, over {again}", quiet=True))
     return Answer("experts", body, csv, parts, CONVENTIONS)
 
 

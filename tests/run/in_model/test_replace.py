@@ -334,7 +334,7 @@ def test_what_cannot_be_replaced(tmp_path):
     with pytest.raises(FFNError, match="on the meta device"):
         ffncli.replace(empty, "eager")
     for tokens in ((), 0, "many"):
-        with pytest.raises(FFNError, match="tokens must be a whole number from 1"):
+        with pytest.raises(FFNError, match="tokens must be one or more whole numbers from 1"):
             ffncli.replace(llama(), "eager", tokens=tokens)
 
 
