@@ -10,8 +10,7 @@ import sys
 
 from benchmarks import conv1x1
 from benchmarks.script import read
-from ffncli.run.texts import TEXTS
-from ffncli.run.texts.claims import TextClaim, claims
+from ffncli.run.texts import TEXTS, TextClaim, claims
 
 HEAD = """# Claims of the texts
 

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.claims import page
 from ffncli.models.examples import EXAMPLES
-from ffncli.run.texts import TEXTS
-from ffncli.run.texts.claims import FIRST, TextClaim, claims
+from ffncli.run.texts import FIRST, TEXTS, TextClaim, claims
 from ffncli.run.texts.explained import WORKED
 
 pytestmark = pytest.mark.docs

@@ -24,7 +24,7 @@ from benchmarks import (
 )
 from benchmarks.claims import MEASURED, why
 from benchmarks.script import Answer, Kept, marks, read
-from ffncli.run.texts.claims import TextClaim
+from ffncli.run.texts import TextClaim
 
 MACHINE = {"cpu": "a cpu, 2 cores", "python": "3.12", "torch": "2.13", "numpy": "2.4", "pytest-benchmark": "5.3"}
 
