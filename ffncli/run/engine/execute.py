@@ -110,6 +110,7 @@ def execute(
         elif keep is not None and step.output not in keep:
             free.add(step.output)
         tensors[step.output] = result
+        # Drop every reference at once, so that a tensor's memory is free after its last use.
         del arguments
         for name in {*step.inputs, step.output}:
             if last_use.get(name, at) == at:

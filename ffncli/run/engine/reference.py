@@ -110,6 +110,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
         _, here = output_and_experts(before, weights, inputs)
         generator, off = torch.Generator(first.device).manual_seed(0), 4 * torch.finfo(dtype).eps
         params = {name: weights[name] for step in before for name in (*step.parameters(), *step.tables())}
+        # A token is steady only if no perturbation changes its experts: exact float64, then 16 random draws.
         for scale in (0.0, *(off,) * 16):
             noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
             _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in params.items()}, noisy)

@@ -158,6 +158,7 @@ def _group_results(
     ops = [step.op for step in steps if isinstance(step.op, Experts)]
     out = [unmixed(replace(op, identity=0), x, route) for op, (x, route) in zip(ops, entering, strict=True)]
     works = [received(*one) for one in zip(steps, ops, *zip(*entering, strict=True), weights, strict=True)]
+    # The ranks of a tensor-parallel group have the same route, so they receive the same experts in the same order.
     for each in zip(*works, strict=True):
         programs = [op.program for op in ops]
         inputs = [{block_inputs(op.program)[0]: one.x} for op, one in zip(ops, each, strict=True)]

@@ -66,6 +66,7 @@ class Head:
         """Return the direction [d_model], in float64, in which a vector raises a token's logit: `part` of a vector, for
         this token, is vector · direction / size."""
         assert self.norm is not None
+        # `_above_nothing` is linear in the vector, so its gradient is the same at every vector.
         vector = torch.randn(self._width, generator=torch.Generator().manual_seed(1))
         vector = vector.to(self._loaded.module.device, self._loaded.module.dtype).requires_grad_()
         (gradient,) = torch.autograd.grad(self._above_nothing(vector, self.norm, token), vector)

@@ -211,6 +211,7 @@ def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
 def _error(candidates: Tensor, y: Tensor) -> list[float]:
     """Return, for each of the candidates [n, tokens, values], the maximum over tokens of max|a - b| / max|b|."""
     size = y.abs().amax(-1)
+    # Errors of a token whose output is nearly 0 are relative to the other tokens; if all are 0, errors are absolute.
     size = size.clamp(min=1e-6 * float(size.max()) or 1.0)
     worst = ((candidates - y).abs().amax(-1) / size).amax(-1).double()
     return torch.nan_to_num(worst, nan=inf, posinf=inf).tolist()
