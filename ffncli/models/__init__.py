@@ -1,1 +1,1 @@
-"""Where a block comes from: the catalog, a config.json or a checkpoint. Counting works without torch."""
+"""The sources of blocks: the catalog, config.json files and checkpoints. Counting works without torch."""

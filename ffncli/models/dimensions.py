@@ -135,9 +135,9 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     """Override the model's specs by the options that are set. A module in memory is rejected, as its code determines
     its spec.
 
-    If a model mixes dense and MoE layers, `d_ff` and the MoE options apply to the kind of its largest group (the one
-    that "per layer" describes); the other layers keep their values, and a note says so. `top_k` without `experts`
-    applies to the model's MoE layers. Fields that an option sets are no longer unknown.
+    If a model mixes dense and MoE layers, `d_ff` and the MoE options change only layers of the main group's kind (dense
+    or MoE); the other layers keep their values, and a note says so. `top_k` without `experts` applies to the model's
+    MoE layers. Fields that an option sets are no longer unknown.
     """
     if not options.any_set():
         return resolved

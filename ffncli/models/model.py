@@ -58,8 +58,8 @@ class Disagreement:
     """A field with different values in a config and in the tensors; `where` names a tensor.
 
     `name` is our name for the field, `field` is the config's name. `stack` and `index` locate the first block that
-    differs, `layers` counts the layers with the same difference. `teller` introduces the config's value; in a GGUF
-    file, the metadata takes the config's place.
+    differs, `layers` counts the layers with the same difference. `teller` introduces the config's value, or the
+    metadata's value for a GGUF file.
     """
 
     name: str
@@ -116,7 +116,7 @@ class StoredSize:
 
 @dataclass(frozen=True)
 class Model:
-    """A model: its layers in groups with the same spec, and its parameters outside the FFN blocks.
+    """A model: its layers, grouped by spec, and its parameters outside the FFN blocks.
 
     `bare`: a single block without layers. `dtype` is the stored format if known; `non_ffn_dtype` is the format outside
     the FFNs if different. `names` maps our field names to the config's, `extra_layers` counts layers beyond the
@@ -184,7 +184,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Example:
-    """What a built-in block provides: weights as nested lists (random if empty), and the name and shape of its input.
+    """The data of a built-in block: weights as nested lists (random if empty), and the name and shape of its input.
 
     `dropped` lists, for each dropout step, the (token, unit) pairs dropped by a mask with probability `dropout`. A
     random input is multiplied by `scale`, then `given` sets individual values by (token, unit). `block` holds the steps
@@ -208,7 +208,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A model, its source, and how its properties are known.
+    """A model with its source and the evidence for its properties.
 
     `source` is the text that the user typed, `location` where weights may be found, `checkpoint` the stored tensors,
     `weights` a module's canonical tensors in memory, by stack and layer. `evidence` lists the sources of gatedness and
@@ -246,8 +246,8 @@ class Resolved:
 
     def without(self, *parts: NotCounted) -> Resolved:
         """Add parts that are not counted, with a note for each."""
-        # new parts replace earlier parts with the same reason: the tensors, read later, say more about them than a
-        # config
+        # new parts replace earlier parts with the same reason: tensors are read after the config and describe the parts
+        # better
         reasons = {part.why for part in parts}
         kept = [part for part in self.not_counted if part.why not in reasons]
         gone = {_left_out(part) for part in self.not_counted} - {_left_out(part) for part in kept}
@@ -433,8 +433,8 @@ def is_gguf(path: Path) -> bool:
 
 
 def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:
-    """Count the parameters of a GGUF file that are loaded to run its layers up to `last_layer`: without later layers
-    and the head."""
+    """Count the parameters that are loaded from a GGUF file to run its layers up to `last_layer`; later layers and the
+    head are excluded."""
     total = 0
     for name in checkpoint.files:
         layer = re.match(r"blk\.(\d+)\.", name)

@@ -1,1 +1,1 @@
-"""Reading a config.json: a row per model family says which fields hold what."""
+"""Read config.json files: each model family has a row that says what its fields mean."""

@@ -1,5 +1,6 @@
 """Count, from a config's fields, the parameters of one layer's attention and of lookup tables outside the blocks
-(tables for n-grams or for every layer). Common attention schemes are records.
+(tables for n-grams or for every layer). Common kinds of attention are dataclasses whose attributes name the config's
+fields.
 
 A fused projection counts like its parts. An n-gram table may be larger than the rest of the model: if the family has a
 row for it in `config.non_ffn`, the whole-model count includes it; otherwise its size is reported if the config
@@ -164,8 +165,8 @@ MEMORIES: Mapping[str, str] = {
 
 
 def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
-    """Return a model's tables as parts that are not counted, with None as their parameters if the family's code has no
-    known tables."""
+    """Return a model's tables as parts that are not counted. Parameters are None if unknown, as for
+    families without a known table."""
     if config.values.get("model_type") == "gemma4_unified_text":
         return ()  # it has gemma4_text's blocks, but not these embeddings
     if row := _SIZES.get(family):

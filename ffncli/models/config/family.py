@@ -1,7 +1,7 @@
 """The format of a row in `families/`: which config fields hold what, and what the family's code fixes.
 
-It also has building blocks for mixtures of experts: rules for which layers have experts, routings (keyword arguments of
-`MoE`, read from a config), and limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
+This module also has building blocks for mixtures of experts: rules for which layers have experts, routings (keyword
+arguments of `MoE`, read from a config), and limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def agree(config: Fields, **settled: object) -> None:
 
 
 def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()) -> Callable[[int], bool]:
-    """Qwen's rule: every `decoder_sparse_step`-th layer has experts, except those listed as dense."""
+    """Build Qwen's rule: every `decoder_sparse_step`-th layer has experts, except those listed as dense."""
     step = config.integer("decoder_sparse_step", 1)
     listed = config.get("mlp_only_layers", None) is not None
     dense = frozenset(config.integers("mlp_only_layers") if listed else dense_layers)
@@ -171,8 +171,8 @@ def named(rule: LayerRule) -> LayerRule:
 
 
 def fixed_prefix(dense: int) -> LayerRule:
-    """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can change that; the older
-    fields may state it, but nothing else."""
+    """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can change that; older
+    fields may only state the same number."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
         sparse = config.integer("num_hidden_layers") - dense
@@ -282,7 +282,7 @@ def per_layer_limits(config: Fields, stack: Stack, name: str) -> Callable[[int],
     """Read the limits of each layer, applied after silu, from a list with one number per layer; 0 and null mean no
     limit.
 
-    A longer list continues with the multi-token prediction layers. Raises FFNError with the field's name.
+    If the list is longer, it continues with the multi-token prediction layers. Raises FFNError with the field's name.
     """
     value = config.get(name, None)
     count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)

@@ -1,6 +1,6 @@
 """Count a model's parameters outside its FFN blocks from the config alone: attention, norms, embeddings and head.
 
-RESTS has one row (Rest) per model family, like `families.FAMILIES`; rows only read fields, no model is built. The count
+RESTS has one row (Rest) per model family, like `families.FAMILIES`; rows only read fields and build no model. The count
 covers the base model, plus the language-model head of language models. BERT and its relatives include their pooler (as
 in the published 109,482,240 for bert-base); ViT excludes pooler and classifier. MIXED holds the rows of families whose
 layers differ, or that have tables besides the input embedding. Facts: transformers 5.23 `configuration_*.py` and

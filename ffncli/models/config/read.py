@@ -96,7 +96,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
     whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
-    tables = () if whole_known else memories(config, family_name)  # otherwise they are counted with the whole model
+    tables = () if whole_known else memories(config, family_name)  # a count of the whole model includes them
     tables = (*tables, *other_tokens(config, family_name, groups))
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
@@ -138,7 +138,7 @@ def _nearest_model_type(model_type: str) -> str:
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
-    """Map our field names to the config's, for messages: the spelling that it uses, else the usual spelling."""
+    """Map our field names to the config's, for messages: the spelling that the config uses, else the usual spelling."""
     moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
         "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,

@@ -163,8 +163,8 @@ class UnknownField(FFNError):
 
 
 def unread(config: Fields, family: str = "") -> dict[str, Any]:
-    """Return the fields (with values) whose names suggest a size or arithmetic, that are on, and that are neither read
-    nor known to be harmless.
+    """Return the fields (with values) that are on, were not read, are not known to be harmless, and have names that
+    suggest a size or arithmetic.
 
     Call it after all other fields have been read. It also searches nested objects from which at least one field was
     read.

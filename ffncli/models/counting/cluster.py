@@ -137,8 +137,8 @@ class Assumptions(Options):
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumptions behind a plan for one device: shares of peak, bandwidth, link and memory that are usable; links
-    by name.
+    """The assumptions behind a plan for one device: the usable shares of peak, bandwidth, links and memory; links are
+    given by name.
 
     With measured rates, `gemm_efficiency` and `memory_efficiency` are None. `source` cites the defaults, `changed`
     names the values that the user set.
@@ -345,7 +345,7 @@ class MeasuredSpeeds:
         return Rates(weights.name, flops * share, moved * share)
 
     def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
-        """Return these measurements without one block at any token count, so that its time can be predicted."""
+        """Return the measurements of all other blocks, which predict the time of the block `left_out`."""
         return MeasuredSpeeds(tuple(block for block in self.blocks if block.label != left_out.label))
 
 
@@ -404,8 +404,8 @@ def _place(work: Traffic) -> tuple[float, float]:
 
 
 def _expected(curves: Sequence[Sequence[ShareAt]], reuse: float, size: float) -> float:
-    """Return the expected share of the roofline at this reuse: the mean over curves, in which similar weight sizes
-    count more, since a cache's effect depends on size."""
+    """Return the expected share of the roofline at this `reuse` (FLOPs per byte of weights): the mean over curves, in
+    which similar weight sizes count more, since a cache's effect depends on size."""
     points = [_between(curve, reuse) for curve in curves]
     near = [1 / ((point.size - size) ** 2 + _CLOSE**2) for point in points]
     mean = sum(weight * point.share for weight, point in zip(near, points, strict=True)) / sum(near)

@@ -174,7 +174,7 @@ def other_bytes(counted: ModelCount, weights: DType) -> int | None:
 def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, Speeds] | None = None) -> ClusterPlan:
     """Plan one model; `speeds` are measured rates by device, which replace the data sheet's rates.
 
-    A CPU requires measured rates, and measured rates require that their device is planned. If no combination can be
+    A CPU requires measured rates, and at least one device with measured rates must be planned. If no combination can be
     planned, the error states the first reason.
     """
     planners, speeds = question.planners(resolved), speeds or {}

@@ -315,8 +315,8 @@ def _why(resolved: Resolved) -> str:
 
 
 def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
-    """Return the format of a model's weights: `dtype` if given, else the stored format (if packed, with its file's mean
-    size)."""
+    """Return the format of a model's weights: `dtype` if given, else the stored format (for a packed format, with the
+    file's mean bytes per weight)."""
     if dtype is not None:
         return dtypes.storage(dtype, option("dtype"))
     if resolved.model.dtype is None:

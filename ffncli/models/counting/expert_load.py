@@ -134,7 +134,7 @@ def _binomial_below(mean: float, most: int) -> list[float]:
 
 def _largest_normal(counts: Mapping[tuple[float, float], int]) -> float:
     """Return the expected maximum of normally distributed counts ((mean, variance) → number of such counts), integrated
-    over the range in which the product is neither 0 nor 1."""
+    over the range in which the product of their probabilities is neither 0 nor 1."""
     known = {(mean, sqrt(variance)): n for (mean, variance), n in counts.items()}
     low = max(0.0, *(mean - 8 * deviation for mean, deviation in known))
     high = max(mean + 8 * deviation for mean, deviation in known)

@@ -124,8 +124,8 @@ def _from_config(config: Fields, unknown: str) -> Metadata:
 
 
 def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """Return (the reason why the blocks cannot be run, the notes) for arithmetic `fields`, described in words, that
-    nothing reads."""
+    """Return (the reason why the blocks cannot be run, the notes) for `fields`, described in words, that may affect
+    arithmetic but that nothing reads."""
     if not fields:
         return "", ()
     note = f"not read, but may change what its FFN computes: {fields}"
@@ -138,7 +138,7 @@ def _positive(config: Fields, names: str) -> int | None:
 
 
 def _from_metadata(file: GGUFFile) -> Metadata:
-    """Read the metadata of a GGUF file. Ignoring hyphens and underscores, its architecture names the family."""
+    """Read the metadata of a GGUF file. Its architecture is the family's name, apart from hyphens and underscores."""
     config = gguf_config(file)
     family = family_of(BY_TYPE.get(file.architecture) or file.architecture.replace("moe", "_moe"))
     act = family.default_activation if family and family.default_activation is not REQUIRED else None
@@ -266,7 +266,8 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """Return the differences between an FFN's tensors and its block: parameters that would not be counted."""
+    """Return a difference for each FFN whose tensors have parameters that its block lacks, since these would not be
+    counted."""
     out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, by_layer in layers.items():
         for layer, ffns in by_layer.items():

@@ -1,7 +1,7 @@
 """A checkpoint on disk: the file and offset of each tensor; `tensors/read_weights.py` reads the values.
 
 A file written by torch.save (`.pt`, `.pth`, `.bin`) is unpickled by torch with `weights_only=True`, without a fallback
-and without the tensors' values. This gives names, shapes and offsets, with which bytes are read as from a safetensors
+and without the tensors' values. This gives names, shapes and offsets, so that bytes can be read as from a safetensors
 file.
 """
 

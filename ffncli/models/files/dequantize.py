@@ -49,7 +49,7 @@ def in_place(packed: Packed) -> StoredTensor:
     """
     anchor = packed.means.anchor
     place, name = packed.place(anchor), scale_name(anchor, packed.tensors)
-    assert name is not None  # the format was recognised by the scales
+    assert name is not None  # this format is recognised by its scales
     shape, stated = place.info.shape, packed.config.values.get("weight_block_size")
     scale = ScaleGrid(packed.place(name), name, shape, stated)
     zero = _zeros(packed, name, shape, stated)
@@ -298,7 +298,7 @@ def _scales(packed: Packed) -> str:
     """Return the name of the tensor that holds the scales."""
     anchor = packed.means.anchor
     name = anchor[:-6] + "scales" if anchor.endswith("blocks") else scale_name(packed.base, packed.tensors)
-    assert name is not None  # the format was recognised by the scales
+    assert name is not None  # this format is recognised by its scales
     return name
 
 

@@ -189,7 +189,7 @@ def _header(hub: Requests, commit: str, name: str, length: int, size: int) -> Re
 AT_ONCE = 16  # simultaneous requests
 PATIENCE = 12  # time limit for all requests together, in multiples of the limit for one request: two minutes by default
 _PAUSE = 0.5  # seconds before a request is repeated
-_ATTEMPTS = {"HEAD": 1, "GET": 2}  # attempts of the library for one address
+_ATTEMPTS = {"HEAD": 1, "GET": 2}  # the library's attempts for one address
 _RANGE = re.compile(r"bytes (?:(?P<start>[0-9]{1,19})-[0-9]{1,19}|\*)/(?P<size>[0-9]{1,19})")
 _UNSET = "unset it, or give it an address like https://huggingface.co"
 _LOGIN = "`hf auth login`, or HF_TOKEN"

@@ -4,8 +4,8 @@ alone.
 A quantizer packs a matrix into several tensors. One of them, the anchor, holds the packed values; its name and dtype
 identify the format. The others (scales, zeros, indices) are found by the anchor's name and do not count as parameters.
 Tensors outside any packed matrix (biases, norms, modules that were not quantized) are kept unchanged. No rule depends
-on digits in names, so expert numbers may be replaced by a sign. Sources: what the writers write (AutoGPTQ, AutoAWQ,
-bitsandbytes, compressed-tensors, torchao, ModelOpt) and what transformers' integrations read.
+on digits in names, so expert numbers may be replaced by a sign. Sources: the writers' output (AutoGPTQ, AutoAWQ,
+bitsandbytes, compressed-tensors, torchao, ModelOpt) and the readers in transformers' integrations.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Anchor:
 
 
 def _qweight(anchor: Anchor) -> LogicalTensor:
-    """Read GPTQ or AWQ. GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]), AWQ packs
+    """Read GPTQ or AWQ. GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]); AWQ packs
     values of a row ([in, out·bits/32]). In both, scales are [groups, out], which distinguishes the two."""
     stem = anchor.name.removesuffix(".qweight")
     rows, columns = anchor.matrix()

@@ -1,5 +1,5 @@
-"""Read JSON from an untrusted file: anything ambiguous, non-numeric, too big or too deep is refused. Fields reads a
-config's values just as strictly.
+"""Read JSON from an untrusted file: anything ambiguous, NaN, too big or too deep is refused. Fields reads a config's
+values just as strictly.
 """
 
 from __future__ import annotations

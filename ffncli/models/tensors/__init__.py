@@ -1,1 +1,1 @@
-"""FFNs recognised by the names and shapes of their tensors, where each weight lies, and how to read it."""
+"""Recognise FFNs by the names and shapes of their tensors, locate each weight, and read it."""

@@ -1,4 +1,4 @@
-"""Locate the FFNs of a layer by names and shapes: matrices with one naming (NAMINGS), with their shared experts and
+"""Locate the FFNs of a layer by names and shapes: matrices that match a naming (NAMINGS), with their shared experts and
 routers.
 
 Shapes show which axis is d_model, which is d_ff, and which matrices do not fit. A matrix may have either orientation:
@@ -126,7 +126,7 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
         for down, namings in BY_LAST.get(last(stem), ()):
             if role(name) in _ROUTER_MLP:
                 continue
-            if not f".{stem}".endswith(f".{down}") or is_norm(name):  # the scale of a norm may be an MLP's (Voxtral)
+            if not f".{stem}".endswith(f".{down}") or is_norm(name):  # a norm's scale may use an MLP (Voxtral)
                 continue
             possible = [Projections(stem[: len(stem) - len(down)], naming, suffix) for naming in namings]
             whole = [p for p in possible if all(p.name(leaf) in items for leaf in p.naming.names) and _fits(items, p)]

@@ -83,7 +83,7 @@ REFUSED: Mapping[str, str] = dict.fromkeys(
 
 
 def _mllama(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Layers that attend to the image scale the FFN's output by a learned gate; their block ends before the gate."""
+    """End the block before the learned gate that scales the FFN's output in layers that attend to the image."""
     listed = config.get("cross_attention_layers", None) is not None
     crossed = config.integers("cross_attention_layers") if listed else (3, 8, 13, 18, 23, 28, 33, 38)
     return lambda i: {"residual": False} if i in crossed else {}

@@ -87,7 +87,7 @@ def _gemma4(config: Fields) -> Extra:
 
 
 def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Layers that reuse keys and values of earlier layers may be twice as wide."""
+    """Double the width of layers that reuse keys and values of earlier layers, if the config says so."""
     layers = config.integer("num_hidden_layers")
     first = layers - config.integer("num_kv_shared_layers", 0, low=0)
     wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
@@ -312,7 +312,7 @@ def _t5(config: Fields) -> Extra:
     form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
     # By gated-gelu, T5 v1.1 means the tanh form (transformers' T5Config turns it into gelu_new).
     name = "gelu_tanh" if form == "gated-gelu" else form.removeprefix("gated-")
-    # Newer files also state the fields that follow from it; if they differ, transformers uses these fields.
+    # Newer files also state the fields that follow from it; if they contradict it, transformers uses these fields.
     gated = config.flag("is_gated_act", form.startswith("gated-"))
     return {"gated": gated, "activation": config.text("dense_act_fn", name), "bias": False}
 

@@ -31,7 +31,8 @@ def _albert_runs(config: Fields) -> tuple[int, ...]:
 def _mobilebert(config: Fields) -> Extra:
     why = "its norms would differ within one layer; published MobileBERTs have no_norm"
     only(config, "normalization_type", "no_norm", why)
-    # "no_norm" is x ⊙ weight + bias after the residual, not a norm, so the row describes the FFN between two of them.
+    # "no_norm" is x ⊙ weight + bias after the residual, not a norm, so the row describes the FFN between two such
+    # steps.
     width = "intra_bottleneck_size" if config.flag("use_bottleneck", True) else "hidden_size"
     d_model = config.integer("true_hidden_size", config.integer(width))  # read by the code if present
     return {"norm": "none", "residual": False, "d_model": d_model}

@@ -84,7 +84,7 @@ def _cohere2(config: Fields) -> Extra:
     if not sigmoid:
         only(config, "expert_selection_fn", "softmax", "only softmax and sigmoid are covered")
     if config.text("shared_expert_combination_strategy", "average") == "average":
-        # equals experts / 2 + shared / 2 to the last bit
+        # (experts + shared) / 2 equals experts / 2 + shared / 2 to the last bit
         half = {"scale": 0.5, "shared_scale": 0.5}
     else:
         only(config, "shared_expert_combination_strategy", "sum", "only sum and average are covered")
