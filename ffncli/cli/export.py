@@ -64,7 +64,7 @@ def command(*, question: ExportQuestion, show: ExportedOutputOptions) -> None:
     Examples:
       ffn export llama-2-7b --as torch                  # a module and its reference
       ffn export llama-2-7b --as latex -o llama.tex     # formulas and a table
-      ffn export gpt2 --as flashinfer-trace -o arena    # a folder for FlashInfer-Bench
+      ffn export gpt2 --as flashinfer-trace -o arena    # writes a folder
       ffn export ./my-model -l 1 --as torch -n 1,4096   # with two workloads
     """
     output = show.output()

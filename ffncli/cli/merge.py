@@ -30,7 +30,7 @@ def command(*, question: MergeQuestion, show: OutputOptions) -> None:
     Examples:
       ffn merge part-1.csv part-2.csv -o all.csv          # or part-*.csv
       ffn merge part-1.csv part-2.csv -o all.csv --force  # replaces all.csv
-      ffn merge all.csv part-2.csv -o new.csv             # merged results count, too
+      ffn merge all.csv part-2.csv -o new.csv             # merged files, too
       ffn merge part-1.csv part-2.csv -o a.csv --json     # for a script
     """
     output = replace(show, out=None).output()

@@ -34,7 +34,7 @@ def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) ->
       ffn report run.csv                               # writes report.html
       ffn report before.csv after.csv -o change.html   # with a comparison
       ffn report trace.safetensors -o trace.html       # from ffn trace --save
-      ffn report steps.csv -o steps.json               # from --by-step, for Perfetto
+      ffn report steps.csv -o steps.json               # --by-step, for Perfetto
     """
     output = replace(show, out=None).output()
     output.show(answer(write_report(replace(question, output=page.out or question.output))))

@@ -151,7 +151,7 @@ def _turns(c: Curve, xs: list[float], slopes: list[float]) -> list[float]:
 def _bound(c: Curve, stationary: list[float], sign: float) -> tuple[float, float | None]:
     """Return (the least upper bound of sign · f, times `sign`; the point where it is reached, or None)."""
     limits = [sign * c.f(x) for x in (-_FAR, _FAR)]
-    # Bounded functions have reached their asymptote at _FAR; what still doubles until _FARTHER has no bound.
+    # Bounded functions have reached their asymptote at _FAR; a function that still doubles up to _FARTHER is unbounded.
     if any(sign * c.f(x) > 2.0 * abs(near) + 1.0 for x, near in zip((-_FARTHER, _FARTHER), limits, strict=True)):
         return sign * math.inf, None
     reached = max(((sign * c.f(x), -abs(x), x) for x in stationary), default=(-math.inf, 0.0, 0.0))
