@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """A change that sets the elements at `index` of the parameter `name` (canonical) to `value`; `text` is the text
-    typed."""
+    """A change that sets the elements at `index` of the parameter `name` (canonical); `text` is as typed."""
 
     text: str
     name: str

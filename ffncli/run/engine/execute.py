@@ -174,8 +174,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
 
 def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
-    """Return the output of a step other than Experts; the keys of `params` are the last part of the parameters'
-    names."""
+    """Return the output of a step other than Experts; `params` has the last parts of the parameters' names."""
     op: Op = step.op
     match op:
         case Linear():
@@ -343,8 +342,7 @@ class Received:
 
 
 def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
-    """Yield, in order, the work of every expert that receives at least one of the tokens x [tokens, d]; route is
-    [tokens, experts]."""
+    """Yield, in order, the work of every expert with tokens among x [tokens, d]; route is [tokens, experts]."""
     route = route[:, op.entries]
     for e in route.any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
@@ -374,8 +372,7 @@ NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALA
 
 
 def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
-    """Return the activation f for tensors of any shape; `learned` contains its learned parameters (one element each),
-    if any."""
+    """Return the activation f for tensors of any shape; `learned` has its learned parameters, one element each."""
     row = TABLE[name]
     if row.native is not None:
         call, options = row.native
@@ -399,8 +396,7 @@ def _numbers(learned: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
 
 
 def halves_by_turns(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """Concatenate two tensors along `axis` and split the result into even and odd rows: [0, 1], [2, 3] → [0, 2], [1,
-    3]."""
+    """Concatenate two tensors along `axis` and split them into even and odd rows: [0, 1], [2, 3] → [0, 2], [1, 3]."""
     rows = torch.cat([first, second], axis).movedim(axis, 0)
     return rows[::2].movedim(0, axis).contiguous(), rows[1::2].movedim(0, axis).contiguous()
 

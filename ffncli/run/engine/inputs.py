@@ -65,8 +65,7 @@ def block_tensors(
 
 
 def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dtype) -> None:
-    """Raise FFNError (exit 3) if free memory is too small for two of the widest intermediates and three tensors
-    [tokens, d_model]."""
+    """Raise FFNError (exit 3) without memory for two of the widest intermediates and three [tokens, d_model]."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
@@ -180,8 +179,7 @@ def _json(text: str, where: str) -> object:
 
 
 def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
-    """Copy a caller's values, so that later changes do not affect the input; raise FFNError for anything but
-    numbers."""
+    """Copy a caller's values, so that later changes do not matter; raise FFNError for anything but numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
             raise FFNError("input contains complex numbers, not real numbers")
@@ -195,8 +193,7 @@ def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
 
 
 def _from_numpy(array: NDArray[Any], where: str) -> Tensor:
-    """Return the array as a tensor in float64, or in its own dtype if that is float16 or float32, which saves
-    memory."""
+    """Return the array as a tensor in float64, or in its own dtype if that is float16 or float32."""
     import numpy
 
     if array.dtype.kind not in "fiub":

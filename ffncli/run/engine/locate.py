@@ -65,8 +65,7 @@ def _owners(located: Iterable[Located]) -> dict[str, str]:
 def _boundary(
     owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
 ) -> tuple[str, tuple[str, ...]]:
-    """Return (the module where the FFN starts, the modules where it ends), derived from the modules that own its
-    parameters."""
+    """Return (the module where the FFN starts, those where it ends), from the owners of its parameters."""
     if layer.spec.moe is None and not layer.spec.learned_scale:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
@@ -119,8 +118,7 @@ def live_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def live_weights(module: nn.Module, located: Iterable[Located]) -> dict[str, Tensor]:
-    """Return the canonical weights [out, in] of the located parameters, as views of the model's own tensors if
-    possible."""
+    """Return the canonical weights [out, in] of the located parameters, as views of the model's tensors if possible."""
     with torch.no_grad():
         return {item.parameter: _canonical(module, item) for item in located}
 

@@ -92,8 +92,7 @@ def prepare(
 
 
 def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
-    """Return the example's own dropout masks if the weights, the dropout probability and the input's shape also match
-    the example."""
+    """Return the example's dropout masks if weights, probability and input shape match the example, too."""
     example = resolved.example
     if example is None or tuple(first.shape) != example.shape or not fits(example, block):
         return {}

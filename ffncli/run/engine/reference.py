@@ -174,8 +174,7 @@ def _leaves(tensors: Weights, differentiable: bool = True) -> dict[str, Tensor]:
 
 
 class _MixtureGradient(torch.autograd.Function):
-    """An Experts step whose backward pass runs every expert again and adds the gradients of its weights to
-    `gradients`."""
+    """An Experts step whose backward pass runs every expert again and adds to `gradients`."""
 
     @staticmethod
     def forward(

@@ -56,8 +56,7 @@ def summed(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping
 
 
 def tokens_of_rank(x: Tensor, place: int, ranks: int) -> Tensor:
-    """Return an expert-parallel rank's part of x [..., d], flattened to [tokens, d]; an uneven split gives the first
-    ranks one token more."""
+    """Return an expert-parallel rank's part of x [..., d] as [tokens, d]; first ranks get one token more."""
     return x if ranks == 1 else x.flatten(0, -2).tensor_split(ranks)[place]
 
 

@@ -178,8 +178,7 @@ def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
 
 
 def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
-    """Record a step inside an expert. Its rows are the tokens routed to the expert, and its inputs are named as in the
-    block."""
+    """Record a step inside an expert, on the tokens routed to it; inputs are named as in the block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)

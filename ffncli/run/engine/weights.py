@@ -44,8 +44,7 @@ RANDOM = "random weights"
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """A layer's weights (`tensors`), the `steps` for which all weights exist, the origin of the weights, and notes on
-    assumptions."""
+    """A layer's weights (`tensors`), the `steps` that have all theirs, the origin, and notes on assumptions."""
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
@@ -88,8 +87,7 @@ def fits(example: Example, block: Sequence[Step]) -> bool:
 def stored_layer(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
-    """Return (one layer's weights from the model's files, their origin, notes on assumptions); None if there are no
-    files."""
+    """Return (a layer's weights from the model's files, their origin, notes); None if there are no files."""
     located = located_weights(resolved, layer)
     if located is None or resolved.checkpoint is None:
         return None
@@ -193,8 +191,7 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
 
 
 def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
-    """Locate one layer's parameters in the model's files, except norms that the files lack; None if there are no
-    files."""
+    """Locate a layer's parameters in the model's files, except missing norms; None if there are no files."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return None

@@ -57,8 +57,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Choice:
-    """The router's numbers for one expert: its logit, its score, the value that decided the choice (`choice`), and its
-    weight."""
+    """The router's numbers for one expert: logit, score, the value that decided (`choice`), and weight."""
 
     expert: int
     logit: float
@@ -238,8 +237,7 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain Σ route[e] · expert_e with a term per chosen expert; if the route multiplies the input, explain Σ
-    expert_e."""
+    """Explain Σ route[e] · expert_e, a term per chosen expert; if the route scales the input, Σ expert_e."""
     op = op_of(place, Experts)
     assert place.step is not None
     leading, feature = index[:-1], index[-1]
@@ -285,8 +283,7 @@ def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 
 
 def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
-    """Return the element of every input that corresponds to `index`; for an input with one feature, its only
-    element."""
+    """Return the element of every input that corresponds to `index`; an input of one feature has only one."""
     assert place.step is not None
     reads = [scene.read(place, which, index[:-1]) for which in range(len(place.step.inputs))]
     features = [index[-1] if read.row.shape[0] > 1 else 0 for read in reads]

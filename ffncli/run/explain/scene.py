@@ -1,5 +1,4 @@
-"""Places in a trace, such as `up[0,3]` or `experts.3.gate[0,5]`: the step that computed the number, and the numbers
-that it read."""
+"""Places in a trace, `up[0,3]` or `experts.3.gate[0,5]`: the step that computed the number, and what it read."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class TensorPlace:
     expert: int | None = None
 
     def printed(self, name: str) -> str:
-        """Return the printed name of one of the step's inputs; inside an expert, this is a step of the expert or the
-        experts' input."""
+        """Return the printed name of one of the step's inputs; inside an expert, a step's or the experts' input."""
         if self.outer is None:
             return name
         inside = any(step.output == name for step in self.program)
@@ -40,8 +38,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Read:
-    """One input of a step for one token: the input's printed name, the token's indices (`leading`), and the values in
-    float64."""
+    """One input of a step for one token: its printed name, the token's indices (`leading`), float64 values."""
 
     name: str
     leading: tuple[int, ...]
@@ -139,8 +136,7 @@ def sources(place: TensorPlace) -> tuple[str, ...]:
 
 
 def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> frozenset[str]:
-    """Return the names of the tensors that must be kept to explain the steps `names` and their origins, `depth` - 1
-    steps back."""
+    """Return the tensors to keep in order to explain the steps `names` and their origins, `depth` - 1 steps back."""
     wanted, edge = {*names}, {*names}
     for _ in range(depth):
         edge = {source for name in edge for source in sources(find(steps, name))} - wanted

@@ -28,8 +28,7 @@ WHAT = "What to write"
 
 @dataclass(frozen=True)
 class ExportForm:
-    """A form of export: the suffix of its file (empty for a folder), whether it is text, and the part of the block
-    exported by default."""
+    """A form of export: its file's suffix (empty: a folder), whether it is text, the default part of the block."""
 
     suffix: str
     text: bool = True

@@ -35,8 +35,7 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Map each path in the data set to its file's text; raise FFNError for inputs or a dtype that the schema does not
-    support."""
+    """Return path in the data set → text; raise FFNError for what the schema does not support."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
         raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")
@@ -100,8 +99,7 @@ def _d_model(problem: ExportProblem) -> Axis:
 
 
 class _Axes:
-    """The axes of a definition, with unique names: the name of an axis is extended if an input has the same name, or an
-    axis with another size."""
+    """The axes of a definition; a name is extended if an input, or an axis of another size, already has it."""
 
     def __init__(self, problem: ExportProblem) -> None:
         self.steps = problem.steps
@@ -116,8 +114,7 @@ class _Axes:
         return name
 
     def inputs(self) -> dict[str, list[str]]:
-        """Map x, the inputs computed by other parts of a model, and the weights in step order to the names of their
-        axes."""
+        """Map x, inputs computed elsewhere in the model, and weights in step order to the names of their axes."""
         axis, states = feature_axis(self.steps), state_inputs(self.steps)
         assert axis is not None
         shapes = {name: ["tokens", self.name(states.get(name, axis))] for name in block_inputs(self.steps)}
@@ -156,8 +153,7 @@ def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]
 
 
 def _solution(problem: ExportProblem, name: str) -> dict[str, Any]:
-    """Return a Solution with the same steps in the inputs' dtype, one torch call each; its time is the baseline for
-    kernels."""
+    """Return a Solution with the same steps in the inputs' dtype, a torch call each: the kernels' baseline."""
     source = _IMPORTS + plain_functions(problem.steps, "run", "One assignment for each step of the block.")
     return {
         "name": f"{name}_torch",

@@ -63,8 +63,7 @@ def check_exportable(problem: ExportProblem, large: bool) -> None:
 
 
 def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: str) -> bytes:
-    """Return the contents of the model file. `weights` are canonical, in the problem's dtype; `origin` says where they
-    come from."""
+    """Return the model file. `weights` are canonical, in the problem's dtype; `origin` is for its metadata."""
     onnx = import_module("onnx")
     graph = _Graph(onnx, problem)
     for step in problem.steps:
@@ -147,8 +146,7 @@ class _Graph:
         self.node("Identity", [y], output)
 
     def _formula(self, term: FormulaTerm) -> str:
-        """Add the nodes of a formula and return the name of its output; log1p and expm1 are composed of operators that
-        ONNX has."""
+        """Add a formula's nodes and return its output's name; log1p and expm1 are composed of ONNX's operators."""
         if term.name == "leaf":
             return str(term.value)
         if term.name == "number":

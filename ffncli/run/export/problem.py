@@ -40,8 +40,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class ExportProblem:
-    """A block to export, or only its FFN, as `part` says. `tolerance` is the largest relative error accepted for
-    `dtype`."""
+    """A block to export, or only its FFN (`part`). `tolerance` is the largest relative error for `dtype`."""
 
     name: str
     source: str
@@ -90,8 +89,7 @@ def problem_of(
     resolved: Resolved, part: Part, layer: int | str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
 ) -> ExportProblem:  # fmt: skip
-    """Describe one layer of a model. `exact` are the steps to export, if the model's files do not describe all steps of
-    the layer."""
+    """Describe a layer of a model; `exact` are the steps to export if its files do not describe them all."""
     chosen = layer_of(resolved, layer)
     block = steps(chosen.spec) if exact is None else exact
     block = kernel_steps(block) if part == "ffn" else block

@@ -242,8 +242,7 @@ def function_text(name: str, steps: Sequence[Step], spelling: Spelling, argument
 
 
 def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[e]") -> str:
-    """Return the code of the block as a function `name(x, gate, up, down)`; if there are experts, a function for one
-    expert comes first."""
+    """Return the code of `name(x, gate, up, down)`, after a function for one expert if there are experts."""
     texts, spelling = [], replace(plain_spelling(steps), of_one=of_one)
     for step in steps:
         if isinstance(step.op, Experts):

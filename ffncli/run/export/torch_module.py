@@ -1,5 +1,4 @@
-"""The form torch: a Python file with the block as an nn.Module, its reference in float64, its workloads and its
-tolerance."""
+"""The form torch: a Python file with an nn.Module, its reference in float64, its workloads and its tolerance."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ def _inputs(problem: ExportProblem) -> str:
 
 
 def _initial_lines(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the lines of __init__ in step order. Modules are torch's layers where possible, and have the names of the
-    canonical weights."""
+    """Yield the lines of __init__ in step order, with torch's layers named as the canonical weights."""
     made: set[str] = set()
     for step in steps:
         for name, value in _modules(step).items():

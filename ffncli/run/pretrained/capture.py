@@ -80,8 +80,7 @@ def prepared(
     resolved: Resolved, layer: Layer, tokens: tuple[Token, ...], entering: Tensor, leaving: Tensor,
     notes: tuple[str, ...] = (), dtype: str | None = None, device: str = "cpu",
 ) -> Prepared:  # fmt: skip
-    """Return the layer's steps from ffn_input to ffn_output with its weights and the captured input [tokens,
-    d_model]."""
+    """Return the layer's steps from ffn_input to ffn_output, its weights, and the input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
     stored_weights = stored_layer(resolved, layer, dtype_of(dtype), device)
@@ -119,8 +118,7 @@ def run_model(
 
 
 def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Path:
-    """Return the directory or file for transformers to load; raise FFNError if the model or the layers cannot run on
-    text."""
+    """Return the path for transformers to load; raise FFNError if the model cannot run on text."""
     require_runnable(resolved)
     if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
         what = (
@@ -180,8 +178,7 @@ def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) 
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
-    """Delete the layers after `layer` from its list (if `kept` is 0, `layer` too), unless other layers share their
-    weights."""
+    """Delete the layers after `layer` (for `kept` 0, `layer` too), unless others share their weights."""
     path = layer.split(".")
     for at, part in enumerate(path):
         name = ".".join(path[:at])
@@ -272,8 +269,7 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
 
 
 def _decoder_start(module: Any) -> int:
-    """Return the start token of a decoder: decoder_start_token_id from either config, else bos_token_id, else
-    pad_token_id."""
+    """Return decoder_start_token_id from either config, else bos_token_id, else pad_token_id."""
     places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     numbers = [getattr(place, name, None) for name in names for place in places]
@@ -349,8 +345,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
-    """Return one row per token, without padding at the end (Longformer); raise FFNError for a model that pools tokens
-    (Funnel)."""
+    """Return a row per token, without padding at the end (Longformer); FFNError if tokens are pooled (Funnel)."""
     if tensor.shape[0] < tokens:
         count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
         raise FFNError(f"{kind}: {count}, so rows cannot be matched to tokens", "trace it without a prompt")

@@ -259,8 +259,7 @@ def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = 
 
 
 def _has_head(kind: Any, config: Any) -> bool:
-    """Return whether a class has a head; False for a class that cannot be built from this config, such as a text-only
-    class."""
+    """Return whether a class has a head; False if it cannot be built from this config."""
     try:
         with torch.device("meta"):
             return kind(config).get_output_embeddings() is not None
@@ -290,8 +289,7 @@ def known_tokens(module: Any) -> int:
 
 
 def context_length(module: Any, config: Any) -> int | None:
-    """Return the maximum number of tokens of a text, from the config's positions or the table of learned positions;
-    None if unlimited."""
+    """Return the maximum number of tokens of a text, by config or learned positions; None if unlimited."""
     try:
         text = config.get_text_config(decoder=True)
     except ValueError:  # there are several text configs
@@ -323,8 +321,7 @@ class SharedReaders:
         return self._readers[file]
 
     def tensors_of(self, module: nn.Module) -> None:
-        """Hide the tensors of layers that a shortened model does not have, because transformers dequantizes every
-        tensor of a reader."""
+        """Hide the tensors of layers that were cut: transformers dequantizes every tensor of a reader."""
         last = max((int(part) for name in module.state_dict() for part in name.split(".") if part.isdigit()), default=0)
         for reader in self._readers.values():
             reader.tensors = [tensor for tensor in reader.all_tensors if _block(tensor.name) <= last]
@@ -332,8 +329,7 @@ class SharedReaders:
 
 @contextmanager
 def shared_reader() -> Iterator[SharedReaders]:
-    """A context in which gguf's `GGUFReader(path)` is built only once per file, and its `get_tensor_name_map` once per
-    architecture."""
+    """Context in which gguf builds a `GGUFReader` once per file, and a tensor-name map once per architecture."""
     import gguf
 
     library: Any = gguf
@@ -351,8 +347,7 @@ def shared_reader() -> Iterator[SharedReaders]:
 
 def _fast(kind: type) -> type:
     class Reader(kind):  # type: ignore[misc]
-        """A reader that slices a plain array, because every slice of a memmap runs Python code, and a vocabulary needs
-        a million slices."""
+        """A reader that slices a plain array: a memmap runs Python code for each of a vocabulary's million slices."""
 
         @property
         def data(self) -> Any:

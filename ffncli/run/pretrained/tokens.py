@@ -91,8 +91,7 @@ def one_token(tokenizer: Any, text: str, vocab: int) -> int:
 
 
 def positions(text: str | None, count: int) -> tuple[int, ...]:
-    """Return the positions of `-1`, `0,3` or `2:5` among `count` tokens, without duplicates; all positions if `text` is
-    None."""
+    """Return the positions of `-1`, `0,3` or `2:5` among `count` tokens, each once; all if `text` is None."""
     if text is None or text == "all":
         return tuple(range(count))
     out: list[int] = []

@@ -195,8 +195,7 @@ class StepChange:
 def step_changes(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[StepChange, ...]:
-    """Compare the steps of a block, except the steps inside experts, before and after the changes; return the results
-    in order."""
+    """Compare a block's steps before and after the changes, in order, except those inside experts."""
     new_steps, new_weights = changed(steps, weights, changes)
     with torch.no_grad():
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)

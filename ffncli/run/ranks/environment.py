@@ -1,5 +1,4 @@
-"""This process's place among several ranks, from the variables that torchrun sets. This file must not import torch,
-because every command reads it."""
+"""This process's place among ranks, from torchrun's variables. Every command reads it, so it imports no torch."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Place:
 
 
 class RanksNeeded(FFNError):
-    """Raised for a split that needs several processes. The command line then starts them, each with the same
-    command."""
+    """Raised for a split over several processes, which the command line then starts."""
 
     def __init__(self, ranks: Ranks) -> None:
         count = ranks.world_size
@@ -50,8 +48,7 @@ class RanksNeeded(FFNError):
 
 
 def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
-    """Return the split of a call, which covers all ranks under torchrun and otherwise follows --tp and --ep; None for a
-    whole block."""
+    """Return the split: under torchrun over all ranks, else by --tp and --ep; None for a whole block."""
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
     ranks = Ranks(tp or 1, ep or 1)
@@ -104,8 +101,7 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
 
 
 def device_of(place: Place, device: str) -> str:
-    """Return this rank's device: `cuda` becomes the GPU with the rank's local number; raise FFNError for any other
-    GPU."""
+    """Return this rank's device: `cuda` is the GPU of its local number; raise FFNError for another GPU."""
     named = f"cuda:{place.local_rank}"
     if device not in ("cpu", "cuda", named):
         raise FFNError(

@@ -67,8 +67,7 @@ def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timed
 
 
 def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
-    """Return the mesh [ep, tp] of the ranks. Its groups are created here with `limit`, because groups created by torch
-    would wait for half an hour."""
+    """Return the mesh [ep, tp] of the ranks, with groups made here: torch's would wait for half an hour."""
     grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
     subgroups: Any = distributed.new_subgroups_by_enumeration
     groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
@@ -84,8 +83,7 @@ def _device(device: str, place: Place) -> torch.device:
 
 
 def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError | Terminated | None:
-    """Return the error to raise instead of `error`, such as an FFNError that names a lost rank; None to raise `error`
-    itself."""
+    """Return an FFNError to raise instead, such as one that names a lost rank; None to raise `error` itself."""
     terminated, lost = isinstance(error, Terminated), _is_lost(error)
     if not (terminated or lost):
         _leave_word(store, isinstance(error, KeyboardInterrupt))

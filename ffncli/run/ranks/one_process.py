@@ -1,5 +1,4 @@
-"""A block split over ranks, run in one process: the weights, steps and traffic of each rank, and their sum compared
-with the whole block."""
+"""A split block in one process: each rank's weights, steps and traffic, and their sum against the whole block."""
 
 from __future__ import annotations
 
@@ -243,8 +242,7 @@ class _Seen:
 
 
 def _exchanged(step: Step) -> bool:
-    """Return whether the rows of this step are exchanged by two all-to-alls, because its experts are split over
-    ranks."""
+    """Return whether two all-to-alls exchange this step's rows, because its experts are split over ranks."""
     return isinstance(step.op, Experts) and step.op.ranks > 1
 
 
@@ -268,8 +266,7 @@ def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[
 
 
 def _weights(step: Step, steps: Sequence[Step], cut: Mapping[str, Slice], prefix: str = "") -> tuple[RankWeight, ...]:
-    """Return the parameters of a step. `cut` contains the slices of all parameters; the names of expert parameters
-    begin with `prefix`."""
+    """Return a step's parameters from the slices `cut`; names of expert parameters begin with `prefix`."""
     out = []
     for name in step.parameters():
         one, matrix = cut[prefix + name], isinstance(step.op, Linear) and name.endswith(".weight")

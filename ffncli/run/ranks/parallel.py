@@ -43,8 +43,7 @@ class Dispatch:
         return Choices(tokens, experts)
 
     def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
-        """Count each rank's rows for each expert, [ranks, experts] on the CPU; if `ep` is None, only this rank's
-        rows."""
+        """Count each rank's rows for each expert, [ranks, experts] on the CPU; without `ep`, this rank's alone."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
@@ -114,8 +113,7 @@ class ParallelBlock(nn.Module):
         return partial.redistribute(placements=[Replicate()]).to_local()
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return x, which is equal on all ranks along `tp` but used in different parts; the backward pass sums its
-        gradient over these ranks."""
+        """Return x, used in part by each rank along `tp`; the backward pass sums its gradient over them."""
         if self.group.ranks.tp == 1 or not (torch.is_grad_enabled() and x.requires_grad):
             return x
         copied = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)
@@ -139,8 +137,7 @@ class ParallelBlock(nn.Module):
         return apply(step, {n.rpartition(".")[2]: p for n, p in params.items()}, inputs, Mode(reduce=self.reduce))
 
     def _product(self, step: Step, style: ParallelStyle, x: Tensor, entered: dict[str, DTensor]) -> Tensor:
-        """Return a split Linear's output. gate and up share one DTensor as input, so the backward pass sums their
-        gradients in one all-reduce."""
+        """Return a split Linear's output; gate and up share one DTensor, so one all-reduce sums their gradients."""
         linear, (name,) = self.parts.get_submodule(step.output), step.inputs
         if isinstance(style, ColwiseParallel):
             if name not in entered:
@@ -165,8 +162,7 @@ class ParallelBlock(nn.Module):
             linear.bias = _frozen(bias.to(self.group.device))
 
     def _part(self, tensor: Tensor, whole: Sequence[Axis], local: Sequence[Axis]) -> Tensor:
-        """Return this rank's part of a parameter that is not split by a Linear's style, or the whole parameter if every
-        rank has it."""
+        """Return this rank's part of a parameter that no Linear's style splits, or all of it if every rank has it."""
         split = {
             "ep" if before.name == "experts" else "tp": Shard(at)
             for at, (before, after) in enumerate(zip(whole, local, strict=True))
@@ -188,8 +184,7 @@ class ParallelBlock(nn.Module):
         return _local(getattr(holder, key))
 
     def _holder(self, name: str) -> tuple[nn.Module, str]:
-        """Return (the submodule that holds `shared.up.weight` or `shared.up`, added if missing; the last part of the
-        name)."""
+        """Return (the submodule of `shared.up.weight` or `shared.up`, added if missing; the last part of the name)."""
         *path, key = name.split(".")
         module = self.parts
         for part in path:
@@ -239,8 +234,7 @@ def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
 
 
 def spread_parameters(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return the parameters of steps with `divided` outputs, except the Linears' parameters: learned parameters of
-    activations, factors."""
+    """Return the parameters of steps with `divided` outputs, but Linears: of activations, factors."""
     out: set[str] = set()
     ops = {step.output: step.op for step in whole}
     names = divided(whole, local)
@@ -263,8 +257,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Choices:
-    """A rank's rows, one per choice of its tokens, ordered by expert: the token [rows] and the expert [rows] of each
-    row."""
+    """A rank's rows, one per choice of its tokens, ordered by expert: the token and the expert of each row."""
 
     tokens: Tensor
     experts: Tensor
@@ -293,8 +286,7 @@ class ExpertStep:
     reduce: Callable[[Tensor], Tensor]
 
     def mixed(self, x: Tensor, route: Tensor, dispatch: Dispatch, ep: DeviceMesh | None) -> Tensor:
-        """Map x [..., d] and its route [..., entries] to the weighted sum [..., d] of the experts; other experts are on
-        the ranks along `ep`."""
+        """Map x [..., d] and its route [..., entries] to the experts' weighted sum [..., d], over the ranks of `ep`."""
         op, experts = self.op, self.op.experts.size * (1 if ep is None else ep.size())
         flat, share = x.flatten(0, -2), route.flatten(0, -2)
         if self.divided:
@@ -310,8 +302,7 @@ class ExpertStep:
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:
-        """Exchange rows with the other ranks: send each row to the rank of its expert, compute the received rows, send
-        the results back."""
+        """Exchange rows: send each to its expert's rank, compute the received rows, send the results back."""
         ours, place = self.op.experts.size, ep.get_local_rank()
         sent = counts[place].reshape(-1, ours).sum(1).tolist()
         incoming = counts[:, place * ours : (place + 1) * ours]
@@ -324,8 +315,7 @@ class ExpertStep:
         return all_to_all_single_autograd(results, sent, received, ep.get_group())
 
     def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
-        """Return every expert's results for its rows, concatenated; if an all-reduce is needed, one serves all
-        experts."""
+        """Return every expert's results for its rows, concatenated; one all-reduce, if needed, serves them all."""
         rows = rows if self.divided else self.spread(rows)
         # One expert even if there are no rows, so the autograd graph stays connected.
         busy = [e for e, count in enumerate(per_expert) if count] or [0]
@@ -417,8 +407,7 @@ def gathered_events(
 
 
 def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[RankEvent]:
-    """Return the event of a step on all ranks, from their records, preceded by the events of all-reduces inside its
-    experts."""
+    """Return a step's event on all ranks from their records, after the events inside its experts."""
     tensors = tuple(one.tensor for one in records)
     together = list(zip(*(one.given for one in records), strict=True))
     if isinstance(step.op, AllReduce):
@@ -440,8 +429,7 @@ def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent
 
 
 def _results_by_rank(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> tuple[Tensor, ...]:
-    """Return, for each rank, the results [tokens, d] of its experts for the tokens of all ranks; empty if experts are
-    not split."""
+    """Return each rank's results [tokens, d] of its experts for all tokens; empty if experts are not split."""
     if not (isinstance(step.op, Experts) and step.op.ranks > 1):
         return ()
     sizes = [one.tensor.shape[0] for one in records[:: ranks.tp]]

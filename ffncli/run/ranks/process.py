@@ -28,8 +28,7 @@ _PATIENCE, _LONGER = 2.0, 10.0  # s to reach the store of an agent, or of rank 0
 
 
 def follow(place: Place) -> None:
-    """Close standard output on all ranks except 0, and make this rank end with the agent that started it. Called before
-    torch is imported."""
+    """Close stdout except on rank 0, and end with the agent that started this rank. Call before torch is loaded."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # hides torch's log of every attempt to reach another rank
     if place.has_agent:
         end_with_parent()
@@ -69,8 +68,7 @@ def ignore_termination() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank immediately, because the threads of torch's process group can abort an interpreter that shuts down
-    normally."""
+    """End this rank at once: the threads of torch's process group can abort a normal shutdown."""
     sys.stdout.flush()
     sys.stderr.flush()
     remove_process_folders(os.getpid())

@@ -72,8 +72,7 @@ def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequenc
 
 
 def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:
-    """Return the number of tokens; if experts are split over ranks, it is rounded up to divide evenly over all
-    experts."""
+    """Return the number of tokens, rounded up to divide evenly over experts that are split over ranks."""
     moe = group.spec.moe
     if moe is None or ranks.ep == 1:
         return entered

@@ -1,5 +1,4 @@
-"""The store of a run's ranks (torch's TCPStore, opened by torchrun's agent or rank 0), which records the ranks that
-joined and failed."""
+"""The store of a run's ranks (torch's TCPStore, on torchrun's agent or rank 0): who has joined, who has failed."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class RankStore:
     shared: Store
 
     def arrive(self, limit: float) -> None:
-        """Wait until all ranks have arrived; signals are handled meanwhile. Raise FFNError (exit 3) after `limit`
-        seconds."""
+        """Wait until all ranks have arrived, handling signals. Raise FFNError (exit 3) after `limit` seconds."""
         self.shared.set(f"here/{self.place.rank}", "1")
         until = time.monotonic() + limit
         others = [rank for rank in range(self.place.world_size) if rank != self.place.rank]
@@ -81,8 +79,7 @@ class RankStore:
 
 
 def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
-    """Open the store if this is rank 0, no agent has opened it, and `opens` is True; otherwise connect within `limit`
-    s."""
+    """Open the store on rank 0 if `opens` and no agent has; otherwise connect within `limit` s."""
     master = opens and place.first and not place.has_agent
     try:
         store = TCPStore(

@@ -1,5 +1,4 @@
-"""The way from a vector to logits over the vocabulary: the norms of an FFN's branch, the model's final norm and its
-head."""
+"""The way from a vector to logits: the norms of an FFN's branch, the model's final norm and its head."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class Head:
         return gradient.double()
 
     def token_logits(self, token: int) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps vectors [n, d_model], each normalised on its own, to the token's uncapped logits
-        [n]."""
+        """Return a map of vectors [n, d_model], each normalised on its own, to the token's uncapped logits [n]."""
         if (op := self.norm) is None:
             return lambda vectors: torch.stack([row[token] for row in self.logits(vectors)])
         direction = self.direction(token)
@@ -143,8 +141,7 @@ def divisor(x: Tensor, op: Norm) -> Tensor:
 
 @contextmanager
 def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, option: str) -> Iterator[Head]:
-    """Load the head that reads the residual stream of `layer`; `option` is the option that needs it, for error
-    messages."""
+    """Load the head that reads the residual stream of `layer`; `option`, which needs it, is for errors."""
     path = folder_of(resolved, option)
     stacks = {group.stack for group in resolved.model.groups}
     if not stacks <= {"encoder", "decoder"}:
@@ -165,8 +162,7 @@ def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, op
 
 
 def _norm_before(layer: Layer) -> Norm | None:
-    """Return the layer's norm on the residual stream; None in a post-norm layer, where the stream is a norm's
-    output."""
+    """Return the layer's norm on the residual stream; None in a post-norm layer."""
     norms = [step.op for step in steps(layer.spec) if isinstance(step.op, Norm) and step.op.axis.name == "d_model"]
     return norms[0] if norms and layer.spec.norm_position != "post" else None
 
@@ -227,8 +223,7 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> tuple[Tensor
 
 
 def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:
-    """Return the vectors after the last layer's output norm, which the head of a post-norm model (BERT) reads;
-    unchanged for other models."""
+    """Apply the last layer's output norm, which the head of a post-norm model (BERT) reads; else change nothing."""
     last = max((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors

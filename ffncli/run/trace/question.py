@@ -1,5 +1,4 @@
-"""The options of a trace, the rules between them, and the subject of a question, which is determined before torch is
-imported."""
+"""The options of a trace, the rules between them, and a question's subject, which needs no torch."""
 
 from __future__ import annotations
 
@@ -468,8 +467,7 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change,
 
 
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
-    """Return (name, index) of every place to explain. Names used in an example's text also work: `aliases` maps
-    ffncli's names to them."""
+    """Return (name, index) of every place to explain; `aliases` maps an example text's names to ffncli's."""
     ours = {theirs: name for name, theirs in aliases.items()}
     texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))
@@ -479,8 +477,7 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
 
 
 def _split(text: str) -> list[str]:
-    """Split `up[0,3],down[0,1]` at the commas outside brackets; text without brackets, such as `up:0,3`, is one
-    place."""
+    """Split `up[0,3],down[0,1]` at commas outside brackets; without brackets, `up:0,3` is one place."""
     return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
 
 

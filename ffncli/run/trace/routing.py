@@ -39,8 +39,7 @@ class Routing:
 
 
 def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing | None:
-    """Return the load of the block's experts; None in a dense block. `tensors` must contain the route [...,
-    experts]."""
+    """Return the load of the block's experts, None in a dense block, from the route [..., experts]."""
     for name, experts in routes(steps).items():
         columns = slice(experts.experts.size + experts.identity)
         return _load(name, tensors[name].flatten(0, -2)[:, columns], experts.experts.size)
@@ -48,8 +47,7 @@ def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing 
 
 
 def _load(step: str, route: Tensor, experts: int) -> Routing:
-    """Return the load of the first `experts` columns of `route` [tokens, experts]; further columns are identity
-    experts."""
+    """Return the load of the first `experts` columns of `route` [tokens, experts]; the rest are identities."""
     chosen: list[int] = (route != 0).sum(0).tolist()
     load = tuple(chosen[:experts])
     total, most = sum(load), max(load)
@@ -83,8 +81,7 @@ class Chosen:
 
 
 def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:
-    """Return the choices of the first and last tokens, `show` tokens in total (None: all tokens). `tensors` must
-    contain every route."""
+    """Return the choices of the first and last tokens, `show` in total (None: all), from every route."""
     out = []
     for name, op in routes(steps).items():
         flat = tensors[name].flatten(0, -2)[:, : op.experts.size + op.identity]
@@ -97,8 +94,7 @@ def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: i
 
 @dataclass(frozen=True)
 class Candidate:
-    """One entry of the vocabulary. `cumulative` is the total probability of this entry and all entries ranked above
-    it."""
+    """One entry of the vocabulary; `cumulative` is the probability of it and all entries ranked above it."""
 
     id: int
     probability: float

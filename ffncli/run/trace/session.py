@@ -46,8 +46,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A run of a real model: its prompt, the traced `tokens`, and the agreement of the steps with the model's own
-    FFN."""
+    """A run of a real model: its prompt, traced `tokens`, and the steps' agreement with its own FFN."""
 
     prompt: str | None
     tokens: tuple[Token, ...]
@@ -175,8 +174,7 @@ class Session:
 
 
 def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
-    """Answer the question. `note` is called with every remark as it arises; remarks on the model come before its layer
-    runs."""
+    """Answer the question; `note` is called with every remark as it arises, the model's before its layer runs."""
     model, notes = subject.model, list[str]()
 
     def remark(*texts: str) -> None:
@@ -311,8 +309,7 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
 
 
 def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
-    """Return, for an example, the names of the steps in its text and the computed facts of the text; empty
-    otherwise."""
+    """Return an example's steps, by the names in its text, and the text's computed facts; otherwise empty."""
     name, example = question.example, subject.model.example
     if name is None or example is None or (example.dropped and question.train is False):
         return {}

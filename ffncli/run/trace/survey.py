@@ -157,8 +157,7 @@ def survey_layer(
     layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
     reference: Tensor | None, top: int,
 ) -> LayerRow:  # fmt: skip
-    """Run one layer's steps and keep only figures; `reference` is the output of the model's own FFN, if the model
-    ran."""
+    """Run a layer's steps and keep only figures; `reference` is the model's own output, if it ran."""
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
@@ -191,8 +190,7 @@ def _mean_norm(tensor: Tensor) -> float:
 
 @dataclass
 class _Activations:
-    """Counts over all activation steps of a layer: one step in a dense FFN, one per expert that received a token in a
-    MoE."""
+    """Counts over a layer's activation steps: one in a dense FFN, one per expert with tokens in a MoE."""
 
     top: int
     values: int = 0

@@ -35,8 +35,7 @@ PROMOTING_UNITS = 10
 def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> tuple[PromotedTokens, ...]:
-    """Return the tokens promoted by the FFN's output at the chosen positions (default: the last), or promoted by a
-    unit."""
+    """Return the tokens promoted by the FFN's output at positions (default: the last), or by a unit."""
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
     if question.neuron is None:
@@ -175,8 +174,7 @@ class Added:
 
 
 def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
-    """Return the vectors that a hidden unit writes for a positive and a negative activation, in every one of
-    `experts`."""
+    """Return the vectors that a unit writes for positive and negative activation, in every one of `experts`."""
     down = ready.weights["down.weight"]
     numbers = sorted(experts or ()) if ready.layer.spec.moe else (None,)
     columns = [(expert, (down if expert is None else down[expert])[:, neuron]) for expert in numbers]
@@ -184,8 +182,7 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
-    """Return the vectors that a hidden unit writes for the rows of a prompt, in every one of `experts` that receives
-    the row."""
+    """Return the vectors that a unit writes for a prompt's rows, in each of `experts` with the row."""
     block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
     unit_events, mixtures = UnitEvents(block), routes(block)
     values: list[tuple[int, int | None, float, Tensor]] = []
@@ -358,8 +355,7 @@ def promoting_units(
 
 
 def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None, device: str) -> Tensor:
-    """Return the down-projection columns of a group of units as vectors [d_ff, d_model], after the norm of the
-    branch."""
+    """Return a unit group's down-projection columns as vectors [d_ff, d_model], after the branch's norm."""
     columns = UnitEvents(ready.steps).columns(group, ready.weights).T
     if columns.shape[1] != ready.layer.spec.d_model:
         what = f"{_PROMOTES}: the units of this layer write into {columns.shape[1]} dimensions"
@@ -407,8 +403,7 @@ def _units(
 
 
 def _unit_ends(units: Sequence[UnitLogit], most: int) -> tuple[tuple[UnitLogit, ...], tuple[UnitLogit, ...]]:
-    """Return the units with the largest and with the smallest contributions, or, if these are unknown, values of
-    `alone`."""
+    """Return the units that contribute most and least or, if that is unknown, by values of `alone`."""
     reached = [unit for unit in units if unit.logit is not None] or units
     order = sorted(reached, key=lambda unit: unit.alone if unit.logit is None else unit.logit)
     return tuple(order[: -most - 1 : -1]), tuple(order[:most])

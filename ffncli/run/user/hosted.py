@@ -51,8 +51,7 @@ class KernelFailure(Exception):
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """The time limits in seconds: `load` for loading a file (which may compile a C++ extension), `call` for one
-    call."""
+    """Limits in seconds: `load` for loading a file (which may compile C++), `call` for one call."""
 
     load: float = 180.0
     call: float = 60.0
@@ -60,8 +59,7 @@ class TimeLimits:
 
 @dataclass
 class HostedKernel:
-    """A kernel in a running host process. Methods raise KernelFailure if the kernel fails, FFNError if it cannot
-    load."""
+    """A kernel in a running host process. Raises KernelFailure if it fails, FFNError if it cannot load."""
 
     choice: KernelChoice
     device: str
@@ -79,8 +77,7 @@ class HostedKernel:
     def load(
         self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> str | None:
-        """Load the kernel for this block and up to `tokens` tokens; return the reason if it refuses the block, or
-        None."""
+        """Load the kernel for this block and up to `tokens` tokens; return why it refuses the block, or None."""
         self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
         self._weights, self.changed = weights, set()
         with _allowing(self):
@@ -152,8 +149,7 @@ class HostedKernel:
         return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output)
 
     def _ask(self, request: HostRequest | HostSetup | None, seconds: float, slow: str, option: str) -> dict[str, Any]:
-        """Send a request and return the answer. Raise KernelFailure if there is no answer in time, or the process
-        ends."""
+        """Send a request and return the answer. Raise KernelFailure if the process does not answer, or ends."""
         try:
             if request is not None:
                 self.connection.send(request)
@@ -175,8 +171,7 @@ class HostedKernel:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of the same shape and dtype are equal bit by bit: -0 differs from 0, NaN equals
-    NaN."""
+    """Return whether two tensors of one shape and dtype are equal in bits: -0 is not 0, NaN is NaN."""
     as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
     return torch.equal(*as_bytes)
 

@@ -199,8 +199,7 @@ class _ArrangementSearch:
 
 
 def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
-    """Return x [..., d_model] normalised by the step `step` (`norm` or `post_norm`); unchanged if `choice` has no
-    norm."""
+    """Return x [..., d_model] after the norm `step` (`norm` or `post_norm`), if `choice` has one."""
     if choice.kind == "none":
         return x
     op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)
@@ -248,8 +247,7 @@ Wiring = Mapping[str, View]  # canonical name (`up.weight`) → place in the mod
 
 
 def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, int]]:
-    """Return the shapes of the parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1
-    convolutions."""
+    """Return the shapes of possible projections: [out, in], or [out, in, 1, ...] as in 1×1 convolutions."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) >= 2 and set(shape[2:]) <= {1} and d_model in shape[:2]:
@@ -295,8 +293,7 @@ def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
 
 
 def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> list[Norms]:
-    """Return the possible choices: no norm, then every norm that the module's vectors allow, sorted by descending
-    number of vectors used."""
+    """Return the choices: no norm, then every norm that the module's vectors allow, most vectors first."""
     taken = set(biases(shapes).values())
     vectors = [name for name, shape in shapes.items() if shape == (d_model,) and name not in taken][:_MOST_VECTORS]
     places: dict[NormPosition, tuple[str, ...]] = {

@@ -62,8 +62,7 @@ def _send(connection: Connection, answer: Answer) -> None:
 
 
 def _limit(most_bytes: int | None) -> None:
-    """Limit allocations to `most_bytes`, so that a kernel that runs out of memory fails without taking down the
-    machine."""
+    """Limit allocations to `most_bytes`, so that a kernel without memory fails, and not the machine."""
     if most_bytes is None or sys.platform != "linux":
         return
     import resource

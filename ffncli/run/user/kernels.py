@@ -35,8 +35,7 @@ from ffncli.system.files import file_at, process_folder
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the chosen kernel under its label; a user's file is executed. `steps` are the kernel steps of the
-    block."""
+    """Return the chosen kernel for the block's kernel steps, under its label; executes a user's file."""
     if choice.file is None:
         return built_in(choice.kernel)
     with loading(choice.file):
@@ -72,8 +71,7 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Execute a user's file and return its kernel. A file at a git commit is executed from a copy; errors show the
-    original name."""
+    """Execute a user's file, from a copy if it is at a git commit, and return its kernel."""
     if choice.ref is None:
         return _kernel_in(path, choice, shown_path(Path(choice.kernel)), steps, spec)
     copied, commit = _copy_at(choice.ref, path)
@@ -211,8 +209,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Map each argument of a function to the parameter that fills it; reject an argument for which the block has no
-    weight."""
+    """Map each argument of a function to a parameter; reject one for which the block has no weight."""
     weights = by_argument(steps)
     try:
         declared = list(inspect.signature(call).parameters.values())
@@ -261,8 +258,7 @@ def _places(module: nn.Module, parameter: nn.Parameter) -> list[tuple[dict[str, 
 
 
 def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the kernel of a module, built with the block's dimensions; its parameters are identified by matching its
-    outputs."""
+    """Return the kernel of a module of the block's dimensions, with parameters identified by its outputs."""
     loaded = _built(text, spec)
     views, wanted = loaded.match.views, list(parameters(steps))
     if set(views) != set(wanted):
@@ -283,8 +279,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """Build the module with the block's widths, and with the block's bias and activation if its constructor accepts
-    them."""
+    """Build the module with the block's widths, and its bias and activation if the constructor takes them."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):

@@ -146,8 +146,7 @@ def _built(
 def _runner(
     module: nn.Module, dimensions: Dimensions, path: Path, taken: tuple[str, ...]
 ) -> tuple[Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """Return (runner, `taken`, the FFNs of the layers): a runner for a module that is one block, FFNs for a whole
-    model."""
+    """Return (runner, `taken`, the layers' FFNs): a runner for a single block, FFNs for a whole model."""
     layers = ffn_layers(module)
     return None if layers else runner_for(module, dimensions, path), taken, layers
 
@@ -179,8 +178,7 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
-    """Return the probability of the dropout before the down projection (0 if there is none), and remarks on other
-    dropouts."""
+    """Return the dropout probability before the down projection (0 without), and remarks on others."""
     block = steps(match.spec(sample.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")
     events = execute(block, match.weights(sample.parameters), {"x": sample.x})
@@ -330,8 +328,7 @@ def _owner(tensor: str) -> str:
 
 
 def described(model: nn.Module) -> Resolved:
-    """Return the blocks of a transformers model, as described by its config; raise FFNError for any other module or an
-    unknown family."""
+    """Return a transformers model's blocks by its config; FFNError for another module or family."""
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
         raise FFNError(f"{type(model).__name__} is not a transformers model", "for a single block, use ffncli.kernel")

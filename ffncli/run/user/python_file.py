@@ -187,8 +187,7 @@ def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str
 
 
 def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
-    """Return the object for a `config` argument: an instance of its annotated class, else a namespace with every usual
-    name."""
+    """Return a `config` argument: an instance of its annotated class, else a namespace with every usual name."""
     if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
         inner = _fill(p.annotation, values, form)
         out.used |= inner.used
@@ -207,8 +206,7 @@ def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) ->
 
 
 def _roles(names: list[str]) -> dict[str, str | None]:
-    """Return the role of each argument. A name that could mean either width gets the width that no other argument
-    has."""
+    """Return each argument's role; a name for either width gets the width that no other argument has."""
     table = {_plain(name): row.option for row in reversed(ROLES) for name in row.names}
     roles = {name: table.get(_plain(name)) for name in names}
     either = [name for name in names if _plain(name) in map(_plain, _EITHER)]
@@ -268,8 +266,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _descriptor_1_to_2() -> Iterator[None]:
-    """Redirect file descriptor 1 to 2, or to /dev/null if 2 is closed; afterwards restore both to their former
-    state."""
+    """Redirect descriptor 1 to 2 (to /dev/null if closed), and restore both afterwards."""
     _flush()
     open_1, open_2 = _is_open(1), _is_open(2)
     if not open_2:  # open 2 first, so that the copy of 1 below does not get this number
@@ -367,8 +364,7 @@ def _located(error: BaseException, path: Path) -> str:
 
 
 def _forget_neighbours(folder: Path, before: set[str]) -> None:
-    """Remove modules imported directly from `folder`, with their submodules, from sys.modules unless they were there
-    `before`."""
+    """Forget modules imported from `folder`, with submodules, that were not there `before`."""
     new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
     tops = {name for name in new if "." not in name and _home(sys.modules[name]) == folder}
     for name in new:

@@ -40,8 +40,7 @@ if not select.select([0], [], [], float(seconds))[0]:
 
 
 class OutOfTime(BaseException):
-    """Raised if a load takes too long; a BaseException, so that `except Exception` in the user's file does not catch
-    it."""
+    """A load took too long; a BaseException, which the user's `except Exception` does not catch."""
 
 
 @contextmanager

@@ -70,8 +70,7 @@ class FFNModule(nn.Module):
         return out
 
     def _activated(self, driven: Tensor) -> Tensor:
-        """Return the activation, clamped to its limits. A soft cap replaces the linear factor x of silu, and all of
-        identity."""
+        """Return the activation within its limits; a soft cap replaces silu's factor x, and all of identity."""
         limits = self.limits
         driven = driven if limits.gate_high is None else driven.clamp(max=limits.gate_high)
         if limits.gate_cap is None:
@@ -83,8 +82,7 @@ class FFNModule(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A mixture of experts: each expert runs on the tokens routed to it, times its weight; shared experts run on all
-    tokens."""
+    """A mixture: each expert's output on its tokens times its weight; shared experts run on all tokens."""
 
     def __init__(self, spec: FFNSpec) -> None:
         super().__init__()
@@ -117,8 +115,7 @@ class Mixture(nn.Module):
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Map x [tokens, d_model] to [tokens, d_model]; `ids` [tokens, 1] are needed if a table of token ids chooses
-        the experts."""
+        """Map x [tokens, d_model]; `ids` [tokens, 1] are needed if a table of token ids chooses the experts."""
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
         chosen, weights = choose(self.route, self.moe.router_scale * self.router(x), params, ids)
         inner = self.latent_norm(self.latent(x)) if self.moe.latent else x

@@ -1,5 +1,4 @@
-"""The options of `ffn verify`, and the checks by name with their statements. This file must not import torch, because
-`--help` reads it."""
+"""The options of `ffn verify`, and its checks with their statements. Help reads it, so it imports no torch."""
 
 from __future__ import annotations
 

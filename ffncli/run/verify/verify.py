@@ -67,8 +67,7 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a verification: the rows, in the order of CHECKS, and the model and block they are about; the
-    referee adds a certificate."""
+    """A verification's rows, in the order of CHECKS, with their model and block; a referee adds a certificate."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved
@@ -212,8 +211,7 @@ class Certificate:
 
 
 def first_reason(rows: Sequence[CheckRow]) -> str:
-    """Return the first failed check as `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`; empty if
-    no check failed."""
+    """Return the first failed check: `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`."""
     row = next((row for row in rows if row.passed is False), None)
     if row is None:
         return ""

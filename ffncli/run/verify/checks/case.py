@@ -84,8 +84,7 @@ class CheckedBlock:
     computes: str = ""
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
-        """Return the judge of a check, with the tolerance of the block's dtype; checks without a router may pass
-        another `dtype`."""
+        """Return a check's judge, with the tolerance of the block's dtype, or of `dtype`."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
         allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
@@ -205,8 +204,7 @@ class Judge:
 
 
 def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """Return (max_error, relative_error, ulps) as defined in CONVENTIONS; NaN if a value is finite in only one of the
-    tensors."""
+    """Return (max_error, relative_error, ulps) as in CONVENTIONS; NaN if a value is finite in one tensor only."""
     apart = gap(output, reference)
     if apart.unlike:
         return math.nan, math.nan, math.nan

@@ -133,8 +133,7 @@ def experts(trial: KernelTrial) -> Iterator[CheckRow]:
 def _reordered(
     ffn: tuple[Step, ...], route: Step, weights: Mapping[str, Tensor], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the weights with the experts in another order; identity experts, which return their token unchanged, stay
-    last."""
+    """Return the weights with their experts in another order; identity experts stay last."""
     holder = next(step for step in ffn if isinstance(step.op, Experts) and not step.op.always)
     assert isinstance(holder.op, Experts)
     count = holder.op.experts.size
@@ -270,8 +269,7 @@ def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
 
 
 def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
-    """Return the rms error if the factors of every product are rounded to `bits` bits, and all else is computed in
-    float64."""
+    """Return the rms error of products with factors rounded to `bits` bits, all else in float64."""
     block = trial.block
     with RoundedProducts(bits):
         output, went = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
@@ -309,8 +307,7 @@ _CALLS = 8
 
 
 def threads(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Count the threads of the kernel's process before and after several calls. A call before the first count creates
-    thread pools."""
+    """Count the process's threads before and after some calls; a first call creates the pools."""
     judge, x = trial.judge("threads"), trial.draw(_SOME)
     trial.call(x)
     before = trial.host.threads()
@@ -372,8 +369,7 @@ def _near(trial: KernelTrial, x: Tensor) -> Tensor:
 
 
 def _work(trial: KernelTrial, x: Tensor) -> float | None:
-    """Return the processor seconds of one call, over all threads of the kernel's process; None if the system does not
-    report them."""
+    """Return the processor seconds of one call, over all threads of the kernel's process; None if unknown."""
     number = str(trial.host.process.pid)
     before = busy_threads(number)
     trial.call(x)
@@ -435,8 +431,7 @@ class KernelTrial:
         return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens)
 
     def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
-        """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding. Raise FFNError if too few
-        random tokens qualify."""
+        """Draw tokens [tokens, d_model] whose experts do not depend on rounding. FFNError if there are too few."""
         kept: list[Tensor] = []
         count = 0
         for _ in range(_REDRAWS):

@@ -82,8 +82,7 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
-    """Run the layer's FFN in transformers' own model, on token ids; return (proof, ""), or (None, the reason it cannot
-    run)."""
+    """Run the layer's FFN in transformers' own model; return (proof, ""), or (None, why it cannot run)."""
     passes: list[tuple[Tensor, Tensor]] = []
     try:
         run_model(
@@ -114,8 +113,7 @@ def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
 
 
 def _words(item: Located, resolved: Resolved) -> str:
-    """Describe a reading: `model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...;
-    named ...`."""
+    """Describe a reading: `model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; ...`."""
     many = f" and {len(item.names) - 1} more" if len(item.names) > 1 else ""
     shape = f"[{', '.join(map(str, item.stored_shape()))}]"
     how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.slice.words)))
@@ -229,8 +227,7 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
 
 
 def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the weights with the packed tensors rounded to the dtype of their scales, in which a library
-    (compressed-tensors) unpacks them."""
+    """Yield weights with packed tensors rounded to their scales' dtype, as compressed-tensors unpacks them."""
     packed = [item.parameter for item in located if packed_formats((item,))]
     for dtype in (torch.bfloat16, torch.float16) if packed else ():
         weights = {name: case.ffn_weights[name].to(dtype).to(case.dtype) for name in packed}
@@ -273,8 +270,7 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the name and the weights of every misreading: misreadings of the file, and of a program that splits one
-    fused tensor."""
+    """Yield (name, weights) of every misreading: of the file, and of a program that splits a fused tensor."""
     axes = parameters(case.ffn)
     items = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
     for other in mixed_misreadings(items):

@@ -1,5 +1,4 @@
-"""The check of a block run over several processes, each with its part of the weights, against the whole block in one
-process."""
+"""The check of a block split over processes against the whole block in one process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Properties that every block must have: tokens are independent, the block without its activation is one matrix, zero
-stays zero."""
+"""Properties of every block: tokens are independent, without activation it is one matrix, zero stays zero."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ _STACK = 3
 
 
 def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check that with identity as activation a plain block, or a stack of three, is one matrix, and a gated block is
-    quadratic."""
+    """Check that with identity as activation plain blocks are one matrix, and a gated block is quadratic."""
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
         yield judge.skips(
