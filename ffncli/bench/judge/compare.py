@@ -38,7 +38,7 @@ ALPHA = 0.05  # of the gate: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
 CONVENTIONS = {
     "ratio": "time of NEW over time of BASE: geometric means over processes, Welch's 95 % t interval on logs of times",
-    "normalised": "the same, each process's time over its own machine anchor's (numpy GEMM and copy, no torch)",
+    "normalised": "the same, each process's time divided by its machine anchor's time (numpy GEMM and copy, no torch)",
     "regression": "certainly slower by more than the threshold, raw and normalised (one-sided, Holm over the rows, "
     f"{percent(ALPHA)}), or ok in BASE and wrong, failed or oom in NEW",
 }
@@ -321,7 +321,7 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
     """Why this row is not gated; empty if it is."""
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.times) < 2:
-            return f"one process in {name}: shown, not gated"
+            return f"only one process in {name}: not gated"
     for row in pair.new:
         if unlike := unlike_precision(pair.base[0].computes, row.computes):
             return f"BASE {unlike}: not gated"
@@ -405,5 +405,5 @@ def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
     if versions[0] != versions[1]:
         out.append(f"ffncli: {', '.join(versions[0])} in BASE, {', '.join(versions[1])} in NEW")
     if warned := sum(any(row.warnings for row in (*pair.base, *pair.new)) for pair in pairs):
-        out.append(f"{warned} of {len(pairs)} rows were measured with warnings, see the files")
+        out.append(f"{warned} of {len(pairs)} rows were measured with warnings (see the files)")
     return tuple(out)

@@ -19,7 +19,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 
 SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
-_NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
+_NO_SWEEP = "--plot draws speed by size, but no size has two values here"
 
 
 @dataclass(frozen=True)

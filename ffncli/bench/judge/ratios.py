@@ -80,6 +80,7 @@ def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | Non
         ((value, inside),) = zip(processes.values(), nested.values(), strict=True)
         units = [statistics.median(values) for values in inside.values()]
         around = statistics.t_interval(units)
+        # `centre` is not the mean of the placements' medians, so their interval is shifted to it.
         interval = around.map(lambda end: end - around.value + value)
     return Means(interval, processes, len(rounds), sum(rounds), statistics.autocorrelation(units))
 

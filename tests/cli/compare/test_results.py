@@ -82,7 +82,7 @@ def test_strict_asks_for_a_decision(call, tmp_path, base, one_slower):
     single = write(tmp_path / "single.csv", table([1.0] * 6, "new", count=1))
     code, _, err = call("compare", base, single, *GATE)
     assert (code, err) == (
-        0, "note: 6 of 6 rows were not gated by --fail-if-slower: one process in NEW: shown, not gated\n"
+        0, "note: 6 of 6 rows were not gated by --fail-if-slower: only one process in NEW: not gated\n"
     )  # fmt: skip
     code, _, err = call("compare", base, single, *GATE, "--strict", "-q")
     assert code == 4
