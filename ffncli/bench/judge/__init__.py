@@ -1,1 +1,1 @@
-"""Intervals, ratios, verdicts, warnings, gates: from times to words. No torch."""
+"""Turn measured times into intervals, ratios, verdicts, warnings and gates. Needs no torch."""

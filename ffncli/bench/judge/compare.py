@@ -1,8 +1,8 @@
-"""Two stored results: what changed, with an interval per row, and which rows fail a gate.
+"""Compare two stored results: what changed, with an interval per row, and which rows fail a gate.
 
-The unit is the process. `raw` is log time of NEW against BASE, `normalised` the same after each process's time was
-divided by its own machine anchor's. A row fails only if both agree, after Holm's correction over the rows, and
-if the anchor did not change: otherwise the machine may be the cause.
+The unit is the process. `raw` is the difference in log time between NEW and BASE; `normalised` is the same difference
+after each process's time was divided by the time of its own machine anchor. A row fails only if both show a slowdown,
+after Holm's correction over the rows, and if the anchor's time did not change: otherwise the machine may be the cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ffncli.system.packages import package_errors
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
-ALPHA = 0.05  # of the gate: the chance that any row fails wrongly
+ALPHA = 0.05  # the gate's level: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
 CONVENTIONS = {
     "ratio": "time of NEW over time of BASE: geometric means over processes, Welch's 95 % t interval on logs of times",
@@ -47,7 +47,8 @@ _BROKEN = ("wrong", "failed", "oom")
 
 @dataclass(frozen=True)
 class Rules:
-    """`margin` decides between `same` and the rest; `threshold` is --fail-if-slower, None without a gate."""
+    """The rules of a comparison: differences within `margin` are `same`; `threshold` is --fail-if-slower, None without
+    a gate."""
 
     margin: float = 0.02
     threshold: float | None = None
@@ -55,7 +56,7 @@ class Rules:
 
     @property
     def limit(self) -> float:
-        """What a row is tested for: being slower by more than this."""
+        """The limit of the test: a row fails if it is slower by more than this."""
         return self.margin if self.threshold is None else self.threshold
 
 
@@ -66,8 +67,8 @@ DEFAULT_RULES = Rules()
 class ComparedRow:
     """One case and kernel. Ratios are NEW over BASE, times in seconds; None is unknown.
 
-    `base_ratio` and `new_ratio` are against the baseline kernel of each side's own runs. `gated` says whether the row
-    could fail, `reason` why it could not, or why the row is inconclusive. `verdict` is None if neither side is ok.
+    `base_ratio` and `new_ratio` are relative to the baseline kernel of each side's own runs. `gated` says whether the
+    row could fail; `reason` says why it could not, or why it is inconclusive. `verdict` is None if neither side is ok.
     """
 
     case: str
@@ -105,18 +106,21 @@ class ComparedRow:
     input: str = ""
 
     def fails(self, rules: Rules) -> bool:
-        """Whether it fails: slower than a gate allows, or no longer correct; without a gate no time can fail."""
+        """Return whether the row fails: it is slower than the gate allows, or no longer correct. Without a gate, no row
+        fails for its time."""
         return self.regression and (rules.threshold is not None or self.verdict == "broken")
 
     def anchor_disagrees(self, margin: float) -> bool:
-        """Whether the times differ by more than the margin but the times normalised by the anchor disagree."""
+        """Return whether the times differ by more than the margin but the times normalised by the anchor do not
+        agree."""
         if self.verdict != "inconclusive" or None in (self.ratio, self.ratio_low, self.ratio_high):
             return False
         times = Interval(self.ratio or 0.0, self.ratio_low or 0.0, self.ratio_high or 0.0).map(log_or_inf)
         return self.normalised_ratio is not None and differs(times, margin)
 
     def inconclusive(self, threshold: float | None) -> bool:
-        """Whether the question remains open: slower by more than the threshold or not; without one, the verdict."""
+        """Return whether the row may or may not be slower by more than the threshold. Without a threshold, return
+        whether its verdict is inconclusive."""
         if self.verdict in (None, "mended", "broken"):
             return False
         if self.regression and threshold is not None:
@@ -131,7 +135,7 @@ CASE_COLUMNS = ("block", *(column.name for column in fields(ComparedRow) if colu
 
 @dataclass(frozen=True)
 class KernelMean:
-    """One kernel over its cases: geometric means of the ratios that are known."""
+    """One kernel over all its cases: geometric means of the known ratios."""
 
     kernel: str
     cases: int
@@ -141,7 +145,8 @@ class KernelMean:
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """`comparable`: the same machine and software. `rows` are in the order of BASE."""
+    """The result of comparing NEW with BASE, with rows in BASE's order. `comparable` means that both have the same
+    machine and software."""
 
     rules: Rules
     comparable: bool
@@ -151,25 +156,26 @@ class ResultComparison:
     only_in_new: tuple[tuple[str, str], ...]
     kernels: tuple[KernelMean, ...]
     remarks: tuple[str, ...]
-    environment: str = ""  # common to both, in a line; differences are in `mismatches`
+    environment: str = ""  # one line with the fields common to both sides; differences are in `mismatches`
 
     @property
     def regressions(self) -> tuple[ComparedRow, ...]:
-        """The rows that fail."""
+        """The rows with a regression."""
         return tuple(row for row in self.rows if row.regression)
 
     @property
     def inconclusive(self) -> tuple[ComparedRow, ...]:
-        """The rows whose question remains open."""
+        """The rows for which it is undecided whether they are slower."""
         return tuple(row for row in self.rows if row.inconclusive(self.rules.threshold))
 
     def count(self, verdict: CompareVerdict) -> int:
-        """How many rows have that verdict."""
+        """Return how many rows have this verdict."""
         return sum(row.verdict == verdict for row in self.rows)
 
     @package_errors()
     def frame(self) -> DataFrame:
-        """A row per case and kernel, as in the CSV of `ffn compare`. Raises FFNError (exit 3) without pandas."""
+        """Return a data frame with a row per case and kernel, as in the CSV of `ffn compare`. Raises FFNError (exit 3)
+        without pandas."""
         import pandas
 
         return pandas.DataFrame([asdict(row) for row in self.rows]).rename(columns=name_of)
@@ -190,8 +196,8 @@ class ResultComparison:
 
 
 def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = DEFAULT_RULES) -> ResultComparison:
-    """Compare NEW's rows with BASE's. Raises FFNError for invalid times, for nothing in common, and for results of
-    different machines without `allow_mismatch`; with it nothing is gated.
+    """Compare NEW's rows with BASE's. Raises FFNError if times are invalid, if no case and kernel are in common, or if
+    the machines differ and `allow_mismatch` is not set. If it is set and the machines differ, no row is gated.
     """
     matching = match(base, new)
     unlike = mismatches(matching.pairs)
@@ -212,7 +218,7 @@ def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = 
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of a row: logs of times and of anchors, one per process of all its runs."""
+    """One side of a row: the logs of its times and of its anchor times, one per process over all its runs."""
 
     times: tuple[float, ...]
     anchors: tuple[float, ...]  # () if any process has none
@@ -228,7 +234,8 @@ _Tested = tuple[ComparedRow, Shift | None, Shift | None]
 
 
 def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
-    """A row without what depends on the others, and its two shifts, both None if it is not gated."""
+    """Return the row without the columns that depend on other rows, and its raw and normalised shift, both None if it
+    is not gated."""
     base, new = _side("BASE", pair.base), _side("NEW", pair.new)
     row = _described(pair, base, new)
     if base.status != "ok" or new.status != "ok":
@@ -257,7 +264,7 @@ def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
 
 
 def _side(side: str, rows: Sequence[ResultRow]) -> _Side:
-    """All runs of a side together. Raises FFNError for impossible times."""
+    """Combine all runs of one side. Raises FFNError for impossible times."""
     status = next((row.status for row in rows if row.status != "ok"), "ok")
     times = [value for row in rows for value in row.process_times_s]
     anchors = [value for row in rows for value in row.process_anchors_s]
@@ -294,7 +301,8 @@ def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
 
 
 def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
-    """A row that was ok and is now wrong, failed or out of memory is a regression, regardless of times."""
+    """Judge a row that is not ok on both sides. If it was ok and is now wrong, failed or out of memory, it is a
+    regression regardless of times."""
     reason = f"{row.base_status} in BASE, {row.new_status} in NEW"
     if row.base_status == "ok" and row.new_status in _BROKEN:
         reason += ": other environment" * unlike
@@ -305,7 +313,8 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
 
 
 def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
-    """By the raw log ratio, unless the normalised one disagrees; and why it is inconclusive."""
+    """Return the verdict on the raw log ratio, or `inconclusive` and the reason if the normalised log ratio
+    disagrees."""
     if raw is None:
         return "inconclusive", ""
     first = verdict(raw, margin)
@@ -318,7 +327,7 @@ def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -
 
 
 def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
-    """Why this row is not gated; empty if it is."""
+    """Return the reason why this row is not gated, or "" if it is."""
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.times) < 2:
             return f"only one process in {name}: not gated"
@@ -339,7 +348,8 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
 
 
 def change(ratio: float) -> str:
-    """`12 % slower`, `3.4 % faster` (relative to BASE's time), `the same`, `2.3 times as slow`."""
+    """Return the ratio in words: `12 % slower`, `3.4 % faster` (relative to BASE's time), `the same`, `2.3 times as
+    slow`."""
     if ratio >= 2:
         return f"{ratio:.3g} times as slow"
     if ratio <= 0.5:
@@ -355,7 +365,8 @@ def change(ratio: float) -> str:
 
 
 def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
-    """The rows with Holm's p and their regressions. The larger of a row's two p counts: both must agree."""
+    """Return the rows with `p_holm` and `regression` filled in. The larger of a row's two p values counts, so that both
+    must show the slowdown."""
     tested = [at for at, (row, _, _) in enumerate(rows) if row.gated and row.ratio is not None]
     ps = []
     for at in tested:
@@ -384,7 +395,8 @@ def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
 
 
 def _mean(ratios: Iterable[float | None]) -> float | None:
-    """The geometric mean of those that are known; None without any, or if one has no logarithm."""
+    """Return the geometric mean of the known ratios; None if no ratio is known, or if a known ratio has no
+    logarithm."""
     known = [ratio for ratio in ratios if ratio is not None]
     if not known or not all(0 < ratio < math.inf for ratio in known):
         return None
@@ -392,7 +404,7 @@ def _mean(ratios: Iterable[float | None]) -> float | None:
 
 
 def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
-    """Remarks for the reader that affect no verdict."""
+    """Return remarks for the reader that do not affect any verdict."""
     base, new = [row for pair in pairs for row in pair.base], [row for pair in pairs for row in pair.new]
     out = []
     if both := sorted({row.run_id for row in base} & {row.run_id for row in new} - {""}):

@@ -1,5 +1,5 @@
-"""What several rows of a result say together: how fast a kernel is while one size changes, how much faster on more
-threads, and where a block's time goes by its steps. Pure: rows to records."""
+"""Derive records from several rows of a result: a kernel's speed as one size changes, its speed-up on more threads, and
+the share of a block's time that each step takes. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ffncli.block.steps import Experts, Shape, Step, experts_per_token, input_sh
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 
-SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
+SIZES = ("tokens", "d_ff", "d_model", "threads")  # the columns that may be swept; in a tie, the first wins
 _NO_SWEEP = "--plot draws speed by size, but no size has two values here"
 
 
 @dataclass(frozen=True)
 class SpeedPoint:
-    """One size. `speed` is the baseline's time over the kernel's in the same rounds, with its 95 % interval."""
+    """A kernel's speed at one size: the baseline's time divided by the kernel's in the same rounds, with its 95 %
+    interval."""
 
     size: int
     speed: float
@@ -35,7 +36,7 @@ class SpeedPoint:
 
 @dataclass(frozen=True)
 class SpeedCurve:
-    """One kernel, its points from the smallest size to the largest."""
+    """One kernel's points, in order of increasing size."""
 
     kernel: str
     points: tuple[SpeedPoint, ...]
@@ -43,10 +44,11 @@ class SpeedCurve:
 
 @dataclass(frozen=True)
 class SpeedSweep:
-    """Cases that differ in `axis`, and in what that decides, as the cache by the number of tokens.
+    """Cases that differ in `axis` and in the columns that depend on it (as the cache mode may depend on the number of
+    tokens).
 
-    `block` is what was measured, `where` what tells this sweep from the others of the same rows; empty for the only
-    one.
+    `block` is the measured block. `where` distinguishes this sweep from the other sweeps of the same rows; it is empty
+    if this is the only sweep.
     """
 
     axis: str
@@ -57,7 +59,7 @@ class SpeedSweep:
 
 
 def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
-    """The sweeps of a result, in its order; none where no size has two values, or nothing was timed."""
+    """Return the sweeps of a result, in its order; none if no size has two values or nothing was timed."""
     timed = [row for row in rows if row.status == "ok" and row.ratio]
     counts = {name: len({getattr(row, name) for row in timed} - {None}) for name in SIZES}
     axis = max(SIZES, key=lambda name: counts[name])
@@ -66,7 +68,8 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     several = () if _are_of_one_grid(timed) else ("run_id",)
     others = (*several, *BLOCK_COLUMNS, *ASKED, "baseline")
     varying = [name for name in others if name != axis and not _decided_by(axis, name, timed)]
-    if len({row.hardware for row in timed}) > 1:  # no curve is across kinds of machines, even if sizes decide these
+    # A curve never mixes kinds of machines, even if each size was measured on only one kind.
+    if len({row.hardware for row in timed}) > 1:
         varying.append("hardware")
     groups: dict[tuple[Any, ...], list[ResultRow]] = {}
     for row in timed:
@@ -84,7 +87,7 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
 
 
 def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
-    """The sweeps of a stored result. Raises FFNError if it has none."""
+    """Return the sweeps of a stored result. Raises FFNError if it has no sweeps."""
     sweeps = speed_sweeps(rows)
     if not sweeps:
         raise FFNError(_NO_SWEEP, "measure one with ffn bench --tokens 1,16,256 --save FILE.csv")
@@ -92,14 +95,16 @@ def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
 
 
 def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
-    """Whether rows of several runs can be parts of one grid: nothing twice, and of one version."""
+    """Return whether rows of several runs can be parts of one grid: no case and kernel occurs twice, and the versions
+    are the same."""
     shared = columns("environment", one_per_grid=True)
     versions = {tuple(getattr(row, name) for name in shared) for row in rows}
     return len({(row.case, row.kernel) for row in rows}) == len(rows) and len(versions) == 1
 
 
 def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
-    """Whether rows of one size all have one value of `name`, so that it tells no sweeps apart."""
+    """Return whether all rows of the same size have the same value of `name`, so that `name` does not separate
+    sweeps."""
     values: dict[Any, set[Any]] = {}
     for row in rows:
         values.setdefault(getattr(row, axis), set()).add(getattr(row, name))
@@ -107,7 +112,8 @@ def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
 
 
 def _curve(axis: str, kernel: str, rows: Sequence[ResultRow]) -> SpeedCurve:
-    """A kernel's curve. The ratio is of times; its reciprocal, ends exchanged, is of speeds."""
+    """Return a kernel's curve. A speed is the reciprocal of a ratio of times, so the ends of the interval change
+    places."""
     points = []
     for row in rows:
         if row.kernel == kernel and row.ratio:
@@ -117,7 +123,7 @@ def _curve(axis: str, kernel: str, rows: Sequence[ResultRow]) -> SpeedCurve:
 
 
 def _block(axis: str, rows: Sequence[ResultRow]) -> str:
-    """What all rows measure; a width that is swept is not named."""
+    """Return the block that all rows measure, without the width that is swept."""
     names = list(dict.fromkeys(block_of(row) for row in rows))
     if len(names) == 1:
         return names[0]
@@ -126,7 +132,7 @@ def _block(axis: str, rows: Sequence[ResultRow]) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    """`bf16`, `32 tokens`, `d_ff 512`."""
+    """Return a value in words: `bf16`, `32 tokens`, `d_ff 512`."""
     if name in ("tokens", "threads"):
         return f"{value} {name}"
     return str(value) if isinstance(value, str) else f"{name} {value}"
@@ -137,10 +143,11 @@ def _value(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class ThreadScaling:
-    """One kernel of one case on `threads` threads, compared with the fewest measured, `base_threads`.
+    """One kernel of one case on `threads` threads, compared with `base_threads`, the fewest threads that were measured.
 
-    `speed_up` is the time there over the time here, with its 95 % interval if each has two processes or more;
-    `efficiency` is the speed-up over the quotient of the threads: 1 if twice the threads take half the time.
+    `speed_up` is the time on `base_threads` divided by the time on `threads`, with its 95 % interval if both were
+    measured in at least two processes. `efficiency` is `speed_up` divided by `threads / base_threads`: 1 if twice the
+    threads take half the time.
     """
 
     case: str
@@ -154,7 +161,7 @@ class ThreadScaling:
 
 
 def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
-    """A record for every row with a row on fewer threads of the same machine; none for a GPU."""
+    """Return a record for every row that was also measured on fewer threads of the same machine; none for a GPU."""
     hosts = {row.case: row.host for row in rows}
     times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
     scalings = []
@@ -177,7 +184,8 @@ def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[Th
 
 
 def _pairs(cases: Sequence[Case], hosts: Mapping[str, str]) -> list[tuple[Case, Case]]:
-    """(the case on the fewest threads, the same case on more); `hosts` has the machine of each case."""
+    """Return pairs of a case on the fewest threads and the same case on more threads; `hosts` maps each case to its
+    machine."""
     alike: dict[tuple[Case, str | None], list[Case]] = {}
     for case in cases:
         if case.device == "cpu":
@@ -194,9 +202,10 @@ _INSIDE = "[e]."
 
 @dataclass(frozen=True)
 class StepShare:
-    """One step of a case, or the `whole` block. `inside` experts it covers all that received a token.
+    """One step of a case, or the `whole` block. A step `inside` experts covers all experts that received a token.
 
-    `share` of the block's time, with its interval; `flops_share` of its FLOPs. None: not known, or not timed.
+    `share` is the step's share of the block's time, with its interval; `flops_share` is its share of the block's FLOPs.
+    None means unknown or not timed.
     """
 
     name: str
@@ -213,13 +222,14 @@ class StepShare:
 
 
 def step_shares(case: Case, rows: Sequence[ResultRow]) -> tuple[StepShare, ...]:
-    """A record for each of the case's rows, whose ratio to the block is the share of its time."""
+    """Return a record for each of the case's rows. A row's ratio to the block is its share of the block's time."""
     costs = _costs(case)
     return tuple(_share(row, *costs.get(row.kernel.removeprefix(STEP), ("", 0)), costs[BLOCK][1]) for row in rows)
 
 
 def together(shares: Sequence[StepShare]) -> float | None:
-    """The shares of all steps, those inside experts left out; None if there are none, or one is not known."""
+    """Return the sum of the shares of all steps except steps inside experts; None if there are no steps or a share is
+    unknown."""
     parts = [one.share for one in shares if not (one.whole or one.inside)]
     known = [share for share in parts if share is not None]
     return sum(known) if known and len(known) == len(parts) else None
@@ -234,7 +244,7 @@ def _share(row: ResultRow, op: str, flops: int, whole: int) -> StepShare:
 
 
 def _costs(case: Case) -> dict[str, tuple[str, int]]:
-    """Step → (its op, its FLOPs on the case's tokens), including the block and the steps inside experts."""
+    """Map each step to its op and its FLOPs on the case's tokens, including the block and the steps inside experts."""
     block = kernel_steps(steps(case.spec))
     inputs = input_shapes(block, (case.tokens,))
     costs = _of(block, inputs)

@@ -1,7 +1,7 @@
-"""Which rows of two results measure the same case, and whether on the same machine.
+"""Find the rows of two results that measure the same case, and whether they were measured on the same machine.
 
-`host` is not compared: containers and CI runners get a new name each time, and two machines of one model may share
-nothing else. The recorded hardware and software decide; different names are a remark, and the
+`host` is not compared: containers and CI runners get a new name each time, and two machines of the same model may
+differ only in their names. The recorded hardware and software decide; different names only cause a remark, and the
 anchor shows whether the machine runs as fast as before.
 """
 
@@ -15,12 +15,12 @@ from ffncli.errors import FFNError, shown
 from ffncli.show.text import plural
 
 _KEY = (*BLOCK_COLUMNS, *ASKED, "kernel")
-Key = tuple[object, ...]  # of _KEY; and the case's own text if that does not distinguish cases
+Key = tuple[object, ...]  # the values of _KEY, and the case's own text if they do not distinguish cases
 
 
 @dataclass(frozen=True)
 class EnvironmentMismatch:
-    """A field of the environment that differs; `rows` counts the affected rows."""
+    """An environment field that differs; `rows` is the number of affected rows."""
 
     field: str
     base: str
@@ -30,7 +30,7 @@ class EnvironmentMismatch:
 
 @dataclass(frozen=True)
 class RowPair:
-    """One case and kernel: its rows in BASE, one per run, and in NEW."""
+    """One case and kernel: its rows in BASE and in NEW, one per run."""
 
     case: str
     kernel: str
@@ -40,7 +40,7 @@ class RowPair:
 
 @dataclass(frozen=True)
 class Matching:
-    """What both sides have, in the order of BASE, and what only one side has: (case, kernel)."""
+    """The row pairs that both sides have, in BASE's order, and the (case, kernel) pairs that only one side has."""
 
     pairs: tuple[RowPair, ...]
     only_base: tuple[tuple[str, str], ...]
@@ -48,10 +48,11 @@ class Matching:
 
 
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
-    """Rows by block, by what was asked of it (tokens, dtype, device, ...), and by kernel.
+    """Match rows by block, by the requested setting (tokens, dtype, device, ...), and by kernel.
 
-    Several runs of a side combine their rows. A row that a side has twice (a file named twice, or joined to itself)
-    counts once. Raises FFNError if one run has two different results for one case, and if nothing is in common.
+    A pair holds the rows of all runs of a side. A row that a side has twice (a file named twice, or joined to itself)
+    counts once. Raises FFNError if one run has two different results for one case, or if the sides have no case and
+    kernel in common.
     """
     unclear = _unclear(base) | _unclear(new)
     left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)
@@ -64,7 +65,7 @@ def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
 
 
 def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
-    """The differences of the environments, by field; a field recorded on only one side also differs."""
+    """Return the environment fields that differ; a field recorded on only one side also differs."""
     counts: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         for field in COMPARED:
@@ -77,7 +78,8 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
 
 
 def environment(pairs: Iterable[RowPair]) -> str:
-    """What all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
+    """Return the environment that all rows of both sides share, in one line: `AMD EPYC 7B13, torch 2.13.0, Python
+    3.12.1`."""
     rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
     shared = {field: values.pop() for field in COMPARED if len(values := {getattr(row, field) for row in rows}) == 1}
     device = shared.get("device_name") or shared.get("cpu")
@@ -87,7 +89,7 @@ def environment(pairs: Iterable[RowPair]) -> str:
 
 
 def hosts(pairs: Iterable[RowPair]) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of the machines in BASE and in NEW, of the cases that were measured on others in NEW."""
+    """Return the names of the machines in BASE and in NEW, over the cases that were measured on different machines."""
     sides: tuple[set[str], set[str]] = (set(), set())
     for pair in pairs:
         base, new = ({row.host for row in rows if row.host} for rows in (pair.base, pair.new))
@@ -102,7 +104,8 @@ def _key(row: ResultRow) -> Key:
 
 
 def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
-    """Keys under which one run has several cases: blocks that differ in something without a column, such as a limit."""
+    """Return the keys under which one run has several cases: their blocks differ in a parameter without a column, such
+    as an activation's limit."""
     cases: dict[tuple[str, Key], set[str]] = {}
     for row in rows:
         cases.setdefault((row.run_id, _key(row)), set()).add(row.case)
@@ -125,7 +128,7 @@ def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping
 
 
 def _name(row: ResultRow) -> tuple[str, str]:
-    """The case in words, and the kernel."""
+    """Return the case in words, and the kernel."""
     threads = "" if row.threads is None else f"{row.threads} {plural('thread', row.threads)}"
     tokens = "" if row.tokens is None else f"{row.tokens} tokens"
     words = (row.source or block_of(row), tokens, row.dtype, row.passes, row.cache, row.device, threads)
@@ -133,12 +136,12 @@ def _name(row: ResultRow) -> tuple[str, str]:
 
 
 def block_of(row: ResultRow) -> str:
-    """The block as a user types it: `512x2048:gelu`."""
+    """Return the block as a user types it: `512x2048:gelu`."""
     return f"{row.d_model}x{row.d_ff}:{row.activation}" + (", gated" if row.gated else "")
 
 
 def _apart(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> str:
-    """Why no row of one side matches a row of the other: the fields without a common value."""
+    """Return the reason why no row of one side matches a row of the other: the fields without a common value."""
     parts = []
     for field in _KEY:
         sides = [list(dict.fromkeys(str(getattr(row, field)) for row in rows)) for rows in (base, new)]

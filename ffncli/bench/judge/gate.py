@@ -1,5 +1,5 @@
-"""gate: which kernels of a run are slower than a threshold allows, with few false alarms even over many rows; and
-failure, the error behind the exit code of a run as a whole."""
+"""`gate` finds the kernels of a run that are slower than a threshold allows, with few false alarms even over many rows.
+`failure` builds the error that decides the exit code of the whole run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ LEVEL = 0.05  # the chance of any false alarm among all rows
 
 @dataclass(frozen=True)
 class GatedRow:
-    """A gated row: its p value under "not slower than allowed", also adjusted, and its adjusted lower bound.
+    """A gated row: its p value under the hypothesis "not slower than allowed", raw and adjusted, and its bounds.
 
-    `low` is one-sided: the ratio is above it, at LEVEL over all rows. `high` is the upper bound for this row alone.
+    `low` and `high` are one-sided bounds on the ratio: `low` at LEVEL over all rows, `high` at LEVEL for this row
+    alone.
     """
 
     row: ResultRow
@@ -39,7 +40,8 @@ class GatedRow:
 
 @dataclass(frozen=True)
 class Gate:
-    """`slower` fails the run. `inconclusive` may be slower or not; `not_gated` are rows with the reason."""
+    """The judged rows of a run. Rows in `slower` fail the run; rows in `inconclusive` may or may not be slower;
+    `not_gated` pairs each remaining row with the reason."""
 
     slower: tuple[GatedRow, ...]
     passed: tuple[GatedRow, ...]
@@ -48,10 +50,11 @@ class Gate:
 
 
 def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
-    """Judges all rows of a run against `threshold` (0.03: 3 % slower than the baseline is too slow).
+    """Judge all rows of a run by `threshold` (0.03: more than 3 % slower than the baseline is too slow).
 
-    For each, one-sided Student t over the processes' log ratios; Holm over the rows: a single regression among many
-    is found, and identical kernels raise an alarm in at most 5 % of the runs, regardless of the number of rows.
+    Each row gets a one-sided Student t test over the log ratios of its processes, with Holm's correction over the rows.
+    So a single regression among many rows is found, and identical kernels raise an alarm in at most 5 % of runs,
+    regardless of the number of rows.
     """
     computes = {row.case: row.computes for row in rows if row.kernel == row.baseline}
     reasons = [
@@ -71,7 +74,8 @@ def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
 
 
 def unlike_precision(computes: str, other: str) -> str:
-    """Why times of two kernels are not compared where they compute in unlike formats; empty where they do not."""
+    """Return the reason why the times of two kernels are not compared if they compute in different formats; "" if the
+    formats are the same."""
     if computes == other:
         return ""
     texts = [text or "the case's dtype" for text in (computes, other)]
@@ -79,7 +83,8 @@ def unlike_precision(computes: str, other: str) -> str:
 
 
 def one_sided(log_ratios: Sequence[float], edge: float) -> float:
-    """P of a mean as high as this one if the truth is `edge`: Student's t over independent values."""
+    """Return the probability of a mean at least this high if the true mean is `edge`: Student's t over independent
+    values."""
     error, above = statistics.standard_error(log_ratios), statistics.mean(log_ratios) - edge
     if error == 0:
         return 0.0 if above > 0 else 1.0
@@ -101,7 +106,7 @@ def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
 
 
 def _not_gated(row: ResultRow, method: Method) -> str:
-    """Why a row cannot fail a run; empty if it can."""
+    """Return the reason why a row cannot fail a run, or "" if it can."""
     if row.status != "ok":
         return f"{row.status}: no time"
     if not row.process_ratios:
@@ -116,7 +121,7 @@ def _not_gated(row: ResultRow, method: Method) -> str:
 
 
 def aa_of(row: ResultRow) -> Interval:
-    """The log of the row's A/A ratio, of the same code twice; an unknown end is infinite."""
+    """Return the log of the row's A/A ratio (the same code timed twice); an unknown end is infinite."""
     ends = (row.aa_ratio or 1.0, row.aa_low or 0.0, inf if row.aa_high is None else row.aa_high)
     return Interval(*map(statistics.log_or_inf, ends))
 
@@ -125,17 +130,17 @@ def aa_of(row: ResultRow) -> Interval:
 
 
 def gated(rows: Sequence[ResultRow], request: BenchRequest) -> Gate | None:
-    """The result of --fail-if-slower for the rows; None if it was not requested."""
+    """Return the result of --fail-if-slower for the rows; None if it was not requested."""
     return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
 
 
 def name_in(row: ResultRow, many: bool) -> str:
-    """A row's kernel, with its case if the run has several."""
+    """Return a row's kernel, followed by its case if the run has several cases."""
     return f"{row.kernel} ({row.case})" if many else row.kernel
 
 
 def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | None) -> FFNError | None:
-    """The error for the exit code, the most serious first; None if all is well."""
+    """Return the most serious error of the run, which decides the exit code; None if all is well."""
     many = len(request.cases) > 1
 
     def names(rows: Sequence[ResultRow]) -> str:

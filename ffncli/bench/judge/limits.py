@@ -1,7 +1,8 @@
 """The limits on a user's kernel, as the parent of a worker enforces them: time to load, time of a call, memory.
 
-Limits are there for code that never returns, or takes all memory: they are far above what honest kernels need, and an
-option raises each. A kernel beyond one costs its own row; its worker is killed, and the others are measured again.
+The limits catch code that never returns or takes all memory. They are far above the needs of honest kernels, and each
+can be raised by an option. A kernel that exceeds a limit loses its own row; its worker is killed, and the other kernels
+are measured again.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ffncli.bench.records import FIRST_CALL, Case, Method, Outcome, Stage, Statu
 from ffncli.show.text import bytes_text, seconds_text, time_text
 from ffncli.system.host import available_memory
 
-_CALL = 120.0  # s, at least, for a call
-# With all threads; slower than any machine that anybody would measure on.
+_CALL = 120.0  # the least time limit of a call, in seconds
+# Rates with all threads, lower than on any machine that anybody would measure on.
 _FLOPS_PER_S, _BYTES_PER_S = 1e9, 1e8
-_OF_FREE = 0.9  # of the memory that is free when a run begins
-_BLAMED = 0.1  # of the limit, at least, for which a kernel's memory must have grown
-_GROWING = 0.01  # of the limit, between two looks: the next look is soon, to see whose code runs then
+_OF_FREE = 0.9  # share of the memory that is free when a run begins
+_BLAMED = 0.1  # a kernel is blamed only if its memory has grown by this share of the limit
+_GROWING = 0.01  # after growth by this share of the limit, memory is read again soon, to see whose code runs then
 
 
 def call_limit(case: Case, method: Method) -> float:
-    """Seconds for one call or block of short calls: 2 minutes, or its work at 1 GFLOP/s and 100 MB/s."""
+    """Return the seconds for one call or block of short calls: 2 minutes, or its work at 1 GFLOP/s and 100 MB/s."""
     if method.call_time is not None:
         return method.call_time
     work = work_of(case)
@@ -32,7 +33,8 @@ def call_limit(case: Case, method: Method) -> float:
 
 
 def memory_limit(method: Method) -> int | None:
-    """Bytes for a worker with all that it starts; None where nobody knows how much is free."""
+    """Return the memory limit, in bytes, for a worker and all its child processes; None if the free memory is
+    unknown."""
     if method.memory_limit is not None:
         return method.memory_limit
     free = available_memory()
@@ -41,9 +43,9 @@ def memory_limit(method: Method) -> int | None:
 
 @dataclass(frozen=True)
 class Excess:
-    """A kernel that is beyond a limit, or has ended its worker otherwise, and its outcome in these cases.
+    """A kernel that exceeded a limit or ended its worker in another way, and its outcome in these cases.
 
-    `kernel` is empty where it is not known.
+    `kernel` is empty if it is unknown.
     """
 
     kernel: str
@@ -53,16 +55,17 @@ class Excess:
 
 @dataclass
 class WorkerLimits:
-    """The limits on one worker: how long its kernel's code has been running, whose code made its memory grow.
+    """The limits on one worker. Tracks how long its kernel's code has been running and which kernel's code made its
+    memory grow.
 
-    Times are the parent's, in seconds. `excess` is to be called with each message, and now and then without one; soon
-    if `hurried`.
+    Times are in seconds of the parent's clock. Call `excess` on each message from the worker, and from time to time
+    between messages, or soon if `hurried` is true.
     """
 
     method: Method
     cases: Sequence[Case]
     most_memory: int | None
-    since: float  # when the stage, or the code that runs, was other than now
+    since: float  # when the present code began to run
     running: RunningCode = field(default_factory=RunningCode)
     memory: int = 0
     hurried: bool = False
@@ -71,14 +74,14 @@ class WorkerLimits:
     def excess(
         self, stage: Stage, now: float, entered: float, running: RunningCode, memory: int | None
     ) -> Excess | None:
-        """What is beyond a limit at this stage, which was `entered` then, if anything is."""
+        """Return the limit that is exceeded at this stage, or None. `entered` is the time at which the stage began."""
         if running != self.running:
             self.running, self.since = running, now
         late = self._late(stage, now - entered, now - max(entered, self.since))
         return late or self._large(stage, memory)
 
     def begin_case(self) -> None:
-        """Memory that grew in the case before was freed with it."""
+        """Forget the previous case's growth: its memory was freed."""
         self.growth.clear()
 
     def _late(self, stage: Stage, in_stage: float, in_call: float) -> Excess | None:
@@ -86,7 +89,7 @@ class WorkerLimits:
             if in_stage <= self.method.load_time:
                 return None
             why = f"did not load its file within {_seconds(self.method.load_time)} (--load-time allows more)"
-            return _excess(stage.kernel, "failed", why, self.cases)  # it would not load in the other cases either
+            return _excess(stage.kernel, "failed", why, self.cases)  # it would fail to load in the other cases too
         limit = call_limit(stage.case, self.method)
         if not self.running.kernel or in_call <= limit * (FIRST_CALL if self.running.first else 1):
             return None
@@ -101,20 +104,23 @@ class WorkerLimits:
         if memory is None or self.most_memory is None:
             return None
         grown, self.memory = memory - self.memory, memory
-        running = self.running.kernel or stage.kernel  # what grew counts for it; what is freed, for the largest
+        # Growth is charged to the running kernel. Freed memory is credited to it too if it had grown, else to the kernel
+        # that grew most.
+        running = self.running.kernel or stage.kernel
         if grown < 0 and self.growth.get(running, 0) <= 0:
             running = max(self.growth, key=lambda name: self.growth[name], default=running)
         self.growth[running] = max(0, self.growth.get(running, 0) + grown)
         self.hurried = memory > self.most_memory / 2 and grown > _GROWING * self.most_memory
         kernel = max((name for name in self.growth if name), key=lambda name: self.growth[name], default="")
         if memory <= self.most_memory or self.growth.get(kernel, 0) < _BLAMED * self.most_memory:
-            return None  # what is ours, such as references, asks beforehand how much is free
+            return None  # ffncli's own memory, such as references, is checked before it is allocated
         why = f"used more than {bytes_text(self.most_memory)} of memory (--memory-limit allows more)"
         return _excess(kernel, "oom", why, self.cases if stage.doing == "loading" else (stage.case,))
 
 
 def ended_worker(kernel: str, status: Status, why: str) -> Outcome:
-    """The outcome of a kernel whose worker ended; `why` is how it did, as in `was killed`."""
+    """Return the outcome of a kernel whose worker ended; `why` completes the sentence "the worker ...", as in `was
+    killed`."""
     return Outcome(kernel, status, f"the worker {why}", ended_worker=True)
 
 

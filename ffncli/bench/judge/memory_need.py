@@ -1,4 +1,4 @@
-"""What a case needs of a device's memory, by its sizes, and what would fit where that is too much."""
+"""Estimate the device memory that a case needs from its sizes, and find options that would fit if that is too much."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _WIDE = 8  # bytes of a float64
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of a case: `copies` of its weights, activations, and in a backward pass gradients and their reference."""
+    """Bytes that a case needs: `copies` of its weights, activations, and for a backward pass gradients and their
+    reference."""
 
-    weights: int  # of one copy
+    weights: int  # bytes of one copy
     copies: int
     activations: int
     gradients: int = 0
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """The sum of all parts, in bytes."""
         return self.weights * self.copies + self.activations + self.gradients
 
 
 def memory_need(case: Case, copies: int) -> MemoryNeed:
-    """An estimate from below: workspaces and a kernel's other tensors are not in it.
+    """Return a lower bound on the memory that a case needs: it excludes workspaces and a kernel's other tensors.
 
-    Activations are every intermediate once (twice in a backward pass, with its gradient); gradients are those of the
-    weights once in the case's dtype and once in float64, the reference, which has weights in float64 too, but of
-    experts one at a time.
+    Activations count every intermediate once (twice in a backward pass, with its gradient). Gradients count the
+    weights' gradients in the case's dtype, and the reference: the gradients in float64 and the weights in float64, but
+    of only one expert at a time.
     """
     needed, width = cost(steps_of(case.spec), case.tokens), dtype_named(case.dtype).bytes
     weights, activations = needed.weight_bytes(width), needed.activation_bytes(width)
@@ -52,10 +53,11 @@ def memory_need(case: Case, copies: int) -> MemoryNeed:
 
 
 def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
-    """What it needs, what was free, and the options with which it would fit, in one line.
+    """Return one line with the memory that the case needs, the memory that was free, and the options with which it
+    would fit.
 
-    `arms` have `each` so many copies of the weights, besides the drawn ones; `free` bytes were free before the case
-    began (None: unknown).
+    Each of `arms` arms has `each` copies of the weights, besides the drawn weights; `free` bytes were free before the
+    case began (None: unknown).
     """
     need = memory_need(case, 1 + arms * each)
     rest = f"{bytes_text(need.activations)} of activations"
@@ -75,10 +77,11 @@ def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
 
 
 def holders(kernels: Sequence[KernelChoice], each: int, referee: bool) -> int:
-    """How many need copies of the weights besides the drawn ones.
+    """Return how many holders need copies of the weights besides the drawn weights.
 
-    With several copies `each` that is every arm, the twin and the bare products too. Else only those that cannot share
-    one: a user's kernel, with a second copy that its prepare was given, and the referee where it is a process.
+    If each needs several copies, the holders are all arms, including the twin and the bare products. Otherwise they are
+    only those that cannot share a copy: a user's kernel, which counts twice because its `prepare` was given a second
+    copy, and the `referee` if it is a process.
     """
     if each > 1:
         return len(kernels) + 2
@@ -86,19 +89,19 @@ def holders(kernels: Sequence[KernelChoice], each: int, referee: bool) -> int:
 
 
 def explained(outcome: Outcome, case: Case, arms: int, each: int, free: int | None) -> Outcome:
-    """An outcome that is `oom` says what the case needs; others are unchanged."""
+    """Add the memory that the case needs to the note of an `oom` outcome; return other outcomes unchanged."""
     if outcome.status != "oom":
         return outcome
     return replace(outcome, note=f"{outcome.note}; {memory_text(case, arms, each, free)}")
 
 
 def _fitting(case: Case, arms: int, each: int, free: int) -> Iterator[str]:
-    """The options, each alone, with which the case would fit."""
+    """Yield the options that would each make the case fit."""
 
     def fits(changed: Case, each: int = each) -> bool:
         return memory_need(changed, 1 + arms * each).total <= free
 
-    tokens = 1 << max(0, (case.tokens - 1).bit_length() - 1)  # powers of two below
+    tokens = 1 << max(0, (case.tokens - 1).bit_length() - 1)  # smaller powers of two
     while tokens and not fits(replace(case, tokens=tokens)):
         tokens //= 2
     if tokens and tokens < case.tokens:

@@ -1,4 +1,4 @@
-"""paired: how much longer one kernel takes than another in the same rounds, with an interval over processes."""
+"""`paired` compares the times of two kernels in the same rounds, with an interval over processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Nested = dict[int, dict[int, list[float]]]  # process → placement → one valu
 
 @dataclass(frozen=True)
 class Means:
-    """Logarithms, one for each process; `interval` is over processes.
+    """Mean logarithms, one for each process, with an interval over processes.
 
     For a single process the interval is over its placements: it describes the precision within this process only.
-    `placements` and `rounds` are counts over all processes, `correlation` is between neighbouring processes (or
-    placements, in one process); the interval has been widened if it is above `statistics.CORRELATED`.
+    `placements` and `rounds` are counts over all processes. `correlation` is between neighbouring processes (or
+    placements, for a single process); if it is above `statistics.CORRELATED`, the interval has been widened.
     """
 
     interval: Interval
@@ -35,12 +35,12 @@ class Means:
 
     @property
     def units(self) -> int:
-        """How many values the interval is over."""
+        """The number of values that the interval is computed over."""
         return self.placements if self.one_process else len(self.of_processes)
 
 
 def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | None:
-    """The log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both."""
+    """Return the log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both."""
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     for block in blocks:
         if block.kernel in (kernel, baseline):
@@ -55,7 +55,7 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
 
 
 def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
-    """The logarithm of the seconds of a call; None if the kernel has no block."""
+    """Return the logarithm of the seconds per call; None if the kernel has no blocks."""
     nested: Nested = {}
     for block in sorted(blocks, key=lambda b: (b.process, b.placement, b.round)):
         if block.kernel == kernel:
@@ -65,9 +65,9 @@ def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
 
 
 def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | None:
-    """Rounds and placements → the value of each process (`statistics.centre`) → the interval.
+    """Combine rounds and placements into a value per process (`statistics.centre`), and these values into an interval.
 
-    None if there are none.
+    Returns None if there are no processes.
     """
     if not nested:
         return None
@@ -86,9 +86,10 @@ def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | Non
 
 
 def verdict(log_ratio: Interval, margin: float) -> Verdict:
-    """`slower`, `faster` or `same`: the interval of a log ratio is beyond the margin, or within; else inconclusive.
+    """Return `slower` or `faster` if the whole interval of a log ratio is beyond the margin, `same` if it is within;
+    otherwise `inconclusive`.
 
-    The margin is on the log scale, so that exchanging kernel and baseline changes only the word: with 2 %,
+    The margin is on the log scale, so that exchanging kernel and baseline only swaps `slower` and `faster`: with 2 %,
     faster means below 1 / 1.02.
     """
     edge = log1p(margin)
@@ -102,5 +103,5 @@ def verdict(log_ratio: Interval, margin: float) -> Verdict:
 
 
 def differs(log_ratio: Interval | None, margin: float) -> bool:
-    """Whether it is certainly beyond the margin, either way; False if it is not known."""
+    """Return whether the whole interval is beyond the margin, in either direction; False if the ratio is unknown."""
     return log_ratio is not None and verdict(log_ratio, margin) in ("slower", "faster")

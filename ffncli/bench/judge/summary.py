@@ -189,7 +189,7 @@ def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
     ok = gravest.status == "ok" and len(outcomes) == len(stored.units)
     notes = [gravest.note] if gravest.note else []
     if len(outcomes) < len(stored.units):
-        notes.append(f"in {len(outcomes)} of {len(stored.units)} processes only")
+        notes.append(f"measured in only {len(outcomes)} of {len(stored.units)} processes")
     if ok:  # those of a unit say how its kernels were timed
         notes += dict.fromkeys(note for unit in stored.units for note in unit.notes)
     row = replace(
@@ -349,7 +349,7 @@ def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:
     if outcome.status == "wrong":  # its note may name the cause, which the worker looked for
         return outcome
     if known.status == "wrong":
-        differs = f"{WrongCode.PATCHED_FFN}: its worker calls it right, the referee does not: "
+        differs = f"{WrongCode.PATCHED_FFN}: the worker found it correct, but the referee did not: "
         note = (differs if outcome.status == "ok" else "") + known.note
         return replace(outcome, status="wrong", note=note, error_max=known.error_max, error_rel=known.error_rel)
     if outcome.status != "ok":

@@ -16,8 +16,8 @@ from ffncli.show.text import percent
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
 _DRIFT = 0.02
-_SHARE = 0.1  # of the blocks
-_STOLEN = 0.01  # of the blocks
+_SHARE = 0.1  # share of the blocks
+_STOLEN = 0.01  # share of the blocks
 _ROOF = 1.02
 _PATIENCE = 600.0  # the most seconds for one case worth proposing
 
@@ -53,18 +53,18 @@ ADVICE: Mapping[str, str] = {
     Code.THROTTLED: "the container used up its CPU quota: use fewer --threads, or raise the quota",
     Code.STOLEN: "the hypervisor took CPU time (steal): measure on a dedicated machine",
     Code.LOAD: "more tasks are waiting than there are cores: stop the other work",
-    Code.WAITING: "the threads waited for each other or for a core: use fewer --threads for so small a case",
+    Code.WAITING: "the threads waited for each other or for a core: use fewer --threads for such a small case",
     Code.CLOCK: "the CPU runs below its rated clock (power, heat or a governor): ratios hold, times are long",
     Code.GPU_THROTTLED: "the GPU lowered its clock (heat or a power problem): ratios hold, times are not reproducible",
-    Code.POWER_CAPPED: "the GPU lowered its clock to stay within its power limit, so times hold for this limit;"
+    Code.POWER_CAPPED: "the GPU lowered its clock to stay within its power limit, so times are valid for this limit only;"
     " --sustained shows the effect of each kernel's own power",
-    Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: use more tokens, or a kernel that waits"
-    " less",
+    Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: use more tokens, or a kernel with"
+    " fewer launches",
     Code.DRIFT: "the machine's speed changed during the run: ratios hold, times are not reproducible",
     Code.CORRELATED: "consecutive processes are correlated, so the interval was widened: use more --processes",
     Code.SPIKES: "many blocks took much longer than the rest: other work, or memory being moved",
     Code.ROOF: "faster than this machine's limit: check the cache mode or the timing",
-    Code.ENVIRONMENT: "the processes ran in different environments: measure again in a single one",
+    Code.ENVIRONMENT: "the processes ran in different environments: measure again in a single environment",
 }
 
 ONE_THREAD: Mapping[str, str] = {

@@ -459,7 +459,7 @@ def test_a_kernel_that_some_processes_lack_has_no_time() -> None:
     units = units_of()
     units[3] = replace(units[3], outcomes=units[3].outcomes[:1])
     row = packed(units)
-    assert (row.time_s, row.note) == (None, "in 4 of 5 processes only")
+    assert (row.time_s, row.note) == (None, "measured in only 4 of 5 processes")
 
 
 def test_steps_have_none_of_the_blocks_figures() -> None:
@@ -545,7 +545,7 @@ def test_without_a_report_nothing_is_ok():
 def test_what_the_referee_found_stands_whatever_the_worker_says(status):
     found = Finding(Outcome("packed", "wrong", "lower-precision: off", 0.1, 0.2), answers=3, samples=BLOCKS)
     outcome = stands(found, Outcome("packed", status, "", 1e-8, 1e-8))
-    said = "patched-ffn: its worker calls it right, the referee does not: " if status == "ok" else ""
+    said = "patched-ffn: the worker found it correct, but the referee did not: " if status == "ok" else ""
     assert (outcome.status, outcome.note) == ("wrong", f"{said}lower-precision: off")
     assert (outcome.error_max, outcome.error_rel) == (0.1, 0.2)
 
