@@ -104,8 +104,8 @@ class WorkerLimits:
         if memory is None or self.most_memory is None:
             return None
         grown, self.memory = memory - self.memory, memory
-        # Growth is charged to the running kernel. Freed memory is credited to it too if it had grown, else to the kernel
-        # that grew most.
+        # Growth is charged to the running kernel. Freed memory is credited to it too if it had grown, otherwise to the
+        # kernel that grew most.
         running = self.running.kernel or stage.kernel
         if grown < 0 and self.growth.get(running, 0) <= 0:
             running = max(self.growth, key=lambda name: self.growth[name], default=running)

@@ -569,6 +569,6 @@ def test_an_answer_of_every_timed_block_has_been_shown(finding, seen):
 
 
 def test_the_twin_is_the_baseline_s_and_a_format_is_what_was_declared():
-    assert stands(Finding(Outcome(TWIN, "wrong", "off")), kernel="eager").note.endswith("does not: off")
+    assert stands(Finding(Outcome(TWIN, "wrong", "off")), kernel="eager").note.endswith("did not: off")
     assert stands(Finding(Outcome(TWIN, "wrong", "off"))).status == "ok"
     assert stands(replace(RIGHT["packed"], outcome=Outcome("packed", computes="int8"))).computes == "int8"
