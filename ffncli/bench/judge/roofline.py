@@ -1,17 +1,18 @@
-"""figures: what a case must compute and move, and how close its time is to the machine's limit; measured_roof:
-that limit. The roofline model (Williams, Waterman, Patterson 2009). RooflineFigures need no torch.
+"""The roofline model (Williams, Waterman, Patterson 2009). `figures` computes what a case must compute and move, and
+how close its time is to the machine's limit. Needs no torch.
 
-FLOPs are those of the matrix products, as `block/cost.py` counts them. Forward+backward is three times forward: every
-product has two of its size in backward, the gradients of its input and of its weights.
+FLOPs are counted for the matrix products, as in `block/cost.py`. Forward+backward counts three times forward: backward
+has two products of the same size for each, one for the gradient of its input and one for the gradient of its weights.
 
-Bytes are compulsory: what even an infinite cache would have to move. Forward: every used weight (of the
-experts, those that received tokens where that was counted, else those expected to) and x are read once, the output is
-written once. Forward+backward: these, and the output's gradient read, the gradients of x and of the weights written.
+Bytes are compulsory: even an infinite cache would have to move them. Forward: x and every used weight are read once,
+and the output is written once. The used experts are those that received tokens if that was counted, otherwise those
+expected to receive tokens. Forward+backward adds reading the output's gradient and writing the gradients of x and of
+the weights.
 
-Data that a cache may keep between calls is not bound by memory: in `warm` and `shared` anything may stay, in
-`cold-weights` all but the weights, after `flush` written data may stay in the cache. So up to one last-level cache of
-those bytes is subtracted before memory time is counted; if everything fits, the arithmetic is the only
-bound. The columns `bytes` and `gbytes_per_s` cover all compulsory bytes.
+Data that a cache may keep between calls is not limited by memory bandwidth: in the modes `warm` and `shared` all data
+may stay in the cache, in `cold-weights` all data except the weights, and in `flush` written data. So up to one
+last-level cache of these bytes is subtracted before the memory time is computed; if everything fits, arithmetic is the
+only limit. The columns `bytes` and `gbytes_per_s` still cover all compulsory bytes.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ from ffncli.system import hardware
 
 @dataclass(frozen=True)
 class RooflineFigures:
-    """Figures of one case and time. `tflops` and `gbytes_per_s` are rates, fractions are of the least possible time.
+    """The roofline figures of one case and time. `tflops` and `gbytes_per_s` are rates; the fractions are the least
+    possible time divided by the measured time.
 
-    `fusion_saving_max`: the traffic that fusing the activation with its products can save at most, over the least time
-    of the block (0.086: at most about 8.6 %). It is an estimate, not a bound: it takes both versions to reach the same
-    rate of the products. None is unknown.
+    `fusion_saving_max` is the time of the traffic that fusing the activation with its products can save at most, as a
+    share of the block's least time (0.086: at most about 8.6 %). It is an estimate, not a bound: it assumes that the
+    products run at the same rate in both versions. None means unknown.
 
-    `ridge_flops_per_byte` is the machine balance: the measured peak over the measured bandwidth, those of the data
-    sheet where no roof was measured. `bound` says on which side of it the case lies with `flops_per_byte`, those of the
-    bytes that no cache holds; None where a cache holds all.
+    `ridge_flops_per_byte` is the machine balance: peak divided by bandwidth, both measured, or from the data sheet if
+    no roof was measured. `flops_per_byte` counts only bytes that no cache holds (None if a cache holds all bytes);
+    `bound` says on which side of the ridge it lies.
     """
 
     flops: int
@@ -70,7 +72,7 @@ class RooflineFigures:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a case: FLOPs of its products; bytes of weights and of activations, read and written."""
+    """The work of a case: the FLOPs of its products, and the bytes of weights and activations, read and written."""
 
     flops: int
     weights_read: int
@@ -80,11 +82,12 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """All bytes."""
+        """The sum of all bytes."""
         return self.weights_read + self.weights_written + self.activations_read + self.activations_written
 
     def from_memory(self, cache: str, llc: int) -> int:
-        """The bytes that cannot have been in a last-level cache of this size already, or stay there."""
+        """Return the bytes that must move from or to memory because a last-level cache of `llc` bytes cannot keep
+        them."""
         kept = {
             "cold-weights": self.bytes - self.weights_read,
             "flush": self.weights_written + self.activations_written,
@@ -100,10 +103,11 @@ def figures(
     tf32: bool = False,
     experts_touched: float | None = None,
 ) -> RooflineFigures:
-    """The cost of `case`, and the rates of `time_s` seconds relative to the measured roof and the device's data sheet.
+    """Return the cost of `case` and, for a time of `time_s` seconds, its rates relative to the measured roof and the
+    device's data sheet.
 
-    `case.cache` is the mode actually used. `tf32` says that float32 products ran in TF32. `experts_touched`: the number
-    of experts that received tokens, the mean of a call; None: what independent uniform routing gives.
+    `case.cache` is the mode actually used. `tf32` says whether float32 products ran in TF32. `experts_touched` is the
+    mean number of experts that received tokens in a call; None assumes independent uniform routing.
     """
     work = work_of(case, experts_touched)
     known = hardware.find(device_name) if case.device != "cpu" else None
@@ -130,14 +134,14 @@ def figures(
 
 
 def least_time(work: Work, cache: str, roof: Roof, llc: int) -> TimeFloor | None:
-    """What the arithmetic and the memory need; None where a rate is unknown."""
+    """Return the least time that the arithmetic and the memory traffic allow; None if a rate is unknown."""
     if not roof.flops_per_s or not roof.bytes_per_s:
         return None
     return time_floor(work.flops, work.from_memory(cache, llc), roof.flops_per_s, roof.bytes_per_s)
 
 
 def work_of(case: Case, experts_touched: float | None = None) -> Work:
-    """The FLOPs and bytes of the case, by the conventions above."""
+    """Return the FLOPs and bytes of the case, by the conventions at the top of this file."""
     kind, body = dtype(case.dtype), ffn_steps(steps_of(case.spec))
     moved = traffic(body, kind, kind, case.tokens, experts_touched)
     weights, flops = moved.weight_bytes_read, cost(body, case.tokens).matmul_flops
@@ -156,11 +160,12 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 
 def fusable_bytes(case: Case) -> int:
-    """Bytes between the products that a fused kernel need not move: what they write for the activation to read.
+    """Return the bytes between the products that a fused kernel does not have to move: outputs that the activation
+    reads.
 
-    Forward: gate and up (of a plain block: up), written and read; the activation's result has to be written
-    either way. Forward+backward: backward needs gate and up, so only reading them is saved, and in backward the
-    gradient of the down projection's input, written and read.
+    Forward: fusing saves writing and reading gate and up (only up in a plain block); the activation's result must be
+    written in any case. Forward+backward: backward needs gate and up, so forward saves only reading them; backward
+    saves writing and reading the gradient of the down projection's input.
     """
     body = ffn_steps(steps_of(case.spec))
     entering, leaving = _between(body, input_shapes(body, (case.tokens,)))
@@ -169,10 +174,11 @@ def fusable_bytes(case: Case) -> int:
 
 
 def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, int]:
-    """How many numbers the products write for elementwise steps, and how many those make for the next product.
+    """Return how many values the products write for elementwise steps, and how many values these steps write for the
+    next product.
 
-    Only for products into d_ff: a shared expert's gate or its output, mixed in after the down projection, are not
-    part of it.
+    Only products into d_ff count. A shared expert's gate and output do not, as they are mixed in after the down
+    projection.
     """
     known = shapes(body, inputs)
     taken = experts_per_token(body)
@@ -191,14 +197,15 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
     return entering, leaving
 
 
-# --- over ranks: what is sent -----------------------------------------------------------------------------------------
+# --- data sent between ranks -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sent:
-    """How many numbers a rank puts into each all-reduce, and into each all-to-all, of one call.
+    """The number of values that a rank passes to each all-reduce and to each all-to-all of one call.
 
-    Those of an all-to-all are a multiple of the ranks, each of which gets as many: every expert is equally likely.
+    Every expert is assumed equally likely, so each rank receives the same number of values in an all-to-all: the total
+    is a multiple of the number of ranks.
     """
 
     all_reduced: tuple[int, ...]
@@ -206,7 +213,7 @@ class Sent:
 
 
 def sent_by_rank(case: Case) -> Sent:
-    """The collectives of one call of what a rank is given of the case."""
+    """Return the collectives of one call, for the part of the case that one rank computes."""
     ranks, kind, tokens = case.ranks, dtype(case.dtype), case.of_rank.tokens
     steps = kernel_steps(steps_of(case.spec))
     reduced = reduced_bytes(rank_steps(steps, 0, ranks), kind) if ranks.tp > 1 else []
@@ -218,7 +225,7 @@ def sent_by_rank(case: Case) -> Sent:
 
 
 def communication_bytes(case: Case) -> float:
-    """The bytes that a rank sends for one call: mean over ranks, and where every expert is equally likely."""
+    """Return the bytes that a rank sends in one call: the mean over ranks, if every expert is equally likely."""
     kind, tokens, steps = dtype(case.dtype), case.of_rank.tokens, kernel_steps(steps_of(case.spec))
     reduced = sum(sent_by_rank(case).all_reduced) * kind.block_bytes
     bytes_sent = ring_all_reduce_bytes(int(reduced), case.ranks.tp)

@@ -1,4 +1,4 @@
-"""The few statistics that a believable ratio needs, in pure Python: t, medians, Holm, autocorrelation."""
+"""The statistics for reliable ratios, in pure Python: Student's t, medians, Holm's correction, autocorrelation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import cache
 from itertools import pairwise
 from math import exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
 
-CONFIDENCE = 0.95  # of an interval
+CONFIDENCE = 0.95  # level of an interval
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
-SPIKE = 5.0  # scaled MADs from the median
+SPIKE = 5.0  # a value this many scaled MADs from the median is a spike
 DIFFER = 0.05  # level of the test for deciding that placements differ
 CORRELATED = 0.4  # lag-1 autocorrelation above which an interval is widened
 _MOST_TERMS = 10_000
@@ -22,7 +22,7 @@ _TINY = 1e-300
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its interval. The ends are infinite if a single value cannot determine them."""
+    """A value and its interval. The ends are infinite if there are too few values to determine them."""
 
     value: float
     low: float
@@ -39,12 +39,13 @@ class Interval:
         return not (isinf(self.low) or isinf(self.high))
 
     def map(self, function: Callable[[float], float]) -> Interval:
-        """The interval of an increasing function of the value."""
+        """Return the interval of an increasing function of the value."""
         return Interval(function(self.value), function(self.low), function(self.high))
 
 
 def t_sf(t: float, df: float) -> float:
-    """P(T > t) of Student's t with `df` degrees of freedom; I_x(df/2, 1/2) / 2 with x = df / (df + t²)."""
+    """Return P(T > t) of Student's t with `df` degrees of freedom: I_x(df/2, 1/2) / 2 with x = df / (df + t²) for t ≥
+    0."""
     if isinf(t):
         return 0.0 if t > 0 else 1.0
     square = t * t
@@ -54,7 +55,8 @@ def t_sf(t: float, df: float) -> float:
 
 @cache
 def t_quantile(p: float, df: float) -> float:
-    """The t below which a share `p` of Student's t lies. Raises ValueError unless 0 < p < 1 and df > 0."""
+    """Return the quantile `p` of Student's t with `df` degrees of freedom. Raises ValueError unless 0 < p < 1 and df >
+    0."""
     if not (0 < p < 1 and df > 0):
         raise ValueError(f"t_quantile({p}, {df})")
     if p == 0.5:
@@ -65,13 +67,14 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """The t > 0 with P(T > t) = tail < 1/2: Newton on log P over log t, which bisection keeps within bounds."""
+    """Return the t > 0 with P(T > t) = `tail` < 1/2. Uses Newton's method for log P as a function of log t, with
+    bisection when a step leaves the bounds."""
     low, high = -60.0, 1.0
     while t_sf(exp(high), df) > tail:
         low, high = high, high * 2
         if high > 700:
             return inf
-    scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)  # of the density
+    scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)  # normalising factor of the density
     at = min(max(0.0, low), high)
     while high - low > 1e-15 * max(1.0, abs(high)):
         t = exp(at)
@@ -87,7 +90,8 @@ def _upper_quantile(tail: float, df: float) -> float:
 
 
 def _betainc(a: float, b: float, x: float, rest: float) -> float:
-    """The regularised incomplete beta function I_x(a, b); `rest` is 1 − x, passed separately to keep its digits."""
+    """Return the regularised incomplete beta function I_x(a, b); `rest` is 1 − x, passed separately to keep its
+    digits."""
     if x <= 0:
         return 0.0
     if rest <= 0:
@@ -99,7 +103,7 @@ def _betainc(a: float, b: float, x: float, rest: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of I_x(a, b) (DLMF 8.17.22), evaluated by Lentz's method."""
+    """Return the continued fraction of I_x(a, b) (DLMF 8.17.22), evaluated by Lentz's method."""
     c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1))
     result = d
     for m in range(1, _MOST_TERMS):
@@ -116,17 +120,17 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 
 def _away(value: float) -> float:
-    """`value`, kept away from 0."""
+    """Return `value`, or a tiny number if it is too close to 0."""
     return value if abs(value) > _TINY else _TINY
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean, summed exactly."""
+    """Return the arithmetic mean, summed exactly."""
     return fsum(values) / len(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation, divisor n − 1; 0 for a single value."""
+    """Return the standard deviation (divisor n − 1); 0 for a single value."""
     if len(values) < 2:
         return 0.0
     centre = mean(values)
@@ -134,23 +138,25 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value; of an even number, the mean of the middle two."""
+    """Return the median; for an even number of values, the mean of the middle two."""
     return float(standard.median(values))
 
 
 def mad(values: Sequence[float]) -> float:
-    """The median distance from the median, times SCALE: a standard deviation that is robust to spikes."""
+    """Return the median absolute deviation times SCALE, an estimate of the standard deviation that is robust to
+    spikes."""
     middle = median(values)
     return SCALE * median([abs(v - middle) for v in values])
 
 
 def centre(groups: Sequence[Sequence[float]]) -> float:
-    """The value of a process: the median of all its rounds, if its placements (the groups) do not differ.
+    """Return the value of a process: the median of all its rounds, if its placements (the groups) do not differ.
 
-    If they do (`differ`) every placement counts: the mean of their medians, each weighted by 1 / (v + median v), v
-    being the variance of its rounds over their number, so that a placement disturbed throughout counts little and
-    quiet ones count equally. Medians are used because a disturbance can make a block a hundred times as long: on a
-    shared machine of two cores means of middle halves within placements scattered 1.3 to 3 times as much.
+    If they differ (`differ`), the value is the weighted mean of the placements' medians. The weight is 1 / (v + median
+    v), where v is the variance of a placement's rounds divided by their number, so that a placement disturbed
+    throughout counts little and quiet placements count equally. Medians are used because a disturbance can make a block
+    a hundred times as long: on a shared machine with two cores, interquartile means within placements scattered 1.3 to
+    3 times as much.
     """
     if not differ(groups):
         return median([v for group in groups for v in group])
@@ -161,9 +167,11 @@ def centre(groups: Sequence[Sequence[float]]) -> float:
 
 
 def differ(groups: Sequence[Sequence[float]]) -> bool:
-    """Whether some groups are higher than others, at the level DIFFER (Kruskal and Wallis 1952, by ranks).
+    """Return whether some groups are higher than others, at the level DIFFER (the rank test of Kruskal and Wallis
+    1952).
 
-    Against the chi-squared quantile of k − 1 degrees of freedom as Wilson and Hilferty (1931) approximate it.
+    The statistic is compared with the chi-squared quantile for k − 1 degrees of freedom, approximated after Wilson and
+    Hilferty (1931).
     """
     values = sorted(v for group in groups for v in group)
     n, degrees = len(values), len(groups) - 1
@@ -175,13 +183,14 @@ def differ(groups: Sequence[Sequence[float]]) -> bool:
 
 
 def chi_squared(p: float, df: int) -> float:
-    """An approximation of the value below which a share `p` of chi-squared lies (within 3 % from p = 0.9 on)."""
+    """Return an approximate quantile `p` of chi-squared with `df` degrees of freedom (within 3 % for p ≥ 0.9)."""
     part = 2 / (9 * df)
     return float(df * (1 - part + standard.NormalDist().inv_cdf(p) * sqrt(part)) ** 3)
 
 
 def autocorrelation(values: Sequence[float]) -> float | None:
-    """The correlation of neighbours (lag 1); None for fewer than 5 values, too few to tell, and for equal ones."""
+    """Return the correlation of neighbours (lag 1); None for fewer than 5 values, which are too few to tell, and for
+    equal values."""
     if len(values) < 5:
         return None
     centre = mean(values)
@@ -193,21 +202,24 @@ def autocorrelation(values: Sequence[float]) -> float | None:
 
 
 def widening(correlation: float | None) -> float:
-    """The factor √((1 + r) / (1 − r)) by which correlated neighbours widen an interval; 1 up to CORRELATED."""
+    """Return the factor √((1 + r) / (1 − r)) by which correlated neighbours widen an interval; 1 for r up to
+    CORRELATED."""
     if correlation is None or correlation <= CORRELATED:
         return 1.0
     return sqrt((1 + correlation) / (1 - correlation))
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """The standard error of the mean of `values`, widened if neighbours correlate; infinite for one value."""
+    """Return the standard error of the mean of `values`, widened if neighbours correlate; infinite for a single
+    value."""
     if len(values) < 2:
         return inf
     return deviation(values) / sqrt(len(values)) * widening(autocorrelation(values))
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """The mean of independent values with its two-sided 95 % interval (df = n − 1), widened if neighbours correlate."""
+    """Return the mean of independent values with its two-sided 95 % interval (df = n − 1), widened if neighbours
+    correlate."""
     centre, error = mean(values), standard_error(values)
     if isinf(error):
         return Interval(centre, -inf, inf)
@@ -216,8 +228,9 @@ def t_interval(values: Sequence[float]) -> Interval:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The median with a two-sided interval that holds for any distribution: between two of the values themselves, by
-    the binomial distribution of how many lie below the median (Conover 1999, 3.2). Unbounded where they are too few.
+    """Return the median with a two-sided interval that holds for any distribution. Its ends are two of the values
+    themselves, chosen by the binomial distribution of the number of values below the median (Conover 1999, 3.2). The
+    interval is unbounded if there are too few values.
     """
     ordered, outside, ways, below = sorted(values), 0, 1, 1  # of choosing so many values, and at most so many
     every = 2 ** len(ordered)
@@ -230,7 +243,8 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def holm(ps: Sequence[float]) -> tuple[float, ...]:
-    """p values of several tests, adjusted so that the chance of any false one stays below the level (Holm 1979)."""
+    """Return the p values of several tests, adjusted so that the chance of any false alarm stays below the level (Holm
+    1979)."""
     adjusted = [0.0] * len(ps)
     so_far = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
@@ -240,12 +254,12 @@ def holm(ps: Sequence[float]) -> tuple[float, ...]:
 
 
 def exp_or_inf(value: float) -> float:
-    """e^value; infinite if that exceeds a float."""
+    """Return e^value; infinity if that exceeds a float."""
     return exp(value) if value < 700 else inf
 
 
 def log_or_inf(ratio: float) -> float:
-    """The log of a ratio; −∞ unless it is above 0."""
+    """Return the log of a ratio; −∞ if the ratio is not above 0."""
     return log(ratio) if ratio > 0 else -inf
 
 
@@ -254,7 +268,7 @@ def log_or_inf(ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Shift:
-    """A difference of two means of logs, its standard error and degrees of freedom."""
+    """The difference of two means of logs, with its standard error and degrees of freedom."""
 
     mean: float
     error: float
@@ -267,11 +281,12 @@ class Shift:
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def ratio(self) -> Interval:
-        """NEW over BASE with its 95 % interval; an end without a float is infinite or 0."""
+        """Return NEW over BASE with its 95 % interval; an end that exceeds the range of a float is infinite or 0."""
         return self.log_ratio.map(exp_or_inf)
 
     def p_above(self, threshold: float) -> float:
-        """One-sided p of "the true ratio is at most 1 + threshold": small where NEW is slower by more than that."""
+        """Return the one-sided p of "the true ratio is at most 1 + threshold": small if NEW is slower by more than
+        `threshold`."""
         distance = self.mean - math.log1p(threshold)
         if self.error == 0.0:
             return 0.0 if distance > 0 else 1.0
@@ -279,12 +294,12 @@ class Shift:
 
 
 def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
-    """How much slower NEW is than BASE: its mean less BASE's, for logs of times, one value per process; None with fewer
-    than two on a side, where the spread is unknown.
+    """Return how much slower NEW is than BASE: NEW's mean minus BASE's mean, for logs of times with one value per
+    process. Returns None if a side has fewer than two values, since its spread is then unknown.
 
     Source: B. L. Welch, Biometrika 34 (1947) 28-35; degrees of freedom by F. E. Satterthwaite, Biometrics Bulletin 2
     (1946) 110-114. A process is the unit: its measurements share an offset, so more rounds add no evidence. Correlated
-    neighbours (a machine that drifts over its processes) widen it, as everywhere.
+    neighbours (a machine that drifts from process to process) widen the standard error, as in `standard_error`.
     """
     if len(base) < 2 or len(new) < 2:
         return None
@@ -292,11 +307,11 @@ def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
     square, difference = sum(parts), mean(new) - mean(base)
     if square == 0.0:
         return Shift(difference, 0.0, float(len(base) + len(new) - 2))
-    # From shares, not from squares: the square of a tiny variance is 0 in floats.
+    # Squares each part's share of the sum, not the part itself: the square of a tiny variance is 0 in floats.
     weights = sum((part / square) ** 2 / (len(v) - 1) for part, v in zip(parts, (base, new), strict=True))
     return Shift(difference, math.sqrt(square), 1.0 / weights)
 
 
 def mean_ratio(base: Sequence[float], new: Sequence[float]) -> float | None:
-    """exp of the difference of the means of logs; None if a side is empty."""
+    """Return exp of the difference of the means of logs; None if a side is empty."""
     return exp_or_inf(mean(new) - mean(base)) if base and new else None

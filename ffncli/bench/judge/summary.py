@@ -1,4 +1,5 @@
-"""summarise: the measurements of a case from all processes, as the rows of the result. Pure: same units, same rows."""
+"""`summarise` turns the measurements of a case from all processes into the rows of the result. Pure: the same units
+give the same rows."""
 
 from __future__ import annotations
 
@@ -36,12 +37,12 @@ from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
 from ffncli.bench.verdict import WrongCode
 from ffncli.show.text import finite
 
-_EARLY = 0.6  # of --max-time
-_FAULTS = 1.0  # page faults a call, by which arms may differ
+_EARLY = 0.6  # share of --max-time; processes that took less ended early
+_FAULTS = 1.0  # difference between arms, in page faults per call, that is worth a note
 
 
 def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mapping[str, str]) -> tuple[ResultRow, ...]:
-    """A row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
+    """Return a row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
 
     `placements` and `rounds` of a row are counts over all processes. A kernel that is not ok in every process has a
     row with its most serious status and no time.
@@ -56,7 +57,7 @@ def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mappi
 
 @dataclass(frozen=True)
 class _CaseUnits:
-    """All processes of a case."""
+    """The units of a case from all processes, with the blocks of each arm and the warnings for all rows."""
 
     case: Case
     units: tuple[TimedUnit, ...]
@@ -69,7 +70,7 @@ class _CaseUnits:
     def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _CaseUnits:
         baseline = units[0].baseline
         not_ok = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
-        if baseline in not_ok:  # detected only after it was timed: nothing is compared with it
+        if baseline in not_ok:  # its fault was found only after it was timed: nothing is compared with it
             not_ok.add(TWIN)
         arms: dict[str, list[TimedBlock]] = {}
         for unit in units:
@@ -101,13 +102,13 @@ class _CaseUnits:
 
     @property
     def early(self) -> bool:
-        """Whether processes ended before their time because each by itself was precise enough."""
+        """Whether the processes ended before --max-time because each was precise enough by itself."""
         measured = sum(u.spent.get(name, 0.0) for u in self.units for name in ("blocks", "lead_in", "placing"))
         return 0 < measured < _EARLY * self.method.max_time
 
     @property
     def roof(self) -> Roof:
-        """The best rate of any process."""
+        """The best rates of any process."""
         flops = [u.roof.flops_per_s for u in self.units if u.roof.flops_per_s]
         moved = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
         caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
@@ -115,19 +116,19 @@ class _CaseUnits:
 
     @property
     def tokens_per_expert(self) -> tuple[float, ...]:
-        """The mean over the processes that counted them."""
+        """The mean over the processes that counted the tokens of each expert."""
         loads = [unit.tokens_per_expert for unit in self.units if unit.tokens_per_expert]
         return tuple(sum(tokens) / len(loads) for tokens in zip(*loads, strict=False))
 
     @property
     def experts_touched(self) -> float | None:
-        """The same of the number of experts that received any token."""
+        """The mean number of experts that received tokens, over the processes that counted them."""
         counts = [unit.experts_touched for unit in self.units if unit.experts_touched is not None]
         return sum(counts) / len(counts) if counts else None
 
 
 def _of_case(stored: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
-    """The columns that all rows of a case share."""
+    """Return a row with the columns that all rows of a case share."""
     case = stored.case
     environment = stored.units[0].environment
     anchor, aa = log_times(stored.blocks(ANCHOR), ANCHOR), stored.aa.interval.map(exp_or_inf) if stored.aa else None
@@ -147,16 +148,16 @@ def _of_case(stored: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         tokens_per_expert=stored.tokens_per_expert,
         referee="worker" if any(u.referee == "worker" for u in stored.units) else "process",
         communication_bytes=communication_bytes(case) if case.layout else None,
-        **case_columns(case) | {"cache": stored.units[0].cache},  # the mode in use
+        **case_columns(case) | {"cache": stored.units[0].cache},  # the cache mode actually used
     )
     columns: dict[str, Any] = {column: environment[column] for column in MACHINE if column in environment}
-    if limit := columns.pop("power_limit_w", ""):  # the only number among them
+    if limit := columns.pop("power_limit_w", ""):  # the only numeric column of these
         columns["power_limit_w"] = float(limit)
     return replace(row, **columns)
 
 
 def case_columns(case: Case) -> dict[str, Any]:
-    """The columns that say what was measured, with the requested cache mode."""
+    """Return the columns that say what was measured, with the requested cache mode."""
     spec, moe = case.spec, case.spec.moe
     return {
         "source": case.source,
@@ -183,14 +184,14 @@ def case_columns(case: Case) -> dict[str, Any]:
 
 
 def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
-    """A kernel's row: its outcome, and its time if that is ok in all processes."""
+    """Return a kernel's row: its outcome, and its time if its outcome is ok in all processes."""
     outcomes = stored.outcomes(kernel)
     gravest = min(outcomes, key=lambda o: GRAVEST.index(o.status))
     ok = gravest.status == "ok" and len(outcomes) == len(stored.units)
     notes = [gravest.note] if gravest.note else []
     if len(outcomes) < len(stored.units):
         notes.append(f"measured in only {len(outcomes)} of {len(stored.units)} processes")
-    if ok:  # those of a unit say how its kernels were timed
+    if ok:  # a unit's notes say how its kernels were timed
         notes += dict.fromkeys(note for unit in stored.units for note in unit.notes)
     row = replace(
         row,
@@ -213,7 +214,8 @@ def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
 
 
 def _with_figures(row: ResultRow, stored: _CaseUnits, time_s: float | None) -> ResultRow:
-    """FLOPs, bytes and their fraction of the roof; for the whole block, so none for single steps."""
+    """Add FLOPs, bytes and the fraction of the roof. They hold for the whole block, so single steps have none of
+    them."""
     if stored.method.in_model:
         return replace(row, tokens_per_s=stored.case.tokens / time_s if time_s else None)
     if row.kernel.startswith(STEP):
@@ -226,7 +228,7 @@ def _with_figures(row: ResultRow, stored: _CaseUnits, time_s: float | None) -> R
         tf32=" tf32=on" in row.math_mode,
         experts_touched=stored.experts_touched,
     )
-    if row.computes:  # the roof is that of the case's dtype
+    if row.computes:  # the roof was measured in the case's dtype
         figures = replace(figures, roof_fraction=None, datasheet_fraction=None)
     return replace(row, **asdict(figures))
 
@@ -251,7 +253,8 @@ def _with_time(row: ResultRow, stored: _CaseUnits, time: Means) -> ResultRow:
 
 
 def _apart(stored: _CaseUnits, kernel: str, together: float) -> dict[str, Any]:
-    """Over ranks, how long computing and the collectives take each by itself, and how much of the latter is hidden."""
+    """Return, for a case over ranks, the times of computing alone and of the collectives alone, and the share of the
+    collectives' time that is hidden behind computing."""
     alone = {arm: log_times(stored.blocks(arm), arm) for arm in (kernel + COMPUTE, COLLECTIVES)}
     compute, communication = (exp(one.interval.value) if one else None for one in alone.values())
     hidden = None
@@ -261,7 +264,7 @@ def _apart(stored: _CaseUnits, kernel: str, together: float) -> dict[str, Any]:
 
 
 def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:
-    """The ratio, its verdict, and reasons to trust it less."""
+    """Add the ratio, its verdict, and the warnings about it."""
     is_baseline = row.kernel == stored.baseline
     ratio, gemm = stored.ratio(row.kernel, stored.baseline), stored.ratio(row.kernel, GEMM)
     if gemm:
@@ -298,7 +301,7 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
 
 
 def _verdict(stored: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
-    """The verdict; always inconclusive if the machine was disturbed or A/A differ."""
+    """Return the verdict; always inconclusive if the machine was disturbed or the A/A ratio differs from 1."""
     aa = stored.aa.interval if stored.aa else None
     if warnings.disturbed(blocks) or differs(aa, stored.method.margin):
         return "inconclusive"
@@ -306,7 +309,7 @@ def _verdict(stored: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> 
 
 
 def _faults(blocks: Sequence[TimedBlock]) -> float | None:
-    """Page faults of a call; None if nothing was timed."""
+    """Return the page faults per call; None if nothing was timed."""
     calls = sum(block.inner for block in blocks)
     return sum(warnings.figures(blocks, "faults")) / calls if calls else None
 
@@ -315,15 +318,15 @@ def _worst(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-# --- a unit and the report of its referee -----------------------------------------------------------------------------
+# --- a unit and its referee's report -----------------------------------------------------------------------------
 
 
 def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
-    """The unit with the outcomes that stand: a kernel is ok where its worker and the referee say so, and the referee
-    has seen as many samples as blocks were timed; without a report none is ok.
+    """Return the unit with its final outcomes. A kernel is ok if its worker and the referee both say so and the referee
+    has seen as many samples as blocks were timed; without a report, no kernel is ok.
 
-    The worker has loaded users' files, so its Python may be patched from end to end. The referee has not, and its
-    report comes over a line of its own.
+    The worker has loaded users' files, so any part of its Python may be patched. The referee has not loaded them, and
+    its report comes over a separate connection.
     """
     if report is None:
         why = "the referee's report on this case did not arrive"
@@ -343,10 +346,10 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
 
 
 def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:
-    """The outcome, if the referee found nothing else and has seen an answer of every timed block."""
+    """Return the outcome, unless the referee found another or has not seen an answer from every timed block."""
     known = finding.outcome
     outcome = replace(outcome, computes=known.computes or outcome.computes)
-    if outcome.status == "wrong":  # its note may name the cause, which the worker looked for
+    if outcome.status == "wrong":  # the worker searched for the cause, which its note may name
         return outcome
     if known.status == "wrong":
         differs = f"{WrongCode.PATCHED_FFN}: the worker found it correct, but the referee did not: "

@@ -1,4 +1,5 @@
-"""Reasons to trust a ratio less: stable codes, and what to do about each. No row is dropped because of one."""
+"""Warnings, which are reasons to trust a ratio less: their stable codes, and what to do about each. A warning never
+drops a row."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ _DRIFT = 0.02
 _SHARE = 0.1  # share of the blocks
 _STOLEN = 0.01  # share of the blocks
 _ROOF = 1.02
-_PATIENCE = 600.0  # the most seconds for one case worth proposing
+_PATIENCE = 600.0  # do not propose more than this many seconds for one case
 
 
 class Code(StrEnum):
-    """The codes, in the order in which a row lists them."""
+    """The warning codes, in the order in which a row lists them."""
 
     ONE_PROCESS = "one-process"
     UNRESOLVED = "unresolved"
@@ -56,8 +57,8 @@ ADVICE: Mapping[str, str] = {
     Code.WAITING: "the threads waited for each other or for a core: use fewer --threads for such a small case",
     Code.CLOCK: "the CPU runs below its rated clock (power, heat or a governor): ratios hold, times are long",
     Code.GPU_THROTTLED: "the GPU lowered its clock (heat or a power problem): ratios hold, times are not reproducible",
-    Code.POWER_CAPPED: "the GPU lowered its clock to stay within its power limit, so times are valid for this limit only;"
-    " --sustained shows the effect of each kernel's own power",
+    Code.POWER_CAPPED: "the GPU lowered its clock to stay within its power limit, so times are valid for this limit"
+    " only; --sustained shows the effect of each kernel's own power",
     Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: use more tokens, or a kernel with"
     " fewer launches",
     Code.DRIFT: "the machine's speed changed during the run: ratios hold, times are not reproducible",
@@ -77,21 +78,23 @@ ONE_THREAD: Mapping[str, str] = {
 
 
 def advice(warning: BenchWarning, threads: int = 0) -> str:
-    """What to do about a warning; empty if this version does not know it.
+    """Return what to do about a warning; "" if this version does not know its code.
 
-    For rows on one thread it does not propose fewer. `threads`: the largest number used, 0 if that is not known.
+    `threads` is the largest number of threads used, 0 if unknown. For rows on one thread, the advice does not propose
+    fewer threads.
     """
     known = ONE_THREAD if threads == 1 and warning.code in ONE_THREAD else ADVICE
     return known.get(warning.code, "")
 
 
 def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
-    """Whether any of the warnings has this code."""
+    """Return whether any of the warnings has this code."""
     return any(warning.code == code for warning in warnings)
 
 
 def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
-    """Warnings for all rows of a case: the anchor's blocks, and the A/A interval of the log ratio."""
+    """Return the warnings that apply to all rows of a case, from the anchor's blocks and the interval of the A/A log
+    ratio."""
     warnings = []
     if processes == 1:
         warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
@@ -107,7 +110,8 @@ def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, 
 
 
 def halves(blocks: Sequence[TimedBlock]) -> float | None:
-    """Log of how much slower the second half of an arm's blocks is than the first, by medians."""
+    """Return the log ratio of the second half of an arm's blocks to the first half, by medians; None for fewer than 4
+    blocks."""
     ordered = sorted(blocks, key=lambda b: (b.process, b.placement, b.round))
     times = [log(max(b.per_call, LEAST_TIME)) for b in ordered]
     if len(times) < 4:
@@ -117,16 +121,16 @@ def halves(blocks: Sequence[TimedBlock]) -> float | None:
 
 
 def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWarning]:
-    """Warnings about a kernel's interval: precision not reached, correlated processes.
+    """Return the warnings about a kernel's interval: precision not reached, correlated processes.
 
-    `early`: the processes ended before their time, so more time would not help.
+    `early` says that the processes ended before --max-time, so that more time would not help.
     """
     warnings = []
     reached, wanted = ratio.interval.half_width, log1p(method.precision)
     if not ratio.interval.bounded:
         warnings.append(BenchWarning(Code.PRECISION, "a single value has no interval"))
     elif reached > wanted:
-        more = min(reached / wanted, 1e6) ** 2  # of a precision that nobody reaches, more than anybody waits for
+        more = min(reached / wanted, 1e6) ** 2  # capped: so many rounds are never run
         rounds = ceil(ratio.rounds * more)
         text = f"±{percent(expm1(reached), 2)} reached, ±{percent(method.precision, 2)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
@@ -142,17 +146,17 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
 
 
 def disturbed(blocks: Sequence[TimedBlock]) -> bool:
-    """Whether too many blocks were preempted, throttled or stolen from for any verdict."""
+    """Return whether so many blocks were preempted, throttled or stolen from that no verdict is possible."""
     return disturbed_share(blocks) > _SHARE
 
 
 def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
-    """The share of the blocks that were preempted, throttled or stolen from."""
+    """Return the share of blocks that were preempted, throttled or stolen from."""
     return _share(blocks, DISTURBANCES.__contains__)
 
 
 def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
-    """Warnings from the flags of a kernel's and the baseline's blocks."""
+    """Return the warnings that follow from the flags and figures of the blocks of a kernel and of the baseline."""
     warnings = []
     if disturbed(blocks):
         warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks), 2)} of the blocks"))
@@ -165,7 +169,8 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
         warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
         warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu), 2)} of the time"))
-    read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
+    # The GPU's state is not read in every block: its flags are counted over the blocks in which it was read.
+    read = [block for block in blocks if figures([block], "power")] or blocks
     if len(clock) > _SHARE * len(read):
         warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock), 2)} of the rated clock"))
     for code, judged, which in (
@@ -184,7 +189,7 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
 
 
 def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
-    """A fraction of a roof that is above 1."""
+    """Return a warning for each fraction of a roof that is above 1 by more than rounding."""
     return [
         BenchWarning(Code.ROOF, f"{percent(fraction, 2)} of the {name} roof")
         for name, fraction in (("measured", roof), ("datasheet", datasheet))
@@ -193,12 +198,13 @@ def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
 
 
 def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
-    """That figure of every block that has it."""
+    """Return the figure `name` of every block that has it."""
     return [value for block in blocks if (value := block.figure(name)) is not None]
 
 
 def outside(blocks: Sequence[TimedBlock]) -> float:
-    """The share of blocks more than `statistics.SPIKE` scaled MADs from the median of their arm's placement."""
+    """Return the share of blocks that are more than `statistics.SPIKE` scaled MADs from the median of their arm in
+    their placement."""
     placements: dict[tuple[str, int, int], list[float]] = {}
     for block in blocks:
         key = (block.kernel, block.process, block.placement)
@@ -220,11 +226,12 @@ def _share(blocks: Sequence[TimedBlock], is_one: Callable[[str], bool]) -> float
 
 
 def resolvable_difference(row: ResultRow, margin: float) -> float | None:
-    """The least difference from the baseline that the row's interval would have decided, as a share of 1 (0.05: a
-    kernel that takes 5 % longer, or so much less); of as wide an interval, placed anywhere.
+    """Return the smallest difference from the baseline that an interval as wide as this row's could have decided, as a
+    fraction (0.05: a kernel that takes 5 % longer, or correspondingly less time).
 
-    A verdict needs the whole interval beyond the margin, so that is the interval's half-width on top of it. None for
-    the baseline, for a row without an interval, and where other work disturbed so many blocks that none decides.
+    A verdict needs the whole interval beyond the margin, so this is the margin plus the interval's half-width, on the
+    log scale. None for the baseline, for a row without an interval, and if other work disturbed so many blocks that no
+    interval decides.
     """
     if row.status != "ok" or row.kernel == row.baseline or not row.ratio_low or not row.ratio_high:
         return None
