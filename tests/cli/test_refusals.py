@@ -124,10 +124,10 @@ REFUSED = [
     ("params gpt2 --tokens 1,2 --batch 2", "--tokens contradicts --batch"),
     ("params gpt2 --ridge hh100", "--ridge", "unknown device 'hh100'", "did you mean 'h100'"),
     ("params gpt2 --ridge x", "--ridge", "unknown device 'x'", "for example"),
-    ("params gpt2 --ridge h10", "--ridge", "is the beginning of H100 NVL, H100 PCIe, H100 SXM5", "type more"),
+    ("params gpt2 --ridge h10", "--ridge", "is the beginning of H100 NVL, H100 PCIe, H100 SXM5", "type a longer part"),
     ("params gpt2 --ridge h100,", "--ridge", "number"),
-    ("params gpt2 --ridge 3,h100", "--ridge", "one number of FLOPs per byte, or names"),
-    ("params gpt2 --ridge 3,4", "--ridge", "one number of FLOPs per byte"),
+    ("params gpt2 --ridge 3,h100", "--ridge", "a single number of FLOPs per byte or names"),
+    ("params gpt2 --ridge 3,4", "--ridge", "a single number of FLOPs per byte"),
     ("params 100x200:relu --dtype q4_0", "q4_0", "row of 100", "another --dtype"),
     # ffn approximate
     ("approximate --target sine", "--target", "'sine'", "did you mean 'sin'"),

@@ -151,7 +151,11 @@ def _require_covered(resolved: Resolved, ready: Prepared) -> None:
     if id_inputs(ready.steps):
         chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
         other = next(chooses, None)
-        hint = f"{option('layer', other)} has a router that chooses" if other else "every layer has such a table"
+        hint = (
+            f"{option('layer', other)} has a router that chooses"
+            if other
+            else "every layer of the model has such a table"
+        )
         raise FFNError(
             f"{where}: a table of token ids chooses its experts, but the checks draw inputs without ids", hint
         )

@@ -72,7 +72,9 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
         proof, reason = transformers_module(case)
         proofs += [proof] if proof else []
         if reason:
-            yield judge.skips("transformers", f"not checked against its module; the evidence above decided: {reason}")
+            yield judge.skips(
+                "transformers", f"not checked against its module, so the reading follows the evidence above: {reason}"
+            )
     proofs += [_other(case)] if case.against is not None else []
     for proof in proofs:
         yield from _agreement(case, _judge(case, proof), located or (), proof)
