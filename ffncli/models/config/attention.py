@@ -140,6 +140,7 @@ class Latent:
         q_rank = config.integer("q_lora_rank", 0)
         q = heads * (nope + rope)
         queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: the latent's norm
+        # the rope part of the key is shared by all heads and bypasses the latent; + rank: the latent's norm
         keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
         gates = d_model * heads * (flag(config, self.gate) * value + self.head_gate) + heads * self.sinks
         chosen = self._indexer(config, d_model, q_rank) if self.indexer else 0

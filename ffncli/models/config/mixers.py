@@ -55,6 +55,7 @@ class GatedDelta(Attention):
         key_heads, key_dim, heads, value_dim = (config.integer(name) for name in self.needs)
         keys, values = key_heads * key_dim, heads * value_dim
         convolution = config.integer("linear_conv_kernel_dim", 4) * (2 * keys + values)
+        # queries and keys, values and gates, and beta and decay for each value head; then dt_bias and A_log
         into, decay = d_model * 2 * (keys + values + heads), 2 * heads
         return into + convolution + decay + value_dim + values * d_model
 
@@ -85,6 +86,7 @@ class KimiDelta(Attention):
         gates = narrow + (d_model * inner if full else narrow)
         if self.full_rank:
             gates = 2 * d_model * inner
+        # dt_bias and A_log; below, the last two terms are beta and the gated norm
         decay = inner + (width if full else heads)
         convolution = 3 * inner * config.integer(self.kernel, 4)
         return 4 * d_model * inner + convolution + gates + decay + d_model * heads + width
@@ -215,6 +217,7 @@ class Compressed:
         heads, width, q_rank, groups, o_rank = (config.integer(name) for name in self.needs)
         queries = (d_model + 1 + heads * width) * q_rank
         output = o_rank * heads * width + groups * o_rank * d_model
+        # + 1: norms; + heads: sinks
         total = queries + (d_model + 1) * width + output + heads
         if not self.rate:
             return total
@@ -250,6 +253,8 @@ def streams(config: Fields, d_model: int) -> Callable[[int], int]:
     """Count the hyper-connections (arXiv:2409.19606) that mix the residual streams before attention and FFN."""
     count = config.integer("hc_mult", 4)
     mixed = (2 + count) * count
+    # a projection of all streams to weights that collapse, expand and mix them, its bias, and a scale for each of the
+    # three
     return lambda i: 2 * (mixed * count * d_model + mixed + 3)
 
 

@@ -134,6 +134,7 @@ def _nearest_model_type(model_type: str) -> str:
     otherwise = "give the model's tensors (a directory or .safetensors file), which are counted without it"
     version = re.findall(r"\d", model_type)
     names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
+    # in a name of n letters, difflib rates one substituted letter 1 - 1/n and two 1 - 2/n; the cutoff is between them
     return did_you_mean(model_type, names, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
 
 

@@ -228,6 +228,7 @@ def _fields(config: Fields, values: Mapping[str, Any] | None = None, prefix: str
     prefix = prefix or config.prefix
     for name, value in (config.values if values is None else values).items():
         path = f"{prefix}{name}"
+        # [-2:][0] is the enclosing object's name, as prefixes end with a dot; at the top level it is empty
         read_from = any(other.startswith(f"{path}.") for other in config.looked_up)
         if isinstance(value, Mapping) and (read_from or _BY_LAYER in (name, prefix.split(".")[-2:][0])):
             yield from _fields(config, value, f"{path}.")

@@ -210,6 +210,7 @@ def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
     def zeros(files: OpenFiles, matrix: int, start: int, stop: int) -> Tensor | int:
         low, high = _whole_words(start, stop, bits, place.info.shape[-1])
         words = columns_of(place, matrix, files, low, high).view(torch.int32)
+        # adding to whole words undoes the subtraction exactly, including borrows across integers
         more = words + ones.repeat(-(-words.shape[1] // bits))[: words.shape[1]]
         ways = (more, words) if symmetric or form in _LESS_ONE else (words,)
         both = [unpacked(way, bits, stop - start // 32 * 32)[:, start % 32 :] for way in ways]

@@ -217,6 +217,7 @@ class ScaleGrid:
         self.lead = prod(counts[:-2])
         if self.lead not in (1, prod(shape[:-2])):
             raise self._wrong("are not one set for each matrix")
+        # several block sizes may fit the scales: prefer the config's, then the usual 128, then equal blocks
         ways = [tuple(stated)] if _block_of_two(stated) else []
         ways += [(128, 128), tuple(size / (count or 1) for size, count in zip(sizes, self.counts, strict=True))]
         fits = (way for way in ways if way == tuple(map(int, way)) and all(way))

@@ -23,6 +23,7 @@ def _albert_runs(config: Fields) -> tuple[int, ...]:
     """Return the number of runs of each stored layer: the depth is divided among the groups, and each group runs as a
     whole."""
     depth, groups = config.integer("num_hidden_layers", high=10_000), config.integer("num_hidden_groups", 1)
+    # divided in floating point like transformers, so that layers fall into the same groups
     often = Counter(int(i / (depth / groups)) for i in range(depth))
     inner = config.integer("inner_group_num", 1)
     return tuple(often[i // inner] for i in range(groups * inner))  # as many as in `stacks`

@@ -124,6 +124,7 @@ def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     """Place the norm: on the branch (OLMo-2) in layers with attention, before the block (Llama) in layers with linear
     attention."""
     count = config.integer("num_hidden_layers")
+    # a model with fewer than four layers has attention in its last layer
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
     kinds = _kinds(config, every_fourth)
     if len(kinds) != count:
