@@ -42,7 +42,7 @@ class Dimensions(Options):
         str | None,
         Opt(
             "--activation", metavar="NAME", group=SOURCE, completes="functions gates limited",
-            help="Activation, as in gelu or silu; swiglu, geglu and reglu are gated.",
+            help="Activation, such as gelu or silu; swiglu, geglu and reglu are gated.",
         ),
     ] = None  # fmt: skip
     gated: Annotated[bool | None, Opt("--gated/--plain", group=SOURCE, help="With a gate projection, or without.")] = (

@@ -116,14 +116,14 @@ class Assumptions(Options):
         str | None,
         _assume(
             "--link", metavar="NAME", completes="links",
-            help="Link within a node, as in nvlink4 or pcie5. [default: the device's]",
+            help="Link within a node, such as nvlink4 or pcie5. [default: the device's]",
         ),
     ] = None  # fmt: skip
     network: Annotated[
         str | None,
         _assume(
             "--network", metavar="NAME", completes="links",
-            help="Network between nodes, one port per device, as in ndr. [default: by device]",
+            help="Network between nodes, one port per device, such as ndr. [default: by device]",
         ),
     ] = None  # fmt: skip
     per_node: Annotated[

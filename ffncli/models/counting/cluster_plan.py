@@ -71,7 +71,7 @@ class PlanQuestion(Assumptions):
         str | Sequence[str] | None,
         _cluster(
             "--device", metavar="NAME,...", accepts=_DEVICES, repeat=True, completes="devices", daily=True,
-            help="Accelerators, as in h100,mi300x; list shows all known ones. [default: h100]",
+            help="Accelerators such as h100,mi300x; list shows all known ones. [default: h100]",
         ),
     ] = field(default=None, kw_only=False)  # fmt: skip
     tp: Annotated[

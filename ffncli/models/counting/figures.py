@@ -128,8 +128,8 @@ class FigureQuestion(Options):
         Opt(
             "--ridge", metavar="X|DEVICE,...", accepts=comma_list(_WORD, "FLOPs per byte, or names of devices"),
             repeat=True, group="What to count", completes="devices",
-            help="Show how many tokens reach X FLOPs per byte; for accelerators, as in h100,b200, also the least time"
-            " and whether the model fits. list shows all known ones.",
+            help="Show how many tokens reach X FLOPs per byte; for accelerators such as h100,b200, also the minimum"
+            " time and whether the model fits. list shows all known accelerators.",
         ),
     ] = None  # fmt: skip
     dtype: Annotated[
