@@ -133,7 +133,7 @@ def _target(
     where = f"{inputs} in [{', '.join(_ends(low, high))}], {about['samples']:,} samples"
     where += f" with noise {question.noise:g}" if question.noise else ""
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
-    parts.append((_noisy if question.noise else _exact)(rows, _straight(about["inputs"])))
+    parts.append(_errors(rows, _straight(about["inputs"]), bool(question.noise)))
     if any(row.gated and row.d_ff != row.d_ff_plain for row in rows):
         parts.append(Line("for: the plain width with the nearest number of parameters", quiet=True))
     verdicts = [one for one in overfitting if one.target == about["name"]]
@@ -176,18 +176,17 @@ def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
     return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
 
 
-def _exact(rows: Sequence[FitRow], line: str) -> Table:
+def _errors(rows: Sequence[FitRow], line: str, noisy: bool) -> Table:
+    """Return the errors of each block; `line` names the best line or plane, which the last column has."""
+    title = "rmse and max error of the best seed, median rmse over seeds"
+    names, errors = ("rmse", "median", "max error"), [(r.rmse, r.median_rmse, r.max_error) for r in rows]
+    if noisy:
+        title = "rmse: medians over seeds, on the noisy samples and held out without noise"
+        names, errors = ("train", "held-out", "best"), [(r.train_rmse, r.held_out_rmse, r.rmse) for r in rows]
     gated = any(row.gated for row in rows)
-    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
-    lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
-    return Table(columns, lines, "rmse and max error of the best seed, median rmse over seeds")
-
-
-def _noisy(rows: Sequence[FitRow], line: str) -> Table:
-    gated = any(row.gated for row in rows)
-    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "train", "held-out", "best", line)
-    lines = [(r.activation, *_width(r, gated), r.params, r.train_rmse, r.held_out_rmse, r.rmse, r.floor) for r in rows]
-    return Table(columns, lines, "rmse: medians over seeds, on the noisy samples and held out without noise")
+    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", *names, line)
+    lines = [(r.activation, *_width(r, gated), r.params, *of, r.floor) for r, of in zip(rows, errors, strict=True)]
+    return Table(columns, lines, title)
 
 
 def _summary(rows: Sequence[FitRow]) -> list[Part]:

@@ -189,21 +189,13 @@ def _reason(row: ResultRow) -> str:
 
 def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
     groups = (("slower", judged.slower), ("passed", judged.passed), ("inconclusive", judged.inconclusive))
+    results = [(j.row, result, j.low, j.p_holm, "") for result, group in groups for j in group]
     rows = [
-        {"case": j.row.case, "kernel": j.row.kernel, "result": result, "low": j.low, "p_holm": j.p_holm, "reason": ""}
-        for result, group in groups
-        for j in group
-    ]
-    rows += [
-        {
-            "case": row.case,
-            "kernel": row.kernel,
-            "result": "not gated",
-            "low": None,
-            "p_holm": None,
-            "reason": why,
-        }
-        for row, why in judged.not_gated
+        {"case": row.case, "kernel": row.kernel, "result": result, "low": low, "p_holm": p_holm, "reason": reason}
+        for row, result, low, p_holm, reason in (
+            *results,
+            *((row, "not gated", None, None, why) for row, why in judged.not_gated),
+        )
     ]
     return {"fail_if_slower": allowed, "failed": bool(judged.slower), "rows": rows}
 

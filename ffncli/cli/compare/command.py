@@ -12,6 +12,7 @@ from ffncli.bench.comparison import CompareQuestion, are_results, compare_result
 from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep, require_sweeps
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.cli.common.options import OutputOptions, PlotOptions
+from ffncli.cli.common.result_lines import interval
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.sweep_page import speed_plots
 from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
@@ -130,9 +131,8 @@ def _speed(point: SpeedPoint | None) -> str | None:
     """Return `1.25 [1.22, 1.28]`, with `?` if the verdict is inconclusive."""
     if point is None:
         return None
-    ends = (point.speed_low, point.speed_high)
-    interval = "" if None in ends else f" [{ends[0]:.3f}, {ends[1]:.3f}]"
-    return f"{point.speed:.3f}{interval}{' ?' if point.verdict == 'inconclusive' else ''}"
+    ends = interval(point.speed_low, point.speed_high)
+    return f"{point.speed:.3f}{ends}{' ?' if point.verdict == 'inconclusive' else ''}"
 
 
 # --- two traces -------------------------------------------------------------------------------------------------------
