@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Self
 
 from ffncli.block.steps import (
     Activation,
@@ -45,8 +46,19 @@ CONVENTIONS: Mapping[str, str] = {
 }
 
 
+class Additive:
+    """The base of a record of counts: the counts of parts add up to those of the whole."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def times(self, n: int) -> Self:
+        """Return the counts of n identical parts."""
+        return type(self)(*(a * n for a in vars(self).values()))
+
+
 @dataclass(frozen=True)
-class Cost:
+class Cost(Additive):
     """The cost of some steps on some tokens. All fields are counts; `elements` counts the values written, to be
     multiplied by the bytes per value.
 
@@ -60,13 +72,6 @@ class Cost:
     matmul_flops: int = 0
     elementwise_flops: int = 0
     elements: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def times(self, n: int) -> Cost:
-        """Return the cost of n identical parts."""
-        return Cost(*(a * n for a in vars(self).values()))
 
     @property
     def flops(self) -> int:

@@ -23,7 +23,7 @@ from fractions import Fraction
 from math import ceil, expm1, isfinite, log1p, prod
 from typing import Literal
 
-from ffncli.block.cost import cost, step_costs
+from ffncli.block.cost import Additive, cost, step_costs
 from ffncli.block.dtypes import DType, parameter_bytes
 from ffncli.block.steps import (
     AllReduce,
@@ -49,20 +49,13 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Traffic:
+class Traffic(Additive):
     """Bytes moved and matmul FLOPs done by some blocks on some tokens; the parts' traffic adds up to the whole."""
 
     weight_bytes_read: int = 0
     activation_bytes: int = 0
     activation_bytes_fused: int = 0
     matmul_flops: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def times(self, n: int) -> Traffic:
-        """Return the traffic of n identical blocks."""
-        return Traffic(*(a * n for a in vars(self).values()))
 
     def moved(self, fused: bool = False) -> int:
         """Return the sum of weight and activation bytes."""

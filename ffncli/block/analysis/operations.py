@@ -103,35 +103,38 @@ class _Tape:
         return self.value((kind, (how, *parts)))
 
 
+def _operator(
+    kind: str, how: str, unchanged_by: float | None = None, reflected: bool = False
+) -> Callable[[_Operand, Any], _Operand]:
+    """Return a method that records an operation, except with the constant that leaves a number unchanged."""
+
+    def record(operand: _Operand, other: Any) -> _Operand:
+        if unchanged_by is not None and not isinstance(other, _Operand) and other == unchanged_by:
+            return operand
+        return operand.tape.do(kind, how, *((other, operand) if reflected else (operand, other)))
+
+    return record
+
+
 class _Operand:
     """A number, or a boolean, that depends on the input."""
 
     def __init__(self, tape: _Tape, index: int) -> None:
         self.tape, self.index = tape, index
 
-    def __add__(self, other: Any) -> _Operand:
-        return self if _is(other, 0.0) else self.tape.do("add", "+", self, other)
-
-    def __radd__(self, other: Any) -> _Operand:
-        return self if _is(other, 0.0) else self.tape.do("add", "+", other, self)
-
-    def __sub__(self, other: Any) -> _Operand:
-        return self if _is(other, 0.0) else self.tape.do("add", "-", self, other)
-
-    def __rsub__(self, other: Any) -> _Operand:
-        return self.tape.do("add", "-", other, self)
-
-    def __mul__(self, other: Any) -> _Operand:
-        return self if _is(other, 1.0) else self.tape.do("multiply", "*", self, other)
-
-    def __rmul__(self, other: Any) -> _Operand:
-        return self if _is(other, 1.0) else self.tape.do("multiply", "*", other, self)
-
-    def __truediv__(self, other: Any) -> _Operand:
-        return self if _is(other, 1.0) else self.tape.do("divide", "/", self, other)
-
-    def __rtruediv__(self, other: Any) -> _Operand:
-        return self.tape.do("divide", "/", other, self)
+    __add__ = _operator("add", "+", unchanged_by=0.0)
+    __radd__ = _operator("add", "+", unchanged_by=0.0, reflected=True)
+    __sub__ = _operator("add", "-", unchanged_by=0.0)
+    __rsub__ = _operator("add", "-", reflected=True)
+    __mul__ = _operator("multiply", "*", unchanged_by=1.0)
+    __rmul__ = _operator("multiply", "*", unchanged_by=1.0, reflected=True)
+    __truediv__ = _operator("divide", "/", unchanged_by=1.0)
+    __rtruediv__ = _operator("divide", "/", reflected=True)
+    __lt__ = _operator("compare", "<")
+    __le__ = _operator("compare", "<=")
+    __gt__ = _operator("compare", ">")
+    __ge__ = _operator("compare", ">=")
+    __and__ = _operator("compare", "&")
 
     def __neg__(self) -> _Operand:
         return self.tape.do("sign", "-", self)
@@ -139,31 +142,12 @@ class _Operand:
     def __abs__(self) -> _Operand:
         return self.tape.do("sign", "abs", self)
 
-    def __lt__(self, other: Any) -> _Operand:
-        return self.tape.do("compare", "<", self, other)
-
-    def __le__(self, other: Any) -> _Operand:
-        return self.tape.do("compare", "<=", self, other)
-
-    def __gt__(self, other: Any) -> _Operand:
-        return self.tape.do("compare", ">", self, other)
-
-    def __ge__(self, other: Any) -> _Operand:
-        return self.tape.do("compare", ">=", self, other)
-
     def __eq__(self, other: Any) -> Any:
         same = isinstance(other, _Operand) and other.index == self.index  # a test for NaN, which counts as true
         return same or self.tape.do("compare", "==", self, other)
 
-    def __and__(self, other: Any) -> _Operand:
-        return self.tape.do("compare", "&", self, other)
-
     def __bool__(self) -> bool:
         raise TypeError("a formula of the table branches with where, not with if")
-
-
-def _is(other: Any, number: float) -> bool:
-    return not isinstance(other, _Operand) and bool(other == number)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:

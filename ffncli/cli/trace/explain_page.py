@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ffncli.cli.common.summaries import label, labels, named
@@ -83,7 +83,8 @@ def _dot_product(one: Explanation, digits: int) -> Table:
         rows.append((f"{one.others:,} others", "", "", "", "", _text(one.others_sum, digits)))
     rows += [("bias", "", q.place, q.name, "", _text(q.value, digits)) for q in one.quantities]
     rows.append(("sum", "", "", "", "", _text(one.computed, digits)))
-    columns = [_right(column) if at in (1, 4, 5) else list(column) for at, column in enumerate(zip(*rows, strict=True))]
+    numbers = (1, 4, 5)
+    columns = [_padded(c, str.rjust) if at in numbers else list(c) for at, c in enumerate(zip(*rows, strict=True))]
     return Table(names, list(zip(*columns, strict=True)), emphasis=frozenset({len(rows) - 1}))
 
 
@@ -107,14 +108,14 @@ def _experts(one: Explanation, digits: int) -> Table:
         rows.append(
             (str(e.expert), *([str(e.group)] if grouped else []), _text(e.logit, digits), score, *choice, weight)
         )
-    aligned = [_right(column) for column in zip(*rows, strict=True)]
+    aligned = [_padded(column, str.rjust) for column in zip(*rows, strict=True)]
     asked = frozenset(at for at, e in enumerate(one.experts) if e.expert == one.index[-1])
     return Table(columns, list(zip(*aligned, strict=True)), emphasis=asked)
 
 
 def _terms(one: Explanation, digits: int) -> list[str]:
     """Return `route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, one line per term; the sum if there are several."""
-    places = _left([" × ".join(f.place for f in term.factors) for term in one.terms])
+    places = _padded([" × ".join(f.place for f in term.factors) for term in one.terms], str.ljust)
     values = [" × ".join(_text(f.value, digits) for f in term.factors) for term in one.terms]
     results = [_text(term.value, digits) if len(term.factors) > 1 else "" for term in one.terms]
     lines = [
@@ -129,8 +130,8 @@ def _terms(one: Explanation, digits: int) -> list[str]:
 
 def _quantities(one: Explanation, digits: int) -> list[str]:
     """Return `mean square 4.25`, one line per quantity, followed by its place."""
-    names = _left([q.name for q in one.quantities])
-    values = _right([_text(q.value, digits) for q in one.quantities])
+    names = _padded([q.name for q in one.quantities], str.ljust)
+    values = _padded([_text(q.value, digits) for q in one.quantities], str.rjust)
     return [f"{n}  {v}  {q.place}".rstrip() for n, v, q in zip(names, values, one.quantities, strict=True)]
 
 
@@ -160,14 +161,10 @@ def _text(value: float, digits: int) -> str:
     return f"{value:.{digits}g}"
 
 
-def _left(texts: Sequence[str]) -> list[str]:
+def _padded(texts: Sequence[str], to: Callable[[str, int], str]) -> list[str]:
+    """Return the texts, all as wide as the widest; `to` is the side on which they stand."""
     wide = max(map(len, texts), default=0)
-    return [text.ljust(wide) for text in texts]
-
-
-def _right(texts: Sequence[str]) -> list[str]:
-    wide = max(map(len, texts), default=0)
-    return [text.rjust(wide) for text in texts]
+    return [to(text, wide) for text in texts]
 
 
 def change_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:

@@ -218,7 +218,7 @@ def test_a_norm_over_d_ff_stays_whole():
 
 def test_rows_of_d_model_have_to_be_whole_blocks_too():
     model = a_block(FFNSpec(48, 96))
-    with pytest.raises(FFNError, match=r"up.weight: q4_0 stores 32 weights in a block, and a row of 48"):
+    with pytest.raises(FFNError, match=r"up.weight: q4_0 stores 32 weights in a block; a row of 48"):
         split(model, 1, storage("q4_0"))
 
 
