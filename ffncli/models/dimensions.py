@@ -246,8 +246,7 @@ def width(name: str, text: int | str, d_model: int) -> int:
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
-    """Return an input's axes before d_model; None if no option is set. Raises FFNError if `tokens` is combined with
-    `batch` or `seq_len`."""
+    """Return the axes before d_model; None without an option. Raises FFNError for `tokens` with `batch`."""
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:

@@ -41,8 +41,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layer:
-    """One FFN block, such as `decoder.3`, with its spec. Blocks are numbered across their stack, since a layer may have
-    several blocks."""
+    """One FFN block, such as `decoder.3`, and its spec; blocks, not layers, are numbered in a stack."""
 
     stack: str
     index: int
@@ -92,8 +91,7 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Spot:
-    """The location of a block's tensors: its stack's prefix, the layer number under that prefix, and the FFN's number
-    in the layer."""
+    """Where a block's tensors are: its stack's prefix, the layer's number below it, the FFN's number in the layer."""
 
     prefix: str
     layer: int
@@ -236,8 +234,7 @@ class Resolved:
     example: Example | None = field(default=None, compare=False, repr=False)
 
     def block(self, layer: Layer) -> tuple[Step, ...]:
-        """Return a layer's block as assignments, without any requested final layer; an example may define its own
-        steps."""
+        """Return a layer's steps, without a requested final layer; an example may define its own."""
         return steps(layer.spec) if self.example is None or self.example.block is None else self.example.block
 
     def noted(self, *notes: str) -> Resolved:
@@ -368,8 +365,7 @@ _HINT = "give a directory with config.json and safetensors, or a GGUF file"
 
 
 def require_runnable(resolved: Resolved) -> None:
-    """Raise FFNError if the source does not fully describe the model's blocks; the hint names options that add what is
-    missing."""
+    """Raise FFNError, with the options to add, if the source does not fully describe the blocks."""
     if resolved.model.refused:
         raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
     options = {"activation": option("activation", "silu"), "top_k": option("top_k", 2)}
@@ -433,8 +429,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:
-    """Count the parameters that are loaded from a GGUF file to run its layers up to `last_layer`; later layers and the
-    head are excluded."""
+    """Count a GGUF file's parameters needed up to `last_layer`: no later layers and no head."""
     total = 0
     for name in checkpoint.files:
         layer = re.match(r"blk\.(\d+)\.", name)

@@ -50,8 +50,7 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
 
 
 def is_user_module(source: str) -> bool:
-    """Return whether SOURCE names a module in a Python file: `my.py`, `dir/my.py:FeedForward`. Such modules are loaded
-    by `run`."""
+    """Return whether SOURCE names a module in a file: `my.py`, `dir/my.py:FeedForward`; `run` loads it."""
     return re.fullmatch(r".*\.py(:[^:/\\]*)?", source, re.DOTALL) is not None and "\0" not in source
 
 
@@ -194,8 +193,7 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
 
 
 def _inline(text: str) -> Dimensions | None:
-    """Parse dimensions such as `512x2048:gelu`. A number must precede the x, so that no model name is mistaken for
-    dimensions."""
+    """Parse `512x2048:gelu`; a number must precede the x, so that no model's name is taken for dimensions."""
     match = _INLINE.fullmatch(text)
     if not match or not re.fullmatch(r"[-+]?[0-9][0-9.e^]*", match["d_model"]):
         return None

@@ -166,8 +166,7 @@ MEMORIES: Mapping[str, str] = {
 
 
 def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
-    """Return a model's tables as parts that are not counted. Parameters are None if unknown, as for
-    families without a known table."""
+    """Return a model's lookup tables, not counted; parameters are None if its code has no known tables."""
     if config.values.get("model_type") == "gemma4_unified_text":
         return ()  # it has gemma4_text's blocks, but not these embeddings
     if row := _SIZES.get(family):
@@ -210,8 +209,7 @@ def _per_layer(config: Fields) -> int | None:
 
 
 def ngram_table(config: Fields, d_model: int) -> int:
-    """Count the n-gram tables: one for each layer in `ple_layer_ids`, with one part per head. Each part has a prime
-    number of rows."""
+    """Count the n-gram tables: one per layer of `ple_layer_ids`, a part per head, a prime number of rows each."""
     layers = len(set(config.integers("ple_layer_ids")))
     heads = (config.integer("ngram_size", 3) - 1) * config.integer("heads_per_ngram", 8)
     if not layers or not heads:
@@ -241,8 +239,7 @@ def _primes_from(start: int) -> Iterator[int]:
 
 
 def _hashes(config: Fields) -> int:
-    """Count BLT's hash tables: one for each hash function and byte-group size, with vectors as wide as the byte
-    encoder."""
+    """Count BLT's hash tables: one per hash function and byte-group size, as wide as the byte encoder."""
     functions = config.integer("encoder_hash_byte_group_nb_functions", 1, low=0)
     groups = config.integers("encoder_hash_byte_group_size")
     rows = config.integer("encoder_hash_byte_group_vocab", 500_002, low=0)

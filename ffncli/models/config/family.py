@@ -157,8 +157,7 @@ def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRul
 
 
 def named(rule: LayerRule) -> LayerRule:
-    """Build a rule that reads `mlp_layer_types` (sparse or dense for each layer) if the config has it, else applies
-    `rule`."""
+    """Build a rule that reads `mlp_layer_types` (sparse or dense) if the config has it, else applies `rule`."""
 
     def chosen(config: Fields, stack: Stack) -> Callable[[int], bool]:
         if config.get("mlp_layer_types", None) is None:
@@ -261,8 +260,7 @@ def corrected(
 
 
 def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = lambda config: {}) -> Routing:
-    """Build DeepSeek-V3's routing without groups and always renormalised; `scale` names the field that holds the
-    scaling factor."""
+    """Build DeepSeek-V3's routing without groups, always renormalised; `scale` names the scaling factor's field."""
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="sigmoid", score_func="sigmoid", use_routing_bias=True, route_norm=True)
@@ -337,8 +335,7 @@ def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int]
 
 
 def clamped(config: Fields) -> Extra:
-    """Return gpt-oss's unit, which its code runs whatever hidden_act says: (up + 1) · gate · sigmoid(1.702 gate),
-    clamped."""
+    """Return gpt-oss's unit, whatever hidden_act says: (up + 1) · gate · sigmoid(1.702 gate), clamped."""
     only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is covered")
     return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 

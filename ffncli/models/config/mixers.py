@@ -179,8 +179,7 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
 
 
 def gemma3n_extra(config: Fields, d_model: int) -> Callable[[int], int]:
-    """Count AltUp's four matrices, scale and norm (arXiv:2301.13310), and LAuReL's two matrices and norm
-    (arXiv:2411.07501)."""
+    """Count AltUp (arXiv:2301.13310: 4 matrices, scale, norm) and LAuReL (arXiv:2411.07501: 2 matrices, norm)."""
     streams = config.integer("altup_num_inputs", 4)
     altup = 2 * d_model + streams**2 + streams**3 + d_model * streams
     laurel = 2 * d_model * config.integer("laurel_rank", 64) + d_model
@@ -274,8 +273,7 @@ def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
 
 
 def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
-    """Return GLM-5's latent attention, which attends to tokens chosen by an indexer; layers called `shared` reuse an
-    earlier layer's indexer."""
+    """Return GLM-5's latent attention over tokens chosen by an indexer; `shared` layers reuse an earlier one."""
     every = config.integer("index_topk_freq", 1, low=0)
     offset = config.integer("index_skip_topk_offset", 2, low=0)
     indexed = _with_indexer(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
@@ -296,8 +294,7 @@ def _with_indexer(config: Fields, default: Callable[[int], bool]) -> list[bool]:
 
 
 def glm5_next(config: Fields) -> Callable[[int], Attention]:
-    """Return the attention by layer: three layers of Kimi Delta Attention, then one layer of GLM-5's attention over
-    pools of tokens."""
+    """Return the attention by layer: three of Kimi Delta Attention, then GLM-5's over pools of tokens."""
     kinds = layer_kinds(config, lambda i, layers: FULL if i % 4 == 3 else LINEAR, (LINEAR, FULL, _INDEXED))
     chosen = chosen_tokens(config)
 
@@ -309,8 +306,7 @@ def glm5_next(config: Fields) -> Callable[[int], Attention]:
 
 
 def hy4(config: Fields) -> Callable[[int], Attention]:
-    """Return Hy4's attention, which is GLM-5's with a gate and sinks; by default, layers 0, 1, 5, 9, ... have an
-    indexer."""
+    """Return Hy4's attention: GLM-5's with a gate and sinks; by default layers 0, 1, 5, 9, ... have an indexer."""
     indexed = _with_indexer(config, lambda i: i == 0 or i % 4 == 1)
     return lambda i: Latent(indexer=indexed[i], gate=True, sinks=True)
 

@@ -153,8 +153,7 @@ def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
 
 
 def _t5_table(config: Fields, d_model: int) -> int:
-    """Count T5's relative positions: one logit per head and bucket, stored in layer 0 of each stack and used by all its
-    layers."""
+    """Count T5's relative positions: a logit per head and bucket, in layer 0 of each stack, used by all."""
     return config.integer("relative_attention_num_buckets", 32) * config.integer("num_heads")
 
 
@@ -164,8 +163,7 @@ def _whisper_stem(config: Fields, d_model: int) -> int:
 
 
 def _bert_other(pooler: bool, types: int = 2) -> Once:
-    """Build a count of positions, token types and their norm, the projection from a narrower table to d_model, and the
-    pooler."""
+    """Build a count of positions, token types and their norm, the embeddings' projection, and the pooler."""
 
     def count(config: Fields, d_model: int) -> int:
         width = config.integer("embedding_size", d_model)

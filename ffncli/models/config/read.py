@@ -121,16 +121,14 @@ def _tables(groups: Sequence[Group]) -> list[str]:
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
-    """Return tie_word_embeddings from the text model's config or the whole config; None if neither has it or if they
-    differ."""
+    """Return tie_word_embeddings of the text model or the whole config; None if neither has it or they differ."""
     values = [values.get("tie_word_embeddings") for values in (config.values, whole_values)]
     flags = {value for value in values if isinstance(value, bool)}
     return flags.pop() if len(flags) == 1 else None
 
 
 def _nearest_model_type(model_type: str) -> str:
-    """Suggest names that differ by one letter but have the same version number; names that differ more are different
-    models."""
+    """Suggest names that differ by one letter and not in the version; others are different models."""
     otherwise = "give the model's tensors (a directory or .safetensors file), which are counted without it"
     version = re.findall(r"\d", model_type)
     names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
@@ -188,8 +186,7 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
 
 
 def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
-    """Return (groups, evidence) of a nested config's model in an encoder-decoder; its only stack is named after the
-    part."""
+    """Return (groups, evidence) of a nested config's model, whose only stack is named after the part."""
     fields = config.inside(part)
     family = family_of(fields.values.get("model_type"))
     if family is not None and (family.parts or len(family.stacks) != 1):
@@ -200,8 +197,7 @@ def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
 
 
 def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
-    """Return the number of layers in the stack and the number of FFNs in one layer. Raises FFNError if they are
-    impossible."""
+    """Return (layers in the stack, FFNs in a layer). Raises FFNError if they are impossible."""
     count = fields.integer(stack.layers, high=MOST_LAYERS) if isinstance(stack.layers, str) else stack.layers(fields)
     times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
     if not 1 <= count * times <= MOST_LAYERS:
@@ -258,8 +254,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """Return d_ff of a dense layer; None if no field holds it, so that the family's `multiple` or `layer` determines
-    it."""
+    """Return d_ff of a dense layer; None if no field has it: the family's `multiple` or `layer` decides."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:

@@ -202,8 +202,7 @@ def _respelled(config: Fields, family: str) -> Iterator[str]:
 
 
 def outside_note(whole: Fields, text: Fields) -> str:
-    """Describe fields of a multimodal config outside its text model that differ from the text model's fields; empty if
-    there are none."""
+    """Describe fields outside a multimodal config's text model that differ from it; empty if none do."""
     left = {name: value for name, value in unread(whole).items() if text.values.get(name) != value}
     known = (*NOTED, *MEMORIES)
     left = {name: value for name, value in left.items() if name not in known and not isinstance(value, Mapping)}
@@ -211,8 +210,7 @@ def outside_note(whole: Fields, text: Fields) -> str:
 
 
 def unread_arithmetic(config: Fields) -> str:
-    """Describe fields that change what is computed, in a config whose model_type has no row. Tensors do not reveal
-    these fields."""
+    """Describe fields that change the arithmetic, which tensors do not show, of an unknown model_type."""
     return in_words({name: value for name, value in unread(config).items() if _ARITHMETIC.search(name)})
 
 

@@ -59,8 +59,7 @@ class Assertion:
         return _OPERATORS[self.operator](actual, self.operand)
 
     def _actual(self, row: Mapping[str, Any]) -> Any:
-        """Return the row's value, or its length if it is a list. Raises FFNError if the key exists only with another
-        option."""
+        """Return the row's value, a list's length. Raises FFNError if the key exists only with another option."""
         if self.key not in row:
             of_device = self.key in _OF_DEVICE
             ridge = option("ridge") if self.key.startswith("ridge") else option("tp")
@@ -72,8 +71,7 @@ class Assertion:
 
 @dataclass(frozen=True)
 class CheckedAssertion:
-    """A condition on one row: the row's name, the condition, the row's value (`actual`), and whether the condition
-    holds."""
+    """A condition on one row: the row's name, the condition, the `actual` value, whether it holds."""
 
     name: str
     text: str
@@ -155,8 +153,7 @@ def _parse(text: str, keys: Sequence[str]) -> Assertion:
 
 
 def _value(text: str) -> Any:
-    """Parse a number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true, false, null, or text with or without quotation
-    marks."""
+    """Parse a number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true, false, null, or text, quoted or not."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     number = _NUMBER.fullmatch(re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text))

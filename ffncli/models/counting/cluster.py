@@ -330,8 +330,7 @@ class MeasuredSpeeds:
         return tuple(dict.fromkeys(block.weights.name for block in self.blocks))
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """Return the roofline's rates times the share of the roofline that the most similar blocks reached in this
-        format."""
+        """Return the roofline's rates times the share that the most similar blocks reached in this format."""
         fitting = [block for block in self.blocks if block.weights == weights]
         if not fitting:
             return None

@@ -23,8 +23,7 @@ from ffncli.show.text import plural
 
 @dataclass(frozen=True)
 class TensorCount:
-    """One parameter tensor. `norm` tensors are counted separately; `shared` tensors, which the attention also reads,
-    are not counted."""
+    """A parameter tensor. `norm` is counted separately; `shared`, also read by the attention, not at all."""
 
     name: str
     shape: tuple[int, ...]
@@ -239,9 +238,7 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
 
 
 def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
-    """Return the bytes of the whole model as stored, or in one plain format; None if the rest's format or parameters
-    are unknown.
-    """
+    """Return the whole model's bytes, as stored or in a plain format; None if a part is unknown."""
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
     row, outside = storage_of(resolved, dtype), resolved.model.non_ffn_dtype if dtype is None else None
@@ -315,8 +312,7 @@ def _why(resolved: Resolved) -> str:
 
 
 def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
-    """Return the format of a model's weights: `dtype` if given, else the stored format (for a packed format, with the
-    file's mean bytes per weight)."""
+    """Return the weights' format: `dtype`, else as stored (if packed, with its file's mean size)."""
     if dtype is not None:
         return dtypes.storage(dtype, option("dtype"))
     if resolved.model.dtype is None:

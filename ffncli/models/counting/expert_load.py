@@ -73,8 +73,7 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:
-    """Return (mean, variance) of the number of events in each group of `each` events with these probabilities, in
-    `times` trials."""
+    """Return (mean, variance) of the events in each group of `each`, with these probabilities, in `times` trials."""
     parts = [chances[at : at + each] for at in range(0, len(chances), each)]
     return [(times * sum(part), times * sum(p * (1 - p) for p in part)) for part in parts]
 

@@ -118,8 +118,7 @@ class CostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureQuestion(Options):
-    """What to report besides the counts: a split over ranks, ridges, formats (default: as stored), token counts
-    (default: 1)."""
+    """What to report besides counts: ranks, ridges, formats (default: stored), token counts (default: 1)."""
 
     tp: TensorParallel = None
     ep: ExpertParallel = None

@@ -265,8 +265,7 @@ def _widths(model: Model) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """Layers with equal steps. `experts` is the number of experts per rank; the bytes are what one rank sends for each
-    of its own tokens."""
+    """Layers with equal steps: `experts` per rank, and the bytes that a rank sends per token of its own."""
 
     stack: str
     layers: tuple[int, ...]
@@ -329,8 +328,7 @@ def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Exper
 
 
 def expert_rank_counts(model: Model) -> tuple[int, ...]:
-    """List every rank count that divides the experts of all mixtures, in ascending order; only 1 if there are no
-    mixtures."""
+    """List every rank count that divides the experts of all mixtures; only 1 without mixtures."""
     return divisors(gcd(*(group.spec.moe.experts for group in model.groups if group.spec.moe)) or 1)
 
 

@@ -85,8 +85,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Collectives:
-    """The collectives of one layer on one rank: their number, the bytes that enter them, and the bytes that the rings
-    send."""
+    """A layer's collectives on one rank: how many, the bytes that enter them, the bytes that rings send."""
 
     all_reduces: int
     all_reduce_bytes: int
@@ -219,8 +218,7 @@ class Planner:
         )
 
     def _load(self, group: Group, ranks: Ranks, tokens: int, even: bool = False) -> Load:
-        """Return the busiest rank's part of a layer; if `even`, as if the experts of every rank got equally many
-        tokens."""
+        """Return the busiest rank's part of a layer; if `even`, with equally many tokens on every rank."""
         steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
         activations, spread = activation_dtype(self.weights), self._spread(group, ranks, tokens)
         touched, share = None, 1.0  # the rank's expert work, relative to the expert work of the tokens it starts with

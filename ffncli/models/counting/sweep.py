@@ -75,8 +75,7 @@ def swept(
 
 
 def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]:
-    """Return a function from dimensions to a model. A block from dimensions is rebuilt, so that its defaults follow the
-    swept values."""
+    """Return a function from dimensions to a model; defaults of a block follow the swept values."""
     if source is None:
         return partial(load, None)
     if source.partition(":")[0].endswith(".py"):

@@ -76,8 +76,7 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
-    """Raise FFNError if the file is at fault: a block differs because one of its tensors is missing or has another
-    shape."""
+    """Raise FFNError if a block differs only because a tensor is missing or has another shape."""
     alike = [g.spec for g in resolved.model.groups if g.stack == difference.stack]
     spec = next(g.spec for g in resolved.model.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
@@ -167,8 +166,7 @@ _MOST_NOTES = 3
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks according to its tensors: their locations, their size (None unless all of them are present),
-    and notes."""
+    """A model's FFN blocks by its tensors: locations, size (None if any is missing), and notes."""
 
     groups: tuple[Group, ...]
     spots: Mapping[tuple[str, int], Spot]
@@ -272,8 +270,7 @@ class BlockComparison:
         return corrected
 
     def _without_leftovers(self, spec: FFNSpec, item: StoredFFN) -> StoredFFN:
-        """Return the FFN without the zero biases that GPTQ writers add to modules without biases; loaders skip these
-        biases."""
+        """Return the FFN without zero biases that GPTQ writers add, and loaders skip."""
         packed = bool(item.formats) and all(form.startswith("gptq") for form in item.formats)
         if spec.bias or not item.shows["bias"] or not packed:
             return item

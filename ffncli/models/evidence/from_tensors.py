@@ -124,8 +124,7 @@ def _from_config(config: Fields, unknown: str) -> Metadata:
 
 
 def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """Return (the reason why the blocks cannot be run, the notes) for `fields`, described in words, that may affect
-    arithmetic but that nothing reads."""
+    """Return (why the blocks cannot be run, notes) for arithmetic `fields`, in words, that nothing reads."""
     if not fields:
         return "", ()
     note = f"not read, but may change what its FFN computes: {fields}"

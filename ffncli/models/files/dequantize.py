@@ -75,8 +75,7 @@ def mxfp4(packed: Packed) -> StoredTensor:
 
 
 def mxfp6(packed: Packed) -> StoredTensor:
-    """Read four E2M3 values in three bytes, the first in the lowest bits, and a power of two for every 32 values of a
-    row."""
+    """Read four E2M3 values in three bytes, lowest bits first, and a power of two per 32 values of a row."""
     return _small(packed, _fp6, 32, POWERS)
 
 
@@ -155,8 +154,7 @@ def _packed(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] |
 
 
 def _check_inputs(packed: Packed, name: str) -> None:
-    """Raise FFNError if the quantizer also changes the inputs, since the unpacked weights alone would give other
-    results."""
+    """Raise FFNError if the quantizer changes the inputs, too: weights alone would give other results."""
     checkpoint, module = packed.checkpoint, name.removesuffix(".weight")
     around = module.rpartition(".")[0]
     names = (*(module + ending for ending in _OF_INPUTS), *(f"{around}.{ending}" for ending in _OF_ACTIVATIONS))
@@ -270,8 +268,7 @@ def _small(
     packed: Packed, unpack: Callable[[Tensor], Tensor], size: int, dtypes: tuple[str, ...],
     combine: _Combine = lambda files, scales, matrix: scales,
 ) -> StoredTensor:  # fmt: skip
-    """Read values with a scale for every `size` adjacent values, along rows, or along columns if the matrix is
-    transposed."""
+    """Read values with a scale per `size` adjacent values of a row, of a column if transposed."""
     place, shape, name = packed.place(packed.means.anchor), packed.shape, _scales(packed)
     scales = packed.place(name)
     if scales.info.dtype not in dtypes:

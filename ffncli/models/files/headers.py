@@ -219,8 +219,7 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
 
 
 def _refused(value: Any, most: int = 120) -> bool:
-    """Return whether safetensors' parser would refuse this value, because of 128 levels of nesting or a number too
-    large for a double."""
+    """Return whether safetensors' parser refuses this value: 128 levels, or a number beyond a double."""
     level = [value]
     for _ in range(most):
         if any(isinstance(v, (int, float)) and not abs(v) <= sys.float_info.max for v in level):

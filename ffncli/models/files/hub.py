@@ -143,8 +143,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
-    """Fetch config, index and headers at one commit: the cached config's commit, or the commit that `revision` now
-    refers to."""
+    """Fetch config, index and headers at one commit: the cached config's, or the one of `revision`."""
     config = kept.config if kept else hub.download(CONFIG, revision, MOST_CONFIG_BYTES)
     if config is None:
         raise FFNError(f"{hub.label()} has no {CONFIG} (404)", "give a model in transformers' format")
@@ -458,8 +457,7 @@ class Requests:
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
-        """Build the error for a request without a response. An error while sending is not quoted, as it may contain the
-        token."""
+        """Build the error for a request without response; sending errors are not quoted: they may hold the token."""
         code = ExitCode.ENVIRONMENT
         if isinstance(error, self.http.TimeoutException):
             hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"

@@ -26,8 +26,7 @@ _Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # a matrix → e
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """Unpack the first `count` integers of int32 words [n, words] to [n, count]; the first integer is in the lowest
-    bits."""
+    """Unpack `count` integers of int32 words [n, words] to [n, count], starting at the lowest bits."""
     import torch
 
     mask = (1 << bits) - 1
@@ -298,6 +297,5 @@ def _words(packed: Packed, name: str, shape: tuple[int, ...]) -> ByteLocation:
 
 
 def _whole_words(start: int, stop: int, bits: int, most: int) -> tuple[int, int]:
-    """Return the range of words that holds integers [start, stop), extended down to a multiple of 32 integers, where a
-    word begins."""
+    """Return the words that hold integers [start, stop), from a multiple of 32 integers, where a word begins."""
     return start // 32 * bits, min(-(-stop * bits // 32), most)

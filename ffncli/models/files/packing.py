@@ -126,8 +126,7 @@ class Anchor:
     def packs(
         self, name: str, shape: Shape | None, form: str, pieces: tuple[str, ...], bits: int = 0, params: int = 0
     ) -> LogicalTensor:
-        """Build the matrix from the packed values and the other `pieces`; `params` is the number of values if the shape
-        is unknown."""
+        """Build the matrix from packed values and other `pieces`; `params` is their number if the shape is unknown."""
         stored = self.info.bytes + sum(self.tensors[piece].bytes for piece in pieces)
         number = params if shape is None else prod(shape)
         return LogicalTensor(shape, number, stored, form, name, self.name, bits, pieces)
@@ -181,8 +180,7 @@ def _qweight(anchor: Anchor) -> LogicalTensor:
 
 
 def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
-    """Return the input width, which is the length of g_idx; without g_idx, the bits determine it, according to qzeros
-    [groups, out·bits/32]."""
+    """Return the input width: g_idx's length, else by the bits of qzeros [groups, out·bits/32]."""
     index = anchor.tensors.get(stem + ".g_idx")
     if index is not None and index.shape[-1:] not in ((), (0,)):
         return index.shape[-1]
@@ -194,8 +192,7 @@ def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
 
 
 def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
-    """Return the bits per value: computed if `words` int32 hold `values` values, else read from the config. Raises
-    FFNError if the two differ."""
+    """Return the bits per value, from `words` int32 of `values` values or the config. FFNError if they differ."""
     stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
     if values is None:
         if stated not in _GPTQ_BITS:
@@ -302,8 +299,7 @@ def _block_size(anchor: Anchor) -> tuple[int, ...]:
 
 
 def _mxfp4(anchor: Anchor) -> LogicalTensor:
-    """Read gpt-oss's MXFP4: blocks [..., rows, columns/32, 16] with two values per byte, scales [..., rows,
-    columns/32]."""
+    """Read gpt-oss's MXFP4: blocks [..., rows, columns/32, 16], two values a byte, scales [..., rows, columns/32]."""
     scales = anchor.tensors[anchor.name[:-6] + "scales"].shape
     if len(scales) < 2 or anchor.info.shape != (*scales, 16):
         raise anchor.wrong(f"should be 16 bytes for each of the scales {shown(list(scales))}")
@@ -437,8 +433,7 @@ def _torchao(anchor: Anchor) -> LogicalTensor:
 
 
 def gguf_scale(name: str, tensors: Collection[str]) -> str | None:
-    """Return the name of the scale `X.scale` for a GGUF file's `X.weight`; llama.cpp multiplies the matrix product by
-    it."""
+    """Return the scale's name, `X.scale`, of a GGUF file's `X.weight`; llama.cpp scales the product."""
     stem = name.removesuffix("weight")
     names = (stem + "scale", name + ".scale") if stem != name else ()
     return next((one for one in names if one in tensors), None)

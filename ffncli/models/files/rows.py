@@ -176,8 +176,7 @@ def columns_of(place: ByteLocation, matrix: int, files: OpenFiles, start: int, s
 
 @cache
 def powers() -> Tensor:
-    """Return a table for E8M0: byte b is 2^(b - 127), exact in float32, and 255 is NaN (OCP Microscaling Formats 1.0,
-    5.4.1)."""
+    """Return E8M0's table: byte b is 2^(b - 127), exact in float32; 255 is NaN (OCP Microscaling 1.0, 5.4.1)."""
     import torch
 
     return torch.tensor([ldexp(1.0, byte - 127) for byte in range(255)] + [nan], dtype=torch.float32)

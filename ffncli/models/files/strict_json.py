@@ -126,8 +126,7 @@ class Fields:
         return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.")
 
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
-        """Return the value, or `default` if it is absent or null; other spellings with the same value also count as
-        read."""
+        """Return the value, or `default` if absent or null; other spellings with this value also count as read."""
         for name in names.split("|"):
             if (value := self._value(name)) is not None:
                 same = [other for other in names.split("|") if self.values.get(other) == value]

@@ -135,8 +135,7 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
 
 
 def _fits(items: Mapping[str, Item], p: Projections) -> bool:
-    """Return whether up and down fit together: they have equally many values, or up has twice as many if it contains
-    the gate."""
+    """Return whether up and down fit: equally many values, or twice as many in up if it has the gate."""
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     if not up.params or not down.params:
         return True  # only their names are known
@@ -280,8 +279,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hints:
-    """Evidence for a matrix's orientation if both orientations fit: the lengths of the layer's norms, and a `hint` for
-    d_model."""
+    """Evidence if both orientations of a matrix fit: the norms' lengths, and a `hint` for d_model."""
 
     norms: Counter[int]
     hint: int | None

@@ -163,8 +163,7 @@ def wrong_shape(path: Path, name: str, shape: tuple[int, ...], item: Located) ->
 
 
 def canonical(stored: Tensor, item: Located) -> Tensor:
-    """Return a stored tensor as a view of its parameter: orient it first, then select the parameter's part of the
-    output axis."""
+    """Return a stored tensor as a view of its parameter: oriented, then cut on the output axis."""
     part = item.slice
     shape = item.stored_shape()
     if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
@@ -289,8 +288,7 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """Put experts.10 before experts.2, as in a text sort; `written` means sorted while writing, so the inverse order is
-    read."""
+    """Put experts.10 before experts.2; `written`: the writer sorted so, and the inverse order is read."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)

@@ -95,8 +95,7 @@ def _matrices(item: Located) -> tuple[int, int, int]:
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Yield (matrix, first row in the matrix, (start, stop) among all rows) for a whole tensor, in the order of its
-    bytes."""
+    """Yield (matrix, its first row, (start, stop) among all rows) for a whole tensor, in byte order."""
     matrices, rows, columns = shape
     step = max(1, _BLOCK // max(1, columns))
     for matrix in range(matrices if columns else 0):
@@ -169,8 +168,7 @@ class _Destination:
         place[start : start + len(block)].copy_(block)
 
     def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:
-        """Return (this parameter's rows among the stored rows from `start`, the number of the first such row in the
-        parameter)."""
+        """Return (this parameter's rows among those from `start`, the number of the first in the parameter)."""
         piece, height = self.item.slice, self.place.shape[1]
         if piece.interleaved:
             first = (piece.part - start) % piece.parts

@@ -264,8 +264,7 @@ def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) ->
 
 
 def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:
-    """Return the activation (and its tensors) whose learned scalars are among these names, such as xielu's
-    `act_fn.alpha_p`."""
+    """Return the activation (and tensors) with learned scalars among these names, such as `act_fn.alpha_p`."""
     leaves: dict[str, set[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")

@@ -195,8 +195,7 @@ _ABOVE_IMAGES = {"router.weight": StoredSlice("", transposed=True), "route.corre
 
 
 def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
-    """Locate the router with its bias, the correction, the shared experts' gate, the latent pair, and activation
-    parameters."""
+    """Locate the router's tensors, the shared experts' gate, the latent pair, and activation parameters."""
     matrices = {p.name(leaf) for p in location.all for leaf in p.naming.names}
     out: dict[str, StoredSlice] = {}
     with_images = any(f"{layer.stem}{root}{inventory.ROUTER}" in layer.stored for root in location.roots)
@@ -253,8 +252,7 @@ def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, 
 
 @dataclass(frozen=True)
 class Order:
-    """The arrangement of gate and up in one matrix: which comes first, and whether they are concatenated or
-    interleaved."""
+    """How gate and up are arranged in one matrix: which is first, concatenated or interleaved."""
 
     gate_first: bool
     interleaved: bool
@@ -277,8 +275,7 @@ class Arrangement:
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def order(self, naming: Naming, biased_experts: bool = False) -> Order:
-        """Return the arrangement of gate and up in the matrix of `naming`; `biased_experts`: it holds all experts and
-        has a bias."""
+        """Return the order of gate and up in `naming`'s matrix; `biased_experts`: of all experts, with a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
             return Order(True, True, f"gate and up interleaved, as in {self.family or naming.up}")
         if naming.up in _INKLING:
@@ -349,8 +346,7 @@ _ROWS: Mapping[str, Arrangement] = {
 
 
 def arrangement(model_type: str) -> Arrangement:
-    """Return a family's row; without a row, the usual arrangement under the family's name (empty for an unknown
-    family)."""
+    """Return a family's row, else the usual arrangement under its name (empty if unknown)."""
     if row := _row(model_type):
         return row
     return Arrangement(model_type if family_of(model_type) is not None else "")

@@ -348,8 +348,7 @@ def _funnel_layer(config: Fields, stack: Stack) -> Callable[[int], Extra | None]
 
 
 def _switch_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Select layer 1 and every `step`-th layer after it. Newer files have a field for the step; in older files, it
-    follows from other fields."""
+    """Select layer 1 and every `step`-th layer after it; older files state the step by other fields."""
     depth = config.integer("num_layers" if stack.name == "encoder" else "num_decoder_layers")
     sparse = config.integer(f"num_sparse_{stack.name}_layers", 3, low=0)
     # Without sparse layers, the step is the depth; transformers then still makes layer 1 sparse.
@@ -368,8 +367,7 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _switch_routing(config: Fields) -> Extra:
-    """Choose one expert, weighted by its probability. The capacity, which drops tokens, depends on all tokens and is
-    not modelled."""
+    """Choose one expert, weighted by its probability; the capacity, which drops tokens, is not modelled."""
     only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 

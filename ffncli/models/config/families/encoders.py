@@ -20,8 +20,7 @@ _ENCODER = (Stack("encoder"),)
 
 
 def _albert_runs(config: Fields) -> tuple[int, ...]:
-    """Return the number of runs of each stored layer: the depth is divided among the groups, and each group runs as a
-    whole."""
+    """Return the runs of each stored layer: the depth is divided among groups, which run as a whole."""
     depth, groups = config.integer("num_hidden_layers", high=10_000), config.integer("num_hidden_groups", 1)
     # divided in floating point like transformers, so that layers fall into the same groups
     often = Counter(int(i / (depth / groups)) for i in range(depth))
@@ -78,8 +77,7 @@ def _perceiver(config: Fields) -> Extra:
 
 
 def _perceiver_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Read the widths, which are multiples of the latents' width; the decoder's queries are as wide as the embeddings,
-    with a factor of 1."""
+    """Read the widths: multiples of the latents'; the decoder's queries are as wide as the embeddings."""
     decoder = stack.name == "decoder"
     d_model = config.integer("d_model" if decoder else "d_latents")
     widening: int = 1 if decoder else config.integer(f"{stack.name}_attention_widening_factor", 1)

@@ -1,5 +1,4 @@
-"""Hybrids: stacks in which some layers have no FFN, or in which layers have different widths (Mamba next to attention,
-...)."""
+"""Hybrids: stacks whose layers differ in width, or of which some have no FFN (Mamba next to attention, ...)."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def _kinds(config: Fields, default: Sequence[str]) -> list[str]:
 
 
 def _multipliers(config: Fields) -> Extra:
-    """Read Falcon-H1's two factors: the first multiplies the gate inside the activation, the second multiplies the
-    block's output."""
+    """Read Falcon-H1's factors: one for the gate inside the activation, one for the block's output."""
     pair = config.get("mlp_multipliers", [1.0, 1.0])
     if type(pair) is not list or len(pair) != 2 or any(type(v) not in (int, float) for v in pair):
         raise config.wrong("mlp_multipliers", pair, "two numbers")
@@ -55,8 +53,7 @@ def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _lfm2(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Compute d_ff as two thirds of the config's value, times a factor, rounded up: Llama's rule, for which the config
-    states 4·d."""
+    """Compute d_ff by Llama's rule, for which the config states 4·d: two thirds, times a factor, rounded up."""
     width = config.integer("block_ff_dim|intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return lambda i: {"d_ff": width}
@@ -121,8 +118,7 @@ def _nemotron_routing(config: Fields) -> Extra:
 
 
 def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Place the norm: on the branch (OLMo-2) in layers with attention, before the block (Llama) in layers with linear
-    attention."""
+    """Place the norm: on the branch (OLMo-2) with attention, before the block (Llama) with linear attention."""
     count = config.integer("num_hidden_layers")
     # a model with fewer than four layers has attention in its last layer
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]

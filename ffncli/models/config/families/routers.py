@@ -54,8 +54,7 @@ def _deepseek_v4_block(config: Fields) -> Extra:
 
 
 def tabled_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Return which layers of DeepSeek-V4 choose experts by token id: those named so in `mlp_layer_types`, else the
-    first layers."""
+    """Return which layers of DeepSeek-V4 choose experts by token id: as `mlp_layer_types` says, else the first."""
     if config.get("mlp_layer_types", None) is None:
         first = config.integer("num_hash_layers", 3, low=0)
         return lambda i: i < first
