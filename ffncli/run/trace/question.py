@@ -279,7 +279,7 @@ class SurveyQuestion(Dimensions):
 
 _DIMENSIONS = " ".join(f.name for f in fields(Dimensions))
 _PROMPT = "prompt input_ids"
-PROMPT_RULES = (  # also the rules of a survey
+PROMPT_RULES = (  # these rules also apply to a survey
     Conflict("prompt", contradicts="input_ids", why="give one"),
     Conflict("input tokens batch seq_len", contradicts=_PROMPT, why="the model computes the FFN's input"),
     Conflict(_DIMENSIONS, contradicts=_PROMPT, why="the model runs unchanged"),

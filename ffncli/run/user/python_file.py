@@ -300,7 +300,7 @@ def _is_open(descriptor: int) -> bool:
 def _flush() -> None:
     """Flush the output that Python and C have buffered for descriptor 1 to its present target."""
     for stream in (sys.stdout, sys.__stdout__):
-        with suppress(OSError, ValueError):  # the command reports it when it writes its own output
+        with suppress(OSError, ValueError):  # a broken stream is reported when the command writes its own output
             if stream is not None:
                 stream.flush()
     if os.name == "posix":
