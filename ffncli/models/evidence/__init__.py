@@ -1,1 +1,1 @@
-"""What a model's files show, compared with its config if there is one."""
+"""Evidence from a model's files, compared with its config if there is one."""
