@@ -118,7 +118,7 @@ class CostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureQuestion(Options):
-    """What to report besides counts: ranks, ridges, formats (default: stored), token counts (default: 1)."""
+    """The figures to report besides counts: ranks, ridges, formats (default: stored), token counts (default: 1)."""
 
     tp: TensorParallel = None
     ep: ExpertParallel = None
