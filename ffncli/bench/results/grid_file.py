@@ -80,7 +80,7 @@ def parse_grid(raw: bytes, name: str) -> WholeGrid:
     """The grid of a file of that name. Raises FFNError for anything but a grid."""
     entry = parse_object(raw, name)
     if entry.get("grid") != _VERSION:
-        raise FFNError(f"{name}: not a grid that this ffn wrote", "merge with the version that measured it")
+        raise FFNError(f"{name}: not a grid written by this version of ffn", "merge with the version that measured it")
     file: _GridFile = record_of(_GridFile, entry, name)
     return WholeGrid(from_json(file.request, f"{name}: request"), file.parts)
 

@@ -189,14 +189,14 @@ class Journal:
         """The unit with its blocks. Raises FFNError if these are not its own."""
         where, unit = shown_path(self.files.rounds), kept.unit
         if kept.end - kept.start > _MOST_UNIT_BYTES:
-            raise FFNError(f"{where}: the blocks of a unit take {kept.end - kept.start:,} bytes", _ANEW)
+            raise FFNError(f"{where}: the blocks of one unit are too large ({kept.end - kept.start:,} bytes)", _ANEW)
         with open_to_read(self.files.rounds) as file:
             file.seek(kept.start)
             raw = file.read(kept.end - kept.start)
         blocks = parse_rounds(raw, where)
         whose = (clean(self.run["run_id"]), unit.process, clean(unit.case))  # as the file has them
         if any((run_id, block.process, block.case) != whose for run_id, block in blocks):
-            raise FFNError(f"{where} is damaged: blocks of one unit are where another's should be", _ANEW)
+            raise FFNError(f"{where} is damaged: it has one unit's blocks in another unit's place", _ANEW)
         return replace(unit, blocks=tuple(block for _, block in blocks))
 
     def units_of(self, case: str) -> tuple[tuple[TimedUnit, bool], ...]:
@@ -214,8 +214,8 @@ class Journal:
         if not self.request.cases:  # of a part without cases
             self._create()
         if not self.files.csv.exists():
-            why = f"{shown_path(self.files.csv)} is gone: it was removed while the run went on"
-            raise FFNError(why, "begin again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
+            why = f"{shown_path(self.files.csv)} was removed during the run"
+            raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -327,7 +327,7 @@ def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:
     """The first line and its request."""
     entry = _entry(where, first)
     if entry.get("journal") != _VERSION:
-        raise FFNError(f"{where}: not a request that this ffn wrote", "resume with the version that began the run")
+        raise FFNError(f"{where}: not a request written by this version of ffn", "resume with the version that began the run")
     head: _RequestLine = record_of(_RequestLine, entry, where, _ANEW)
     return head, from_json(head.request, f"{where}: request")
 
@@ -337,7 +337,7 @@ def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLin
     line: _UnitLine = record_of(_UnitLine, _entry(where, raw), where, _ANEW)
     require_unit_of(journal.request, journal._cases.get(line.unit.case), line.unit, where, _ANEW)
     wrong = {
-        "it is there twice": journal.done(line.unit.process, line.unit.case),
+        "it is duplicated": journal.done(line.unit.process, line.unit.case),
         "it holds blocks, which belong in the rounds file": bool(line.unit.blocks),
         "its blocks end before they begin": line.rounds_end < start,
     }
@@ -445,14 +445,14 @@ def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, w
     named = {*kernels} == {*request.names} or request.method.by_step
     experts = case.spec.moe.experts if case and case.spec.moe else 0
     wrong = {
-        "its case is none of the run's": case is None or case.key != unit.case,
-        "its process is none of the run's": unit.process >= request.method.processes,
-        "its baseline is not the run's": unit.baseline != request.baseline,
-        "its kernels are not the run's": not named or len({*kernels}) != len(kernels),
-        "its blocks are those of another unit": any(
+        "its case does not belong to the run": case is None or case.key != unit.case,
+        "its process does not belong to the run": unit.process >= request.method.processes,
+        "its baseline differs from the run's baseline": unit.baseline != request.baseline,
+        "its kernels differ from the run's kernels": not named or len({*kernels}) != len(kernels),
+        "its blocks belong to another unit": any(
             (block.process, block.case) != (unit.process, unit.case) for block in unit.blocks
         ),
-        "its tokens per expert are not those of its experts": len(unit.tokens_per_expert) not in (0, experts),
+        "its tokens per expert do not match its number of experts": len(unit.tokens_per_expert) not in (0, experts),
     }
     if why := next((words for words, is_so in wrong.items() if is_so), ""):
         raise FFNError(f"{where} is damaged: {why}", hint)

@@ -33,7 +33,7 @@ from ffncli.system.files import check_writable, written_whole
 
 _NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result, which `part-*` matches too
 _JOURNAL = ".partial.jsonl"
-_DAMAGED = "the file is damaged, or not of this grid"
+_DAMAGED = "the file is damaged or belongs to another grid"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def merged(question: MergeQuestion) -> Merged:
     missing = tuple(_missing(sources, grid, chosen))
     if grid is None:
         more = "other cases are" if missing else "cases are"  # those of unfinished runs are known
-        notes.append(f"no file is a part of a grid: nothing shows whether {more} missing")
+        notes.append(f"no file is a part of a grid: cannot tell whether {more} missing")
     order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
     rows = tuple(row for case in order for row in chosen[case])
     with locked(files.csv):
@@ -179,7 +179,7 @@ def _results_among(paths: Sequence[FilePath]) -> list[Path]:
             path = path.with_name(path.name.removesuffix(_JOURNAL) + ".csv")
         unlike.setdefault(os.path.realpath(path), path)
     if not unlike:
-        raise FFNError("no result is among these files", "give CSVs of ffn bench --save FILE.csv")
+        raise FFNError("none of these files is a result", "give CSVs of ffn bench --save FILE.csv")
     return list(unlike.values())
 
 
@@ -198,7 +198,7 @@ def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
         rows = tuple(row for row in read_rows(path, growing=True) if row.run_id == run[0]) if path.exists() else ()
     if (run is None or path.exists()) and (column := unknown_column(path)):
         why = f"{shown_path(path)} has the column {shown(column)}, which this ffn does not know"
-        raise FFNError(why, "merge with the version that measured it: nothing should be lost")
+        raise FFNError(why, "merge with the version that measured it, so that nothing is lost")
     if any(not row.case for row in rows):
         raise FFNError(f"{shown_path(path)} has rows without a case", "measure it with this version")
     return _ResultInput(files, rows, grid, None if run is None else run[1])
@@ -211,7 +211,7 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
         return None
     for source in sources:
         if source.grid is None:
-            why = f"{first.name} is a part of a grid, and {source.name} has no {shown_path(source.files.grid)}"
+            why = f"{first.name} is a part of a grid, but {source.name} has no {shown_path(source.files.grid)}"
             raise FFNError(why, "copy that file too, or merge only parts")
         if source.grid is not first.grid and (unlike := difference(first.grid, source.grid)):
             why = f"{first.name} and {source.name} are parts of different grids: {unlike}"
@@ -282,7 +282,7 @@ def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
     unlike = sorted({*steps} ^ {*names}) if ran else sorted({*names} - {*steps})
     if unlike:
         return f"{shown(unlike[0])} {'is missing' if unlike[0] in steps else 'is not a step'}"
-    return "" if len({*names}) == len(names) else "a step is there twice"
+    return "" if len({*names}) == len(names) else "a step is duplicated"
 
 
 def _missing(sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Container[str]) -> Iterator[MissingCase]:

@@ -218,9 +218,9 @@ def other_blocks(entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (other_kernel, "is damaged: its kernels are not the run's"),
-        (other_case, "is damaged: its case is none of the run's"),
-        (other_blocks, "is damaged: its blocks are those of another unit"),
+        (other_kernel, "is damaged: its kernels differ from the run's kernels"),
+        (other_case, "is damaged: its case does not belong to the run"),
+        (other_blocks, "is damaged: its blocks belong to another unit"),
         (lambda entry: entry["units"].pop(), "is damaged: it has 1 of 2 processes"),
         (lambda entry: entry["units"].reverse(), "is damaged: its processes are not in order"),
         (lambda entry: entry["units"][0].update(died=True), "is damaged: its processes are not in order"),

@@ -197,13 +197,13 @@ def test_without_grids_results_that_do_not_collide_are_merged_with_a_note():
             journal.finish()
     merged = merge(["a.csv", "b.csv"], "all.csv")
     assert (merged.complete, merged.grid, len(merged.rows)) == (None, None, 6)
-    assert merged.notes == ("no file is a part of a grid: nothing shows whether cases are missing",)
+    assert merged.notes == ("no file is a part of a grid: cannot tell whether cases are missing",)
     with new_run(Path("killed.csv"), request(tokens=(4,))):
         state = contents()
     Path("killed.partial.jsonl").write_bytes(state["killed.partial.jsonl"])
     some = merge(["a.csv", "killed.partial.jsonl"], "some.csv")
     assert [one.resume for one in some.missing] == ["killed.csv"]
-    assert some.notes == ("no file is a part of a grid: nothing shows whether other cases are missing",)
+    assert some.notes == ("no file is a part of a grid: cannot tell whether other cases are missing",)
     assert not Path("all.grid.json").exists()
     assert merge(["all.csv", "a.csv"], "again.csv").rows == merged.rows
     Path("x.grid.json").write_text("of what is replaced")
@@ -278,7 +278,7 @@ def test_a_part_without_its_grid_is_refused():
     part(2)
     Path("p2.grid.json").unlink()
     text = refused(["p1.csv", "p2.csv"], "all.csv")
-    assert text == "p1.csv is a part of a grid, and p2.csv has no p2.grid.json; copy that file too, or merge only parts"
+    assert text == "p1.csv is a part of a grid, but p2.csv has no p2.grid.json; copy that file too, or merge only parts"
 
 
 def changed(path: Path, **changes: Any) -> None:
@@ -350,7 +350,7 @@ def test_a_cut_rounds_file_is_refused_and_nothing_is_written():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda grid: grid.update(grid=2), "p1.grid.json: not a grid that this ffn wrote"),
+        (lambda grid: grid.update(grid=2), "p1.grid.json: not a grid written by this version of ffn"),
         (lambda grid: grid.update(parts=0), "p1.grid.json: parts must be at least 1 and at most 10000, got 0"),
         (lambda grid: grid.update(parts=10**9), "p1.grid.json: parts must be at least 1 and at most 10000"),
         (lambda grid: grid.update(parts="3"), "p1.grid.json: parts must be a whole number, got '3'"),
@@ -419,8 +419,8 @@ def test_a_full_disk_leaves_what_was_there(monkeypatch):
 
 
 def test_no_result_and_a_missing_one_are_refused():
-    assert refused([], "all.csv").startswith("no result is among these files; ")
-    assert refused(["a.rounds.csv"], "all.csv").startswith("no result is among these files; ")
+    assert refused([], "all.csv").startswith("none of these files is a result; ")
+    assert refused(["a.rounds.csv"], "all.csv").startswith("none of these files is a result; ")
     assert refused(["a.csv"], "all.csv") == "cannot read a.csv: No such file or directory"
     assert refused(["a.txt"], "all.csv").startswith("a.txt must end in .csv")
     part(1)

@@ -295,19 +295,19 @@ def part_of_request(**changes: Any) -> Any:
     ("line", "change", "words"),
     [
         (2, unit(outcomes=5), "unit.outcomes must be a list, got 5"),
-        (2, unit(outcomes=[]), "is damaged: its kernels are not the run's"),
+        (2, unit(outcomes=[]), "is damaged: its kernels differ from the run's kernels"),
         (2, unit(spent=[1]), "unit.spent must be an object"),
         (2, unit(spent={"blocks": "long"}), "unit.spent['blocks'] must be a number, got 'long'"),
         (2, unit(cache=7), "unit.cache must be one of warm, shared, cold-weights, flush, got 7"),
         (2, unit(process="0"), "unit.process must be a whole number, got '0'"),
-        (2, unit(process=9), "is damaged: its process is none of the run's"),
-        (2, unit(tokens_per_expert=[1.0]), "is damaged: its tokens per expert are not those of its experts"),
+        (2, unit(process=9), "is damaged: its process does not belong to the run"),
+        (2, unit(tokens_per_expert=[1.0]), "is damaged: its tokens per expert do not match its number of experts"),
         (2, unit(tokens_per_expert=[-1.0]), "tokens_per_expert[0] must be at least 0"),
         (2, unit(experts_touched="all"), "experts_touched must be a number"),
         (1, first_case(routing="uniform"), "has a routing, and no experts"),
         (1, first_case(routing="some"), "unknown value 'some'"),
-        (2, unit(case="another"), "is damaged: its case is none of the run's"),
-        (2, unit(baseline="packed"), "is damaged: its baseline is not the run's"),
+        (2, unit(case="another"), "is damaged: its case does not belong to the run"),
+        (2, unit(baseline="packed"), "is damaged: its baseline differs from the run's baseline"),
         (2, unit(roof={"flops_per_s": -1}), "unit.roof.flops_per_s must be at least 1"),
         (2, unit(environment={"host": ["a"]}), "unit.environment['host'] must be a text, got ['a']"),
         (2, unit(notes="note"), "unit.notes must be a list"),
@@ -341,7 +341,7 @@ def test_a_unit_that_is_there_twice(unfinished: Path):
     journal = ResultFiles(unfinished).journal
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([*lines, lines[-1]]) + "\n")
-    with pytest.raises(FFNError, match="line 4 is damaged: it is there twice"):
+    with pytest.raises(FFNError, match="line 4 is damaged: it is duplicated"):
         resume(unfinished, summarise)
 
 
@@ -351,7 +351,7 @@ def test_blocks_of_another_unit(tmp_path: Path):
     journal.add(fake_worker.unit(asked.cases[0], Job(0, (), asked.kernels, "eager", asked.method)))
     rounds = ResultFiles(path).rounds
     rounds.write_text(rounds.read_text().replace(" 1 tokens", " 2 tokens"))
-    with pytest.raises(FFNError, match="blocks of one unit are where another's should be"):
+    with pytest.raises(FFNError, match="it has one unit's blocks in another unit's place"):
         resume(path, summarise)
 
 
