@@ -1,1 +1,1 @@
-"""Rows, the journal of an unfinished run, the CSV. No torch."""
+"""Result rows, their CSV, the journal of an unfinished run, and merging. Needs no torch."""

@@ -1,4 +1,4 @@
-"""The CSV of a benchmark: rows to lines and back, and the same for the rounds file, which has every block.
+"""Write and read a benchmark's CSV, and its rounds file, which has every block.
 
 Every record is one line of UTF-8. The reader is strict: it refuses impossible values and names their line.
 """
@@ -39,7 +39,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,40}")
 
 
 def line(cells: Iterable[Any]) -> str:
-    """One record of a CSV with its line end. A `;` within an element of a list becomes a comma."""
+    """Return one CSV record with its line end. A `;` within a list element becomes a comma."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow([csv_text(_plain(cell)) for cell in cells])
     return out.getvalue()
@@ -58,13 +58,13 @@ ROUNDS_HEADER = line(ROUNDS)
 
 
 def cells(row: ResultRow) -> tuple[Any, ...]:
-    """The raw values of a row, in the order of COLUMNS; warnings as text."""
+    """Return the raw values of a row, in the order of COLUMNS, with warnings as text."""
     values = {f.name: getattr(row, f.name) for f in fields(row)} | {"warnings": tuple(map(str, row.warnings))}
     return tuple(values.values())
 
 
 def json_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
-    """The rows as JSON has them: column → value."""
+    """Return the rows for JSON: column → value."""
     return [
         {name: list(cell) if isinstance(cell, tuple) else cell for name, cell in zip(COLUMNS, cells(row), strict=True)}
         for row in rows
@@ -72,12 +72,12 @@ def json_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
 
 def row_lines(rows: Sequence[ResultRow]) -> str:
-    """The rows as lines of the CSV."""
+    """Return the rows as lines of the CSV."""
     return "".join(line(cells(row)) for row in rows)
 
 
 def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
-    """The blocks as lines of the rounds file."""
+    """Return the blocks as lines of the rounds file."""
     return "".join(
         line((run_id, b.process, b.case, b.placement, b.round, b.position, b.kernel, b.inner, b.seconds, b.flags))
         for b in blocks
@@ -88,9 +88,9 @@ def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a file contains results, by its first line or its suffix.
+    """Return whether a file contains results, judged by its first line or its suffix.
 
-    Raises FFNError for a file that cannot be read, and for a rounds file, which belongs to a result.
+    Raises FFNError for a file that cannot be read, and for a rounds file, which only accompanies a result.
     """
     try:
         with open_to_read(path) as file:
@@ -104,7 +104,8 @@ def is_results(path: Path) -> bool:
 
 
 def read_rows(path: str | Path, growing: bool = False) -> tuple[ResultRow, ...]:
-    """The rows of a result, or of several joined with `cat`; a `growing` file may end within a line, which is left out.
+    """Read the rows of a result, or of several results joined with `cat`. The last line of a `growing` file may be
+    incomplete; it is then skipped.
 
     Raises FFNError with file and line.
     """
@@ -121,7 +122,7 @@ def read_rows(path: str | Path, growing: bool = False) -> tuple[ResultRow, ...]:
 
 
 def unknown_column(path: Path) -> str:
-    """A column that a later version added; empty if every column of the file's first line is known."""
+    """Return a column of the file's first line that this version does not know, or "" if all are known."""
     first = next((text for _, text in _lines(path)), "")
     return next((name for name in next(csv.reader([first]), []) if name not in _FIELDS), "")
 
@@ -129,7 +130,7 @@ def unknown_column(path: Path) -> str:
 def rounds_lines(
     path: Path, of: Container[tuple[str, str]], growing: bool = False
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """((run_id, case), line with its end) of every block of these (run_id, case) in a rounds file.
+    """Yield ((run_id, case), line with its end) for every block in a rounds file whose (run_id, case) is in `of`.
 
     Raises FFNError with file and line.
     """
@@ -140,7 +141,7 @@ def rounds_lines(
 
 
 def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
-    """(run_id, block) for every line of a rounds file of that name, without its header.
+    """Return (run_id, block) for every line of a rounds file called `name`; `raw` is its contents without the header.
 
     Raises FFNError with file and line.
     """
@@ -153,17 +154,17 @@ def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
 
 
 def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
-    """Results of `ffn bench` as a DataFrame, a row per case and kernel, columns as in the CSV.
+    """Read results of `ffn bench` as a DataFrame with a row per case and kernel and the columns of the CSV.
 
-    Whole numbers are Int64 and booleans `boolean` (unknown: <NA>), other numbers float64 (unknown: NaN), texts str,
-    lists tuples. `path` may be several files. Raises FFNError for a file that is not a result.
+    Whole numbers have the type Int64 and booleans `boolean` (unknown: <NA>), other numbers float64 (unknown: NaN),
+    texts str, and lists are tuples. `path` may be several files. Raises FFNError for a file that is not a result.
     """
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     return results_frame([row for one in paths for row in read_rows(one)])
 
 
 def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
-    """Rows as a DataFrame, as `read_results` gives those of a file."""
+    """Return rows as a DataFrame, in the form in which `read_results` returns a file's rows."""
     import pandas
 
     rows = [cells(row) for row in records]
@@ -173,7 +174,7 @@ def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
         values = [row[at] for row in rows]
         plain, _ = _kinds(ResultRow)[_FIELDS[name]]
         kind = kinds.get(plain.__name__)
-        if kind is None:  # texts unchanged: "none" is not a missing value
+        if kind is None:  # text stays unchanged: "none" is not a missing value
             series[name] = pandas.Series(values, dtype="str" if plain is str else object)
         elif kind == "float64":
             series[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
@@ -185,7 +186,7 @@ def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
 def _records(
     lines: Iterable[tuple[str, str]], needed: Sequence[str], columns: list[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """(`FILE, line 7`, column → text) for every record; a second header may follow, with its own columns."""
+    """Yield (`FILE, line 7`, column → text) for every record. Another header with its own columns may follow."""
     for where, text in lines:
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)
@@ -213,7 +214,7 @@ def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
 
 
 def _lines(path: Path, growing: bool = False) -> Iterator[tuple[str, str]]:
-    """`FILE, line 7` and the text of every line, without its end; of a `growing` file every whole line."""
+    """Yield `FILE, line 7` and the text of every line without its end; in a `growing` file, of every complete line."""
     try:
         with open_to_read(path) as file:
             if file.read(3) != b"\xef\xbb\xbf":
@@ -232,7 +233,7 @@ def _lines(path: Path, growing: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def _split(file: IO[bytes], name: str, growing: bool = False) -> Iterator[tuple[str, str]]:
-    """`NAME, line 7` and the text of every line; of a file of any size only one line is in memory."""
+    """Yield `NAME, line 7` and the text of every line. Only one line is in memory at a time."""
     number = 0
     while one := file.readline(_LONGEST_LINE + 2):
         number += 1
@@ -254,7 +255,8 @@ def _split(file: IO[bytes], name: str, growing: bool = False) -> Iterator[tuple[
 
 @cache
 def _kinds(record: type) -> dict[str, tuple[Any, bool]]:
-    """Field → its type without limits (of a list, that of its elements in a tuple), and whether it may be unknown."""
+    """Map each field to its type without limits (for a list, a tuple of the element type), and whether it may be
+    unknown."""
     return {name: _kind(hint) for name, hint in hints_of(record).items()}
 
 
@@ -268,7 +270,7 @@ def _kind(hint: Any) -> tuple[Any, bool]:
 
 
 def _value(where: str, column: str, text: str, kind: Any, optional: bool) -> Any:
-    """The cell of a column as the type of its field, to be checked with the whole record."""
+    """Return a column's cell converted to the type of its field. Limits are checked later, with the whole record."""
     if kind is str:
         return _text(text)
     if get_origin(kind) is tuple:
@@ -300,7 +302,7 @@ def _element(where: str, column: str, text: str, kind: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """The text without the apostrophe that keeps a spreadsheet from running it."""
+    """Return the text without the apostrophe that keeps a spreadsheet from running it as a formula."""
     return text[1:] if re.match(r"'[=+\-@]", text) else text
 
 
@@ -308,10 +310,11 @@ def _text(text: str) -> str:
 
 
 class ResultRows(tuple[ResultRow, ...]):
-    """What `ffncli.benchmark` gives: the rows of a run in the order of the CSV, a tuple of them."""
+    """The result of `ffncli.benchmark`: a tuple of the rows of a run, in the order of the CSV."""
 
     def frame(self) -> pandas.DataFrame:
-        """A row per case and kernel with all columns of the CSV, in the types of `read_results`."""
+        """Return a DataFrame with a row per case and kernel and all columns of the CSV, with the types of
+        `read_results`."""
         return results_frame(self)
 
     def __repr__(self) -> str:

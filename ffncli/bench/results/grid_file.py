@@ -1,6 +1,8 @@
-"""`NAME.grid.json`, next to the results of a part: the whole grid, so that a merge knows what belongs to it.
+"""The file `NAME.grid.json` next to the results of a part. It stores the whole grid, so that a merge knows which cases
+belong to it.
 
-It has the request with all cases, as a journal stores it, and the number of parts; every part of a grid has the same.
+The file contains the request with all cases, as in a journal, and the number of parts. It is the same for every part of
+a grid.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ from ffncli.models.files.strict_json import parse_object
 from ffncli.system.files import read_whole
 
 _VERSION = 1
-_MOST_BYTES = 50_000_000  # the largest grid takes a fifth of it
+_MOST_BYTES = 50_000_000  # the largest grid takes a fifth of this
 SHARD = "--shard"
 
 
 @dataclass(frozen=True)
 class WholeGrid:
-    """The request of all parts together, and into how many it was dealt."""
+    """The request with the cases of all parts, and the number of parts."""
 
     request: BenchRequest
     parts: int
 
     def request_of(self, part: GridPart) -> BenchRequest:
-        """The request of one part: the same, with its cases only."""
+        """Return the request of one part, with only its cases."""
         return replace(
             self.request,
             cases=part_of(self.request.cases, part.index, part.count),
@@ -41,18 +43,18 @@ class WholeGrid:
 
     @cached_property
     def part_of_case(self) -> dict[str, GridPart]:
-        """Case key → its part."""
+        """The part of each case, by case key."""
         return {key: GridPart(index, self.parts) for key, index in dealt(self.request.cases, self.parts).items()}
 
 
 def whole_grid(request: BenchRequest, parts: int) -> WholeGrid:
-    """The grid of a request, as every part of it stores it."""
+    """Return the grid of a request, in the form that every part stores."""
     return WholeGrid(replace(request, asked={k: v for k, v in request.asked.items() if k != SHARD}), parts)
 
 
 @dataclass(frozen=True)
 class _GridFile:
-    """The file. `request` is checked by `from_json`."""
+    """The contents of the file. `request` is checked by `from_json`."""
 
     grid: int
     parts: Annotated[int, Range(1, MOST_PARTS)]
@@ -66,7 +68,7 @@ def grid_bytes(grid: WholeGrid) -> bytes:
 
 
 def stored_grid(path: Path) -> bytes | None:
-    """The contents of the file; None if there is none. Raises FFNError if it cannot be read."""
+    """Return the contents of the file; None if it does not exist. Raises FFNError if it cannot be read."""
     try:
         return read_whole(path, _MOST_BYTES)
     except FileNotFoundError:
@@ -77,7 +79,7 @@ def stored_grid(path: Path) -> bytes | None:
 
 
 def parse_grid(raw: bytes, name: str) -> WholeGrid:
-    """The grid of a file of that name. Raises FFNError for anything but a grid."""
+    """Return the grid in the contents `raw` of a file called `name`. Raises FFNError for anything but a grid."""
     entry = parse_object(raw, name)
     if entry.get("grid") != _VERSION:
         raise FFNError(f"{name}: not a grid written by this version of ffn", "merge with the version that measured it")
@@ -86,9 +88,10 @@ def parse_grid(raw: bytes, name: str) -> WholeGrid:
 
 
 def difference(one: WholeGrid, other: WholeGrid) -> str:
-    """What tells two grids apart, in words; empty for the same grid, even if dealt into another number of parts.
+    """Return the difference between two grids in words, or "" if they are the same, even if divided into different
+    numbers of parts.
 
-    The directories of files do not count, nor how a block was typed: machines may differ in them.
+    The directories of files and the way in which a block was typed are ignored, since they may differ between machines.
     """
     return next(_differences(one.request, other.request), "")
 
@@ -119,5 +122,5 @@ def _kernels(request: BenchRequest) -> list[tuple[str | None, ...]]:
 
 
 def _files(request: BenchRequest) -> list[tuple[str, str]]:
-    """(name, sha256) of the user's files: code and data."""
+    """Return (name, sha256) of the user's files, code and data."""
     return [(Path(name).name, digest) for name, digest in request.files.items()]

@@ -1,9 +1,9 @@
-"""The files of a run in progress: three files that only grow, and their repair after a crash.
+"""The files of a run in progress, which only grow, and their repair after a crash.
 
-`NAME.partial.jsonl` starts with the request, then has a line per finished unit; the other two files start with the
-first unit. A unit's blocks are written to `NAME.rounds.csv` first, then its line: a unit without a line was not
-finished, and its blocks are cut off. `NAME.csv` gets the rows of a case when its last process has finished; a resumed
-run rewrites it from the units. The journal is deleted at the end.
+The journal, `NAME.partial.jsonl`, starts with the request, followed by a line per finished unit; the other two files
+are created with the first unit. A unit's blocks are written to `NAME.rounds.csv` before its line is written to the
+journal: a unit without a line was not finished, so its blocks are cut off. The rows of a case are written to `NAME.csv`
+when its last process has finished; a resumed run rewrites that file from the units. The journal is deleted at the end.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from ffncli.system.host import cpu_name
 from ffncli.version import __version__
 
 _VERSION = 2
-_MOST_BYTES = 300_000_000  # of a journal: as many cases and processes as a run may have take a third of it
-_MOST_UNIT_BYTES = 300_000_000  # of a unit's blocks
+_MOST_BYTES = 300_000_000  # limit of a journal: the largest run allowed takes a third of it
+_MOST_UNIT_BYTES = 300_000_000  # limit of a unit's blocks
 _ANEW = "start the run again with --force"
 Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tuple[ResultRow, ...]]
 
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """The files of one result, by the name of its CSV. Raises FFNError for a name that does not end in .csv."""
+    """The paths of one result's files, derived from that of its CSV. Raises FFNError for a name that does not end in
+    .csv."""
 
     csv: Path
 
@@ -46,28 +47,28 @@ class ResultFiles:
 
     @property
     def rounds(self) -> Path:
-        """Every block."""
+        """The rounds file, which has every block."""
         return self.csv.with_suffix(".rounds.csv")
 
     @property
     def journal(self) -> Path:
-        """The request and the finished units; it exists only until the run is complete."""
+        """The file with the request and the finished units; it exists only until the run is complete."""
         return self.csv.with_suffix(".partial.jsonl")
 
     @property
     def grid(self) -> Path:
-        """The whole grid, of which these are the results of a part; a result that is not a part has none."""
+        """The file with the whole grid, if this is the result of a part of a grid; otherwise it does not exist."""
         return self.csv.with_suffix(".grid.json")
 
     @property
     def lock(self) -> Path:
-        """The lock of the writing process."""
+        """The lock file of the writing process."""
         return self.csv.with_suffix(".csv.lock")
 
 
 @dataclass(frozen=True)
 class RunName:
-    """What tells a run from others; its columns in the results."""
+    """The identity of a run: the columns of the results that distinguish it from other runs."""
 
     run_id: str
     started_utc: str
@@ -85,7 +86,7 @@ class _RequestLine:
 
 @dataclass(frozen=True)
 class _UnitLine:
-    """Any other line: a finished unit without its blocks, and at which byte of the rounds file these end."""
+    """Any other line: a finished unit without its blocks, and the byte of the rounds file at which its blocks end."""
 
     unit: TimedUnit
     rounds_end: Count
@@ -94,7 +95,7 @@ class _UnitLine:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A finished unit without its blocks, and their bytes in the rounds file."""
+    """A finished unit without its blocks, and the range of bytes that they take in the rounds file."""
 
     unit: TimedUnit
     start: int
@@ -103,7 +104,7 @@ class _Kept:
 
 @dataclass
 class Journal:
-    """An open run: its request, its finished units, and the position of the next one. `run` has run_id, started_utc.
+    """An open run: its request and its finished units. `run` holds `run_id` and `started_utc`.
 
     `died` names the cases that killed a worker: they count as finished and are not run again.
     """
@@ -117,29 +118,29 @@ class Journal:
     died: set[str] = field(default_factory=set)
     rows: list[ResultRow] = field(default_factory=list)
     fresh: bool = False  # the CSV and the rounds file do not exist yet: they are created with the first unit
-    grid_before: bytes | None = None  # the grid's file that this run replaced
+    grid_before: bytes | None = None  # contents of the grid file that this run replaced
     _cases: dict[str, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cases = {case.key: case for case in self.request.cases}
 
     def done(self, process: int, case: str) -> bool:
-        """Whether a case in a process is finished."""
+        """Return whether a case is finished in a process."""
         return case in self.died or process in self.units.get(case, ())
 
     @property
     def count(self) -> int:
-        """How many units are finished."""
+        """The number of finished units."""
         return sum(len(kept) for kept in self.units.values())
 
     @property
     def finished_units(self) -> Iterator[TimedUnit]:
-        """Yield the finished units, without their blocks."""
+        """The finished units, without their blocks."""
         return (kept.unit for by_process in self.units.values() for kept in by_process.values())
 
     @property
     def spent(self) -> dict[str, float]:
-        """Seconds of all units together, by purpose."""
+        """The seconds spent on each purpose, summed over all units."""
         total: dict[str, float] = {}
         for unit in self.finished_units:
             for name, seconds in unit.spent.items():
@@ -147,9 +148,9 @@ class Journal:
         return total
 
     def add(self, unit: TimedUnit, died: bool = False) -> None:
-        """Store a finished unit, and the rows of its case if it was the last unit.
+        """Store a finished unit, and if its case is now complete, the rows of the case.
 
-        Raises FFNError (exit 3) if the system refuses; earlier units are unchanged.
+        Raises FFNError (exit 3) if a file cannot be written; earlier units are unchanged.
         """
         if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
@@ -161,7 +162,7 @@ class Journal:
             append(self.files.csv, row_lines(rows))
 
     def _create(self) -> None:
-        """The CSV and the rounds file, with their headers, if they do not exist yet."""
+        """Create the CSV and the rounds file with their headers, unless they already exist."""
         if self.fresh:
             for one, header in ((self.files.rounds, ROUNDS_HEADER), (self.files.csv, HEADER)):
                 with written_whole(one) as file:
@@ -169,7 +170,8 @@ class Journal:
             self.fresh = False
 
     def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
-        """Store the unit in memory; returns the rows of its case, from the files, if that is now complete."""
+        """Store the unit in memory. If its case is now complete, return the case's rows, computed from the blocks in
+        the rounds file."""
         case = kept.unit.case
         mine = self.units.setdefault(case, {})
         mine[kept.unit.process] = kept
@@ -186,7 +188,8 @@ class Journal:
         return rows
 
     def _whole(self, kept: _Kept) -> TimedUnit:
-        """The unit with its blocks. Raises FFNError if these are not its own."""
+        """Return the unit with its blocks, read from the rounds file. Raises FFNError if these blocks belong to another
+        unit."""
         where, unit = shown_path(self.files.rounds), kept.unit
         if kept.end - kept.start > _MOST_UNIT_BYTES:
             raise FFNError(f"{where}: the blocks of one unit are too large ({kept.end - kept.start:,} bytes)", _ANEW)
@@ -194,24 +197,25 @@ class Journal:
             file.seek(kept.start)
             raw = file.read(kept.end - kept.start)
         blocks = parse_rounds(raw, where)
-        whose = (clean(self.run["run_id"]), unit.process, clean(unit.case))  # as the file has them
+        whose = (clean(self.run["run_id"]), unit.process, clean(unit.case))  # cleaned, as in the file
         if any((run_id, block.process, block.case) != whose for run_id, block in blocks):
             raise FFNError(f"{where} is damaged: it has one unit's blocks in another unit's place", _ANEW)
         return replace(unit, blocks=tuple(block for _, block in blocks))
 
     def units_of(self, case: str) -> tuple[tuple[TimedUnit, bool], ...]:
-        """(unit with its blocks, whether the case ended a worker) of a case, in the order of its processes."""
+        """Return (unit with its blocks, whether it ended a worker) for each unit of a case, in the order of its
+        processes."""
         mine = self.units.get(case, {})
         last = max(mine, default=None)
         return tuple((self._whole(mine[p]), case in self.died and p == last) for p in sorted(mine))
 
     def complete(self, case: str) -> bool:
-        """Whether all processes of a case are finished."""
+        """Return whether all processes of a case are finished."""
         return case in self.died or len(self.units.get(case, ())) == self.request.method.processes
 
     def finish(self) -> None:
-        """The run is complete: delete the journal. Raises FFNError (exit 3) if somebody removed the result."""
-        if not self.request.cases:  # of a part without cases
+        """Delete the journal of a complete run. Raises FFNError (exit 3) if the CSV no longer exists."""
+        if not self.request.cases:  # a part of a grid may have no cases
             self._create()
         if not self.files.csv.exists():
             why = f"{shown_path(self.files.csv)} was removed during the run"
@@ -219,7 +223,8 @@ class Journal:
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Called when nothing was finished: delete our files, but keep those that --force would have replaced."""
+        """Delete the files of a run in which nothing was finished, but keep the files that --force would have
+        replaced."""
         for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
         _write_or_remove(self.files.grid, self.grid_before)
@@ -237,9 +242,9 @@ def begin(
     force: bool,
     grid: bytes | None = None,
 ) -> Journal:
-    """A new run into `path`; `grid` is the contents of the grid's file, if the run is a part of one.
+    """Begin a new run that writes to `path`. `grid` is the contents of the grid file if the run is a part of a grid.
 
-    Raises FFNError for files that exist (without `force`) or cannot be written.
+    Raises FFNError for files that already exist (unless `force` is set) or cannot be written.
     """
     files = ResultFiles(path)
     if files.journal.exists() and not force:
@@ -249,13 +254,13 @@ def begin(
     before = files.grid.read_bytes() if files.grid.is_file() else None
     _write_or_remove(files.grid, grid)
     head = {"journal": _VERSION, "run": dict(run), "software": dict(software), "request": to_json(request)}
-    with written_whole(files.journal) as file:  # it exists completely or not at all
+    with written_whole(files.journal) as file:  # the journal exists completely or not at all
         file.write((json.dumps(head, allow_nan=False) + "\n").encode())
     return Journal(files, request, run, software, summarise, fresh=True, grid_before=before)
 
 
 def _write_or_remove(path: Path, contents: bytes | None) -> None:
-    """A file with these contents; None: without it."""
+    """Write a file with these contents, or remove it if `contents` is None."""
     if contents is None:
         path.unlink(missing_ok=True)
         return
@@ -264,7 +269,7 @@ def _write_or_remove(path: Path, contents: bytes | None) -> None:
 
 
 def unfinished_run(files: ResultFiles) -> tuple[str, BenchRequest] | None:
-    """(its run_id, its request) of an unfinished run, which may be going on; None if there is none.
+    """Return (run_id, request) of an unfinished run, which may still be in progress; None if there is no such run.
 
     Raises FFNError for a journal that cannot be read.
     """
@@ -282,7 +287,8 @@ def unfinished_run(files: ResultFiles) -> tuple[str, BenchRequest] | None:
 
 
 def resume(path: Path, summarise: Summarise) -> Journal:
-    """The unfinished run of `path`, its files repaired. Raises FFNError if there is none, or if it is damaged."""
+    """Open the unfinished run of `path` and repair its files. Raises FFNError if there is no such run or if it is
+    damaged."""
     files = ResultFiles(path)
     name = shown_path(files.journal)
     try:
@@ -292,7 +298,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         raise FFNError(f"nothing to resume: there is no {name}", hint) from None
     except OSError as error:
         raise FFNError(f"cannot read {name}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-    lines = raw.split(b"\n")[:-1]  # the rest after the last line end is incomplete
+    lines = raw.split(b"\n")[:-1]  # text after the last line end is incomplete
     if not lines:
         raise FFNError(f"{name} has no request", _ANEW)
     head, request = _head(f"{name}, line 1", lines[0])
@@ -305,14 +311,14 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     last, before = "", (kept, size)  # the case that the lines are at, and where its first line and its blocks begin
     for number, one in enumerate(lines[1:], 2):
         line = _line_read(journal, f"{name}, line {number}", one, size)
-        if line.rounds_end > there:  # its blocks are incomplete: it is not finished
+        if line.rounds_end > there:  # its blocks are incomplete, so the unit is not finished
             break
         if line.unit.case != last:
             last, before = line.unit.case, (kept, size)
         journal._take(_Kept(line.unit, size, line.rounds_end), line.died)
         kept, size = kept + len(one) + 1, line.rounds_end
     if journal.request.cluster is not None and last and not journal.complete(last):
-        del journal.units[last]  # measured again, on one machine: the rest of it may come from another
+        del journal.units[last]  # measured again on one machine: its other units may run on another
         kept, size = before
     cut(files.journal, kept)
     cut(files.rounds, size)
@@ -324,16 +330,19 @@ def resume(path: Path, summarise: Summarise) -> Journal:
 
 
 def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:
-    """The first line and its request."""
+    """Parse the first line of a journal; returns the line and its request."""
     entry = _entry(where, first)
     if entry.get("journal") != _VERSION:
-        raise FFNError(f"{where}: not a request written by this version of ffn", "resume with the version that began the run")
+        raise FFNError(
+            f"{where}: not a request written by this version of ffn", "resume with the version that began the run"
+        )
     head: _RequestLine = record_of(_RequestLine, entry, where, _ANEW)
     return head, from_json(head.request, f"{where}: request")
 
 
 def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLine:
-    """A finished unit, whose blocks begin at that byte. Raises FFNError for one that its run cannot have."""
+    """Parse the line of a finished unit whose blocks begin at byte `start`. Raises FFNError for a unit that does not
+    fit the run."""
     line: _UnitLine = record_of(_UnitLine, _entry(where, raw), where, _ANEW)
     require_unit_of(journal.request, journal._cases.get(line.unit.case), line.unit, where, _ANEW)
     wrong = {
@@ -347,7 +356,7 @@ def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLin
 
 
 def _entry(where: str, raw: bytes) -> dict[str, Any]:
-    """The object in a line. Raises FFNError for anything else."""
+    """Return the JSON object in a line. Raises FFNError for anything else."""
     try:
         return parse_object(raw, where)
     except FFNError as error:
@@ -355,18 +364,18 @@ def _entry(where: str, raw: bytes) -> dict[str, Any]:
 
 
 def unfinished(files: ResultFiles) -> FFNError:
-    """The error for a file whose run has not ended."""
+    """Return the error for a result whose run has not ended."""
     name = shown_path(files.csv)
     return FFNError(f"{name} is unfinished", f"continue with `ffn bench --resume {name}`, or start again with --force")
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One writer for each file. Raises FFNError if another process is writing it."""
+    """Ensure that only one process writes a result. Raises FFNError if another process is writing it."""
     from filelock import FileLock, Timeout
 
     files = ResultFiles(path)
-    # Before the lock is taken, which would make directories.
+    # Checked before the lock is taken, because taking it would create directories.
     for one in (files.csv, files.rounds, files.journal, files.grid, files.lock):
         check_writable(str(one), True, "--save")
         if one.exists() and not one.is_file():
@@ -388,11 +397,11 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-# --- files that only grow: appended to on disk, looked into, cut back after a crash -----------------------------------
+# --- files that only grow: append, read, cut back after a crash -----------------------------------
 
 
 def append(path: Path, text: str) -> tuple[int, int]:
-    """Append the text to the file on disk in one write; returns the sizes before and after.
+    """Append the text to the file and flush it to disk; returns the file's sizes before and after.
 
     Raises FFNError (exit 3) if not all of it could be written; the file is then unchanged.
     """
@@ -417,7 +426,7 @@ def append(path: Path, text: str) -> tuple[int, int]:
 
 
 def first_bytes(path: Path, most: int) -> bytes:
-    """The file's first `most` bytes; empty if there is no such file."""
+    """Return the file's first `most` bytes; empty if the file cannot be read."""
     try:
         with open_to_read(path) as file:
             return file.read(most)
@@ -436,11 +445,12 @@ def cut(path: Path, size: int) -> None:
         raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
 
 
-# --- whether a unit from a file or from another machine can be one of a run -------------------------------------------
+# --- whether a unit from a file or from another machine fits a run -------------------------------------------
 
 
 def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, where: str, hint: str = "") -> None:
-    """Raises FFNError, with `where` it comes from, for a unit that the run cannot have; `case`: that of its key."""
+    """Raise FFNError for a unit that does not fit the run. `case` is the run's case with the unit's key; `where` is the
+    origin of the unit, which the error names."""
     kernels = [outcome.kernel for outcome in unit.outcomes]
     named = {*kernels} == {*request.names} or request.method.by_step
     experts = case.spec.moe.experts if case and case.spec.moe else 0
@@ -458,11 +468,12 @@ def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, w
         raise FFNError(f"{where} is damaged: {why}", hint)
 
 
-# --- the conditions of a run: machine and versions, the same until it ends --------------------------------------------
+# --- the machine and versions of a run, which must not change until it ends
+# --------------------------------------------
 
 
 def software() -> dict[str, str]:
-    """The machine and the versions, as far as they are known without torch."""
+    """Return the machine and the versions that are known without importing torch."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -476,7 +487,7 @@ def software() -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256; empty if it cannot be read."""
+    """Return the file's SHA-256; "" if the file cannot be read."""
     try:
         return sha256_of(path)
     except (OSError, ValueError):
@@ -484,12 +495,12 @@ def sha256(path: Path) -> str:
 
 
 def require_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises FFNError if the machine or a version has changed; one run has one environment."""
+    """Raise FFNError if the machine or a version has changed, since a run must have a single environment."""
     for name in before.keys() & now.keys():
         if before[name] != now[name]:
             raise changed(f"{name} is {shown(now[name])}, {when} {shown(before[name])}")
 
 
 def changed(text: str) -> FFNError:
-    """The error where they have changed."""
+    """Return the error for a run whose environment has changed."""
     return FFNError(f"cannot continue: {text}", "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)

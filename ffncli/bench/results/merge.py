@@ -1,8 +1,8 @@
-"""One result of several: `ffn merge`, `ffncli.merge`. Parts of a grid that ran on any machines become one result.
+"""Merge several results into one: `ffn merge`, `ffncli.merge`. The parts of a grid may have run on different machines.
 
-A case is taken as a whole, all its kernels from one run on one machine: no ratio is ever across machines. Nothing is
-lost: the inputs are only read, and what cannot be merged without a choice (two results of one case, two grids) is
-refused by name. The merged files are written completely or not at all, and can be merged again.
+A case is never split: all its kernels come from one run on one machine, so no ratio compares machines. Nothing is lost:
+the inputs are only read, and inputs that could only be merged by choosing between them (two results of one case, two
+grids) are rejected by name. The merged files are written completely or not at all, and can be merged again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ffncli.options.shared import Path as FilePath
 from ffncli.show.text import plural
 from ffncli.system.files import check_writable, written_whole
 
-_NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result, which `part-*` matches too
+_NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result that `part-*` also matches
 _JOURNAL = ".partial.jsonl"
 _DAMAGED = "the file is damaged or belongs to another grid"
 
 
 @dataclass(frozen=True)
 class MissingCase:
-    """A case of the grid without a result: the part that it belongs to, and the file of the unfinished run that has it.
+    """A case of the grid without a result: its part, and the file of the unfinished run that includes it.
 
-    `part` is `3/8`, empty if the run is not a part; `resume` is empty if no file that was merged has it.
+    `part` is like `3/8`, or empty if the run is not a part; `resume` is empty if no merged file includes the case.
     """
 
     case: str
@@ -50,7 +50,8 @@ class MissingCase:
 
 @dataclass(frozen=True)
 class MergedFile:
-    """One input: the machines that it was measured on, its finished cases, and whether its run has not ended."""
+    """One input: the machines on which it was measured, the number of its finished cases, and whether its run is
+    unfinished."""
 
     file: str
     hosts: tuple[str, ...]
@@ -60,9 +61,9 @@ class MergedFile:
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged result. `grid` is None if no input is a part of one: nothing shows then what is missing.
+    """The merged result. `grid` is None if no input is a part of a grid; the missing cases are then unknown.
 
-    `rows` are in the order of the grid, else in that of the inputs.
+    `rows` are in the order of the grid or, without a grid, of the inputs.
     """
 
     csv: Path
@@ -75,7 +76,7 @@ class Merged:
 
     @property
     def complete(self) -> bool | None:
-        """Whether every case of the grid is there; None if that cannot be judged."""
+        """Whether every case of the grid has a result; None if unknown."""
         if self.missing:
             return False
         return None if self.grid is None else True
@@ -83,7 +84,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class _ResultInput:
-    """One input as it was read. `unfinished_request` is set for a run that has not ended."""
+    """The contents of one input. `unfinished_request` is set if its run has not ended."""
 
     files: ResultFiles
     rows: tuple[ResultRow, ...]
@@ -95,7 +96,7 @@ class _ResultInput:
         return shown_path(self.files.csv)
 
     def cases(self) -> Iterator[tuple[str, tuple[ResultRow, ...]]]:
-        """(case, its rows) of every run; a row that is there twice counts once, as in files joined with `cat`."""
+        """Yield (case, its rows) for every run. A row that occurs twice, as in files joined with `cat`, counts once."""
         groups: dict[tuple[str, str], dict[ResultRow, None]] = {}
         for row in self.rows:
             groups.setdefault((row.case, row.run_id), {})[row] = None
@@ -105,12 +106,12 @@ class _ResultInput:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeQuestion(Options):
-    """Merge results into `out`, a CSV, with its rounds file and, for parts of a grid, its grid file next to it.
+    """Merge results into `out`, a CSV, and write its rounds file and, for parts of a grid, its grid file next to it.
 
-    `paths` are CSVs of `ffn bench` or of an earlier merge; files next to them, which a pattern matches too, are
-    skipped. `force` replaces existing files, `allow_mismatch` merges results of different versions. An incomplete grid
-    is merged, and `missing` has what is not there. Raises FFNError, before anything is written, for files that do not
-    belong together.
+    `paths` are CSVs of `ffn bench` or of an earlier merge; other files of a run, which a pattern may also match, are
+    skipped. `force` replaces existing files; `allow_mismatch` merges results of different versions. An incomplete grid
+    is merged too; `missing` then lists the missing cases. Raises FFNError, before writing anything, for files that do
+    not belong together.
     """
 
     paths: Annotated[
@@ -134,7 +135,7 @@ class MergeQuestion(Options):
 
 
 def merged(question: MergeQuestion) -> Merged:
-    """Merge the files of a question."""
+    """Merge the files that a question names."""
     if question.out is None:
         raise FFNError(f"{option('out')} is missing", f"name the merged result: {option('out', 'all.csv')}")
     files = ResultFiles(Path(os.path.expanduser(question.out)))
@@ -147,7 +148,7 @@ def merged(question: MergeQuestion) -> Merged:
     chosen = _chosen(sources, grid)
     missing = tuple(_missing(sources, grid, chosen))
     if grid is None:
-        more = "other cases are" if missing else "cases are"  # those of unfinished runs are known
+        more = "other cases are" if missing else "cases are"  # the missing cases of unfinished runs are known
         notes.append(f"no file is a part of a grid: cannot tell whether {more} missing")
     order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
     rows = tuple(row for case in order for row in chosen[case])
@@ -170,7 +171,7 @@ merge = call(MergeQuestion, merged, "merge")
 
 
 def _results_among(paths: Sequence[FilePath]) -> list[Path]:
-    """The CSVs, each once. Raises FFNError if there is none."""
+    """Return the CSVs among these paths, each once. Raises FFNError if there are no CSVs."""
     unlike: dict[str, Path] = {}
     for path in (Path(os.path.expanduser(one)) for one in paths):
         if path.name.endswith(_NOT_RESULTS):
@@ -184,9 +185,10 @@ def _results_among(paths: Sequence[FilePath]) -> list[Path]:
 
 
 def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
-    """A result with its grid; `grids` has those of earlier ones, as parts of a grid store the same.
+    """Read a result with its grid. `grids` holds the grids of earlier results, since all parts of a grid store the same
+    grid.
 
-    Raises FFNError, naming the file, if one of them cannot be read or is damaged.
+    Raises FFNError, naming the file, if the result or the grid cannot be read or is damaged.
     """
     files = ResultFiles(path)
     raw = stored_grid(files.grid)
@@ -205,7 +207,8 @@ def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
 
 
 def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
-    """The grid that all inputs are parts of; None if none is a part. Raises FFNError for parts of different grids."""
+    """Return the grid that all inputs are parts of; None if no input is a part. Raises FFNError for parts of different
+    grids."""
     first = next((source for source in sources if source.grid is not None), None)
     if first is None or first.grid is None:
         return None
@@ -223,7 +226,8 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
 
 
 def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]:
-    """A note on every version that differs. Raises FFNError for the first one unless that is `allowed`."""
+    """Yield a note on every version that differs. Raises FFNError for the first difference unless differences are
+    `allowed`."""
     for column in columns("environment", one_per_grid=True):
         files: dict[str, str] = {}
         for source in sources:
@@ -241,9 +245,10 @@ def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]
 
 
 def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str, tuple[ResultRow, ...]]:
-    """Case → its rows, each from one run. Raises FFNError for two different results of a case, and for damaged ones."""
+    """Map each case to its rows, all from one run. Raises FFNError for two different results of a case, and for damaged
+    results."""
     chosen: dict[str, tuple[ResultRow, ...]] = {}
-    names: dict[str, str] = {}  # case → the input that its rows are taken from
+    names: dict[str, str] = {}  # case → the input that provides its rows
     keys = {case.key for case in grid.request.cases} if grid else set()
     for source in sources:
         request = grid.request if grid else source.unfinished_request
@@ -251,7 +256,7 @@ def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str
             if grid and case not in keys:
                 raise FFNError(f"{source.name}: its grid has no case {shown(case, 120)}", _DAMAGED)
             if request and (why := _fault(rows, request)):
-                if source.unfinished_request:  # its last lines are not written yet
+                if source.unfinished_request:  # the last rows of the case are not written yet
                     continue
                 raise FFNError(f"{source.name}: {why} in the case {shown(case, 120)}", _DAMAGED)
             name = names.setdefault(case, source.name)
@@ -263,7 +268,7 @@ def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str
 
 
 def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
-    """Why these cannot be all rows of a case of that request; empty if they can."""
+    """Return the reason why these rows are not exactly the rows of a case of the request, or "" if they are."""
     kernels = [row.kernel for row in rows]
     unlike = next((row.baseline for row in rows if row.baseline != request.baseline), None)
     if unlike is not None:
@@ -277,7 +282,8 @@ def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
 
 
 def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
-    """The same of --by-step: the rows of a case that `ran` are its block and all its steps."""
+    """Return the fault in the rows of a case measured with --by-step, or "". A case that `ran` has a row for its block
+    and one for each step."""
     steps = [BLOCK, *(f"{STEP}{name}" for name, _ in walk(kernel_steps(recipe.steps(case.spec))))]
     unlike = sorted({*steps} ^ {*names}) if ran else sorted({*names} - {*steps})
     if unlike:
@@ -286,7 +292,8 @@ def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
 
 
 def _missing(sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Container[str]) -> Iterator[MissingCase]:
-    """The cases without a result, in the order of the grid; without a grid, those of unfinished runs."""
+    """Yield the cases without a result, in the order of the grid. Without a grid, only the cases of unfinished runs are
+    known."""
     unfinished_cases = {
         case.key: source for source in sources if source.unfinished_request for case in source.unfinished_request.cases
     }
@@ -305,7 +312,8 @@ def _write(
 ) -> list[str]:
     """Write the merged files; returns a note if cases are without rounds.
 
-    All are complete before the first takes its place, the CSV last. Raises FFNError (exit 3) if the system refuses.
+    All files are written completely before any is moved into place; the CSV is moved last. Raises FFNError (exit 3) if
+    a file cannot be written.
     """
     with ExitStack() as stack:
         result, rounds = (stack.enter_context(written_whole(one)) for one in (files.csv, files.rounds))
@@ -317,7 +325,7 @@ def _write(
         rounds.write(ROUNDS_HEADER.encode())
         lacking = _copy_rounds(rounds, rows, sources)
     if grid is None:
-        files.grid.unlink(missing_ok=True)  # of what was replaced
+        files.grid.unlink(missing_ok=True)  # the grid of the replaced result
     if not lacking:
         return []
     gone = [one for one in sources if not one.files.rounds.exists() and any(row.case in lacking for row in one.rows)]
@@ -326,7 +334,8 @@ def _write(
 
 
 def _copy_rounds(file: BinaryIO, rows: Sequence[ResultRow], sources: Sequence[_ResultInput]) -> set[str]:
-    """Copy the blocks of these rows, of each case from the first input that has them; returns the cases without any."""
+    """Copy the blocks of these rows, for each case from the first input that has them; returns the cases that have no
+    blocks."""
     left = {(row.run_id, row.case) for row in rows}
     for source in sources:
         mine = left & {(row.run_id, row.case) for row in source.rows}

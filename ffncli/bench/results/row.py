@@ -1,7 +1,8 @@
-"""ResultRow: one case and kernel of a result, a field for every column of the CSV, in their order.
+"""ResultRow: one case and kernel of a result, with a field for every column of the CSV, in the order of the CSV.
 
-A field declares once what its column is: of the run, the case, the environment, or a figure. Whoever compares, merges,
-admits or shows results asks `columns` for those of a role, so that a new column reaches all of them.
+Each field declares the role of its column: it belongs to the run, the case or the environment, or is a figure. Code
+that compares, merges, admits or shows results gets the columns of a role from `columns`, so that a new column reaches
+all of it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class BenchWarning:
-    """A reason to trust a row's ratio less. `code` is a `warnings.Code`, or one that this version does not know.
+    """A reason to trust a row's ratio less. `code` is a `warnings.Code`, or a code of another version.
 
-    As text it is `code: figures`. Results join texts with `;`, so no text contains one.
+    As text it is `code: figures`. The text never contains a `;`, which separates warnings in results.
     """
 
     code: str
@@ -30,20 +31,20 @@ class BenchWarning:
 
     @classmethod
     def parse(cls, text: str) -> BenchWarning:
-        """The warning of that text; one without figures is only a code."""
+        """Parse a warning from its text, `code: figures` or just `code`."""
         code, _, figures = text.partition(":")
         return cls(code, figures.removeprefix(" "))
 
 
 def of_run(default: Any) -> Any:
-    """A column on the run: which it is, and how it was asked to measure."""
+    """A column that identifies the run or says how it was requested to measure."""
     return field(default=default, metadata={"role": "run"})
 
 
 def of_case(default: Any, part: Literal["block", "work", "place", "name", "kernel"]) -> Any:
-    """A column on what was measured: the block, the work it is given, the place (a device), or a mere name of these.
+    """A column that says what was measured: the block, its work, the place (a device), or only a name for these.
 
-    Rows of two results are of one case where `block`, `work` and `place` agree.
+    Rows of two results measure the same case if their `block`, `work` and `place` columns agree.
     """
     return field(default=default, metadata={"role": "case", "part": part})
 
@@ -56,31 +57,31 @@ def of_environment(
     per_case: bool = False,
     one_per_grid: bool = False,
 ) -> Any:
-    """A column on machine and software.
+    """A column that describes the machine or the software.
 
-    `compared`: times are comparable only where it is the same. `individual`: it tells a machine or a card from another
-    of the same model. `per_case`: a case says it, not the machine. `one_per_grid`: parts of a grid that differ in it
-    are not one result.
+    `compared`: times are comparable only if this column is the same. `individual`: the column distinguishes machines or
+    cards of the same model. `per_case`: the value depends on the case, not only on the machine. `one_per_grid`: parts
+    of a grid that differ in this column cannot be merged.
     """
     marks = {"compared": compared, "individual": individual, "per_case": per_case, "one_per_grid": one_per_grid}
     return field(default=default, metadata={"role": "environment", **marks})
 
 
 def figure(default: Any = None, shown: Literal["", "always", "page"] = "", *, recomputed: bool = False) -> Any:
-    """A column on what came out.
+    """A column with an outcome or a measured figure.
 
-    `shown`: in every table of rows, or in that of a page alone. `recomputed`: it follows from the blocks and the case
-    alone, so that whoever doubts it can compute it again.
+    `shown` says whether the column appears in every table of rows, or only in the table of a page. `recomputed`: the
+    value follows from the blocks and the case alone, so that anyone can check it.
     """
     return field(default=default, metadata={"role": "figure", "shown": shown, "recomputed": recomputed})
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One case and one kernel, with the environment of the measurement. None is unknown, an empty cell.
+    """One case and one kernel, with the environment of the measurement. None means unknown and is an empty cell.
 
-    `ratio` is the time over the baseline's in the same rounds; the quotient of two `time_s` need not equal it.
-    Columns are only ever added at the end; a reader finds them by name.
+    `ratio` is the time divided by the baseline's time in the same rounds; it need not equal the quotient of the two
+    `time_s`. Columns are only ever added at the end; read them by name.
     """
 
     schema_version: int = of_run(SCHEMA_VERSION)
@@ -108,7 +109,7 @@ class ResultRow:
     shared_experts: Count | None = of_case(None, "block")
     tokens: Count | None = of_case(None, "work")
     dtype: str = of_case("", "work")
-    passes: str = of_case("", "work")  # the column `pass`, a keyword of Python
+    passes: str = of_case("", "work")  # the column `pass`, which is a Python keyword
     cache: str = of_case("", "work")
     kernel: str = of_case("", "kernel")
     baseline: str = of_run("")
@@ -147,71 +148,71 @@ class ResultRow:
     # Added after the first fixed list. `ffn compare` needs these for each process, so that this file is enough.
     # One per process (statistics.centre), of the kernel.
     process_times_s: tuple[Share, ...] = figure((), recomputed=True)
-    process_anchors_s: tuple[Share, ...] = figure((), recomputed=True)  # of the machine anchor, among the same rounds
-    # The exp of each process's value of the paired log ratio.
+    process_anchors_s: tuple[Share, ...] = figure((), recomputed=True)  # times of the machine anchor in the same rounds
+    # exp of the paired log ratio of each process
     process_ratios: tuple[Share, ...] = figure((), recomputed=True)
-    openmp: str = of_environment()  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as set in the workers
+    openmp: str = of_environment()  # OMP_PROC_BIND, OMP_PLACES and OMP_WAIT_POLICY, as set in the workers
     allocator: str = of_environment()
     case: str = of_case("", "name")  # Case.key
-    precision: Above | None = of_run(None)  # the requested half-width
+    precision: Above | None = of_run(None)  # the requested half-width of the interval
     numpy: str = of_environment()
     isa: str = of_environment()
     bound: str = figure("", "page")  # memory or compute
-    flops_per_byte: Share | None = figure()  # of the bytes that no cache holds
+    flops_per_byte: Share | None = figure()  # only bytes that no cache holds
     ridge_flops_per_byte: Share | None = figure()  # the machine balance
-    certificate: str = of_run("")  # the sha256 of the kernel's certificate, where one was named and is of this case
-    computes: str = figure("")  # what a kernel declares that computes in fewer bits than the dtype; empty: the dtype
-    launch_s: Share | None = figure(recomputed=True)  # the host's seconds of launching one call on a GPU
+    certificate: str = of_run("")  # sha256 of the kernel's certificate, if one was named and covers this case
+    computes: str = figure("")  # the format that a kernel declares if it has fewer bits than the dtype; else empty
+    launch_s: Share | None = figure(recomputed=True)  # the host's time to launch one call on a GPU
     launch_queues: str = of_environment()  # CUDA_SCALE_LAUNCH_QUEUES as set in the workers
     gpu_uuid: str = of_environment(individual=True)  # hashed
     power_limit_w: Above | None = of_environment(None)
     cublas: str = of_environment()
     cudnn: str = of_environment()
     triton: str = of_environment()
-    mig: str = of_environment()  # the profile of a GPU's part: 1g.10gb
+    mig: str = of_environment()  # profile of a MIG slice: 1g.10gb
     persistence: str = of_environment(compared=False)  # on or off: whether the driver stays loaded between processes
-    launch: str = of_environment(per_case=True)  # how calls reached a GPU: graphs or plain; empty on a CPU
-    routing: str = of_case("", "work")  # uniform, zipf:1.2, text, sha256 of a saved trace; empty: the router's choice
-    tokens_per_expert: tuple[Share, ...] = figure(())  # with a prescribed routing: of one call, the mean over calls
-    input: str = of_case("", "work")  # the sha256 of the file that x was drawn from; empty: random numbers
-    world_size: Count | None = of_case(None, "name")  # ranks that the block is split over
-    layout: str = of_case("", "work")  # how: tp2, ep4, tp2-ep4; empty on one rank
-    compute_s: Share | None = figure(recomputed=True)  # of a call on the slowest rank, its collectives left out
-    communication_s: Share | None = figure(recomputed=True)  # of a call's collectives alone, on the slowest rank
-    communication_bytes: Share | None = figure(recomputed=True)  # a rank sends for a call, by the ring's closed form
-    overlap: float | None = figure(recomputed=True)  # the share of communication_s that time_s hides behind compute_s
+    launch: str = of_environment(per_case=True)  # how calls are launched on a GPU: graphs or plain; empty on a CPU
+    routing: str = of_case("", "work")  # uniform, zipf:1.2, text, or a trace's sha256; empty: chosen by the router
+    tokens_per_expert: tuple[Share, ...] = figure(())  # with prescribed routing: the mean per call
+    input: str = of_case("", "work")  # sha256 of the file that x was drawn from; empty: random numbers
+    world_size: Count | None = of_case(None, "name")  # number of ranks that the block is split over
+    layout: str = of_case("", "work")  # how the block is split: tp2, ep4, tp2-ep4; empty on one rank
+    compute_s: Share | None = figure(recomputed=True)  # time of a call without its collectives, on the slowest rank
+    communication_s: Share | None = figure(recomputed=True)  # time of only a call's collectives, on the slowest rank
+    communication_bytes: Share | None = figure(recomputed=True)  # sent by a rank in a call, by the ring formula
+    overlap: float | None = figure(recomputed=True)  # share of communication_s hidden behind compute_s
     gemm_low: Share | None = figure(recomputed=True)  # the interval of gemm_ratio
     gemm_high: Share | None = figure(recomputed=True)
-    logits_error: Share | None = figure()  # of a model with kernels, against the model alone
-    logits_limit: Share | None = figure()  # what rounding may cause
-    tokens_per_s: Share | None = figure()  # of a whole model
-    suite: str = of_run("")  # of a public suite: its name and the sha256 of its definition, ffn-1@...; empty: of none
-    referee: str = of_run("")  # who had the right answers: a process apart, or the worker that runs the kernels
+    logits_error: Share | None = figure()  # of a model with the kernel, relative to the unchanged model
+    logits_limit: Share | None = figure()  # the error that rounding may cause
+    tokens_per_s: Share | None = figure()  # throughput of a whole model
+    suite: str = of_run("")  # public suite: its name and the sha256 of its definition, ffn-1@...; empty: no suite
+    referee: str = of_run("")  # who checks answers: a separate process, or the worker that runs the kernels
 
     @property
     def hardware(self) -> str:
-        """What was measured: the GPU, else the CPU."""
+        """The name of the GPU or, without a GPU, of the CPU."""
         return self.device_name or self.cpu
 
     @property
     def fusion_share_max(self) -> float | None:
-        """The most that fusing can save, as a share of the time that includes that traffic."""
+        """The most that fusing can save, as a share of the time that includes the saved traffic."""
         saving = self.fusion_saving_max
         return None if saving is None else saving / (1 + saving)
 
 
 def name_of(field: str) -> str:
-    """The column of a field."""
+    """Return the column name of a field."""
     return "pass" if field == "passes" else field
 
 
 def columns(role: str, **marks: object) -> tuple[str, ...]:
-    """The fields of that role and with these marks, in the order of the CSV."""
+    """Return the fields with this role and these marks, in the order of the CSV."""
     of_role = [column for column in fields(ResultRow) if column.metadata["role"] == role]
     return tuple(f.name for f in of_role if all(f.metadata[mark] == value for mark, value in marks.items()))
 
 
 BLOCK_COLUMNS = columns("case", part="block")
 ASKED = (*columns("case", part="work"), *columns("case", part="place"))  # of a block, in the order of reading
-MACHINE = columns("environment", per_case=False)  # what `machine.environment` fills
+MACHINE = columns("environment", per_case=False)  # filled by `machine.environment`
 COMPARED = columns("environment", compared=True)
