@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     signal.signal(signal.SIGTERM, _terminated)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup has it ignored
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
         signal.signal(signal.SIGHUP, _terminated)
     if sys.stdout is None:
         print_error("error: standard output is closed")

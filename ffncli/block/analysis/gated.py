@@ -337,7 +337,7 @@ def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
 
     def share(g: float) -> float:
         size = abs(gate.f(g))
-        most = NEAR_ZERO / size if size > NEAR_ZERO * 1e-300 else _INF  # else it overflows
+        most = NEAR_ZERO / size if size > NEAR_ZERO * 1e-300 else _INF  # otherwise the quotient overflows
         if lift.soft_cap is not None:
             most = lift.soft_cap * math.atanh(most / lift.soft_cap) if most < lift.soft_cap else _INF
         start, end = -most - lift.plus, most - lift.plus  # the interval of the clipped up, before `plus`
