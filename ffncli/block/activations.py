@@ -44,7 +44,7 @@ class ActivationRow:
 
     @property
     def accurate(self) -> Function:
-        """f to nearly all digits of float64, in the tails too: the reference when errors are measured."""
+        """The f that is accurate to nearly all digits of float64, even in the tails; errors are measured against it."""
         return self.stable or self.f
 
 
@@ -285,12 +285,12 @@ class Limits:
 
 
 def hard_limits(limit: float, up_plus: float = 0.0) -> Limits:
-    """Return the limits gate ≤ limit, before its function, and |up| ≤ limit: the variant of gpt-oss and DeepSeek-V4."""
+    """Return limits on the gate, before its function, and on |up|: the variant of gpt-oss and DeepSeek-V4."""
     return Limits(gate_high=limit, up_limit=limit, up_plus=up_plus)
 
 
 def limits_after(limit: float) -> Limits:
-    """Return the limits act ≤ limit, after the function, and |up| ≤ limit: the variant of Step-3.5 and Ling-3."""
+    """Return limits on the activated gate, after its function, and on |up|: the variant of Step-3.5 and Ling-3."""
     return Limits(act_high=limit, up_limit=limit)
 
 

@@ -132,8 +132,7 @@ def dtype(text: str, field: str = "--dtype") -> DType:
 
 
 def storage(text: str, field: str = "--dtype") -> DType:
-    """Return the format with this name, in which bytes are counted: any row of `TABLE` or `STORED`. Raises FFNError for
-    an unknown name."""
+    """Return the format with this name for counting bytes: a row of `TABLE` or `STORED`. Raises FFNError if unknown."""
     row = find_storage(text)
     if row is None:
         names = ", ".join(row.name for row in (*TABLE, *STORED))

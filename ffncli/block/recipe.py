@@ -127,7 +127,9 @@ class FFNSpec:
                 f"'{self.activation}' is a gated unit and cannot be plain", f"use activation '{name}' for a plain block"
             )
         gated = bool(implied or self.gated)
-        if self.limits == NO_LIMITS:  # before the activation gets its canonical name, which no longer implies the limits
+        if (
+            self.limits == NO_LIMITS
+        ):  # before the activation gets its canonical name, which no longer implies the limits
             _fill(self, "limits", activations.limits_of(self.activation) or NO_LIMITS)
         _fill(self, "activation", name)
         _fill(self, "gated", gated)

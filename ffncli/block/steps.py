@@ -173,7 +173,7 @@ class Route(Op, RoutingRule):
     Every token goes to the last `always` experts, which take part in the renormalisation (Inkling); top_k and
     correction apply to the other experts. `learned_scale` multiplies the weights by one learned number. With a
     `lookup`, whose axis is the vocabulary, a second input of token ids [..., 1] determines the experts: each token's
-    are listed in its row of a table of integers [vocabulary, top_k] (the first layers of DeepSeek-V4).
+    experts are listed in its row of a table of integers [vocabulary, top_k] (the first layers of DeepSeek-V4).
     """
 
     experts: Axis

@@ -21,7 +21,7 @@ def value(op: Activation, x: Any, m: Any) -> Any:
 
 
 def slope(op: Activation, x: Any, m: Any) -> Any:
-    """Return the derivative with respect to x. At x on a limit it is the slope just inside the limit, as in torch."""
+    """Return the derivative with respect to x. If x is on a limit, it is the slope just inside, as in torch."""
     inner = clipped(op, x, m)
     steep = _unlimited_slope(op, inner, m)
     if op.low is not None:

@@ -48,7 +48,7 @@ def on_one_thread(build: Build) -> Build:
             before = [library.num_threads for library in openmp]
             try:
                 # torch's other threads would spin, waiting for work, on cores that the BLAS's threads need. This sets
-                # OpenMP's number for the calling thread; torch.set_num_threads would set that of the process.
+                # OpenMP's number of threads for this thread only; torch.set_num_threads would change the whole process.
                 for library in openmp:
                     library.set_num_threads(1)
                 return compute(x, params)

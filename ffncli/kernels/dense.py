@@ -56,7 +56,7 @@ def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
 
 
 def dense_block(steps: Sequence[Step]) -> Dense:
-    """Return the dense FFN formed by these steps, which a kernel does not refuse."""
+    """Return the dense FFN formed by these steps, which the kernel has not refused."""
     block = dense(steps)
     assert block is not None
     return block

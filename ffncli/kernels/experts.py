@@ -84,7 +84,7 @@ def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 def _in_batches(made: Made, weigh_output: bool) -> Summed:
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k = chosen.shape[1]
-        # Copies for all tokens at once would take top_k expert matrices per token, so tokens go through in parts.
+        # copies for all tokens at once would take top_k expert matrices per token, so tokens go through in parts
         most = max(1, MOST_BYTES // (top_k * w["inward.weight"][0].nbytes))  # tokens
         parts = zip(*(torch.split(t, most) for t in (x, chosen, share)), strict=True)
         return torch.cat([part_of(rows, experts, weights, w) for rows, experts, weights in parts])

@@ -79,7 +79,7 @@ class Buffers:
         """Return the buffer with that name: [tokens, width], uninitialised."""
         buffer = self._by_name.get(name)
         if buffer is None or buffer.shape[0] != x.shape[0]:
-            with torch.inference_mode(False):  # outside of inference mode, a tensor created in it cannot be written to
+            with torch.inference_mode(False):  # a tensor created in inference mode cannot be written to outside of it
                 buffer = self._by_name[name] = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
         return buffer
 

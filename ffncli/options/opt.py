@@ -32,7 +32,7 @@ class Opt:
     placeholder for the value, `help` the text in the help. The help lists the option in `group`, or right `after` the
     option of another field; `daily` options also appear in the short help. `repeat`: the option may be given several
     times. `flag`: in a shell the option is a switch, even if Python accepts more. `completes` names the lists of values
-    for shell completion (`cli/common/values.py`); `eager` options are processed before all others.
+    for shell completion (`cli/common/spread.py`); `eager` options are processed before all others.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def _cannot_be_written(path: str) -> str:
 
 
 def _would_be_lost(path: str) -> bool:
-    """Return True if writing there would replace a file; a pipe or a device has nothing to replace."""
+    """Return True if writing there would replace a file; a pipe or a device is not replaced."""
     return path != "-" and os.path.lexists(path) and (os.path.isfile(path) or not os.path.exists(path))
 
 

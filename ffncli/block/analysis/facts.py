@@ -43,9 +43,9 @@ class Facts:
     """One activation: its definition, its shape, its values, and its effect on x ~ N(0, std²).
 
     `kinks` are the points where a derivative jumps; `smoothness_at_0` is the number of derivatives that are continuous
-    at 0 (None: all, -1: not even f). `zero_share` is the probability of |f(x)| ≤ NEAR_ZERO, `exact_zero_share` that of
-    f(x) = 0. `gain` is std / √E[f²] and `gradient_gain` 1 / √E[f′²] (He et al. 2015, arXiv:1502.01852, where relu has
-    √2).
+    at 0 (None: all, -1: not even f). `zero_share` is the probability of |f(x)| ≤ NEAR_ZERO, `exact_zero_share` the
+    probability of f(x) = 0. `gain` is std / √E[f²] and `gradient_gain` 1 / √E[f′²] (He et al. 2015, arXiv:1502.01852;
+    √2 for relu).
     """
 
     name: str
@@ -86,7 +86,7 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
     """Return the facts of an activation by any of its names, such as `gelu_new`.
 
-    Raises the FFNErrors of `facts`, and one for an unknown name or the name of a gated unit.
+    Raises FFNError like `facts`, and for an unknown name or the name of a gated unit.
     """
     canonical, gated = resolve(name, "name")
     if gated:

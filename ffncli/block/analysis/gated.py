@@ -216,7 +216,7 @@ class GatedReport:
 def gated_report(
     unit: GatedUnit, at: Sequence[float] = (), ups: Sequence[float] = (1.0,), std: float = 1.0
 ) -> GatedReport:
-    """Return for a gated unit what `facts.facts` returns for a function. Raises the same FFNErrors."""
+    """Return the report on a gated unit, the counterpart of `facts.facts`. Raises the same FFNErrors."""
     values = tuple(GatedValue(x, up, unit.value(x, up), *unit.slopes(x, up)) for up in ups for x in at)
     return GatedReport(unit, values, std, gated_facts(unit, std), unit.operations())
 
@@ -365,7 +365,7 @@ def _crossings(c: Curve, level: float) -> list[float]:
 
 
 _OUTWARD = tuple(i / 8 for i in range(1, 321)) + tuple(40.0 * 2.0**i for i in range(1, 20))
-_NARROWEST = 1e-3  # functions that differ closer to 0 than this are nowhere the same
+_NARROWEST = 1e-3  # functions that differ closer to 0 than this count as the same nowhere
 _SAME = 1e-12
 Interval = tuple[float, float]
 

@@ -68,7 +68,7 @@ _SHORT = {"multiply": "mul", "add": "add", "divide": "div", "compare": "compare"
 @cache
 def operations(name: str, slope: bool = False) -> Operations:
     """Return the operations per element of f, given by its canonical name (a key of `activations.TABLE`); with `slope`,
-    those of the slope alone."""
+    the operations of the slope alone."""
     row = TABLE[name]
     m = with_learned(COUNTING, row.learned)
     function = row.slope if slope else row.f

@@ -115,8 +115,7 @@ def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 @cache
 def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """Return for each of `inputs` the probability that it is the one nearest to x ~ N(0, std²); the outermost inputs
-    get the tails."""
+    """Return for each of `inputs` the probability that x ~ N(0, std²) rounds to it; the outermost get the tails."""
     above = [x for x in inputs(form, std) if x >= 0]
     unit = 1.0 / (std * math.sqrt(2.0))
     beyond = [0.5 * math.erfc(0.5 * (a + b) * unit) for a, b in pairwise(above)] + [0.0]

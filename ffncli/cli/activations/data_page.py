@@ -54,7 +54,7 @@ def remarks(data: ActivationData, question: DataQuestion) -> list[str]:
 
 
 def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
-    """Build the answer: one layer in full, several with one row each; CSV has a line per activation and layer."""
+    """Build the answer: one layer in full, or one row per layer; CSV has one line per activation and layer."""
     resolved, ran = data.model, bool(data.tokens)
     numbers = None if question.input is None else str(question.input)
     places = [(layer, entered) for layer in data.layers for entered in layer.activations]

@@ -70,7 +70,7 @@ class OnceCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as Typer does. Raises FFNError if an option that takes one value is given several."""
         if not ctx.resilient_parsing:  # skipped in completion, where the line is unfinished
-            # A parse of its own: Typer's keeps only the last value, and the first would be lost without a word.
+            # A separate parse, because Typer's keeps only the last value and would silently drop the first.
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for option, times in Counter(order).items():
                 if times > 1 and isinstance(option, TyperOption) and not _may_repeat(option):

@@ -27,7 +27,7 @@ _MOST_NOTES = 6
 
 def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -> list[Part]:
     """Build one line per case and one column per kernel; the heading states what the cases have in common."""
-    # weights too large for cold copies are measured warm: the cache mode is that of the rows
+    # weights too large for cold copies are measured warm, so the cache mode is taken from the rows
     caches: dict[str, Any] = {row.case: row.cache for row in rows if row.status == "ok"}
     measured = {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
     values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
@@ -106,7 +106,7 @@ def _cell(row: ResultRow | None) -> str | None:
 
 
 def _scaling(cases: Mapping[str, Case], scalings: Sequence[ThreadScaling], differ: Sequence[str]) -> list[Part]:
-    """Show how many times as fast each kernel is on more threads; empty if the number of threads is the same."""
+    """Show how many times as fast each kernel is with more threads; empty if no cases differ in threads."""
     if not scalings:
         return []
     lines: dict[tuple[str, int, int], dict[str, str]] = {}
