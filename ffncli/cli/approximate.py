@@ -101,7 +101,7 @@ def plots(rows: Sequence[FitRow]) -> list[Plot]:
             )
         )
         y = "median held-out rmse" if noisy else "rmse of the best seed"
-        x = "d_ff" + (" (gated: of the plain block of equal size)" if any(r.gated for r in of_target) else "")
+        x = "d_ff" + (" (gated: d_ff of the plain block of equal size)" if any(r.gated for r in of_target) else "")
         out.append(Plot(f"{target}: error against width", x, y, lines, log_x=True, log_y=True, marks=True))
     return out
 

@@ -83,7 +83,7 @@ def check_writable(path: str, force: bool, option: str) -> None:
 def _cannot_be_written(path: str) -> str:
     """Return why no file can be created there, or "" if it can; determined without writing."""
     if "\0" in path:
-        return "no file has such a name"
+        return "no file can have such a name"
     if not path or path.endswith(os.sep) or os.path.isdir(path):
         return "it is a directory"
     if path == "-" or (os.path.exists(path) and not os.path.isfile(path)):  # a device or a pipe is opened directly
@@ -234,7 +234,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         why = "it is not installed" if isinstance(error, FileNotFoundError) else clean(str(error))
         raise FFNError(f"cannot run git: {why}", "a file at a commit needs it", ExitCode.ENVIRONMENT) from None
     except ValueError:
-        raise FFNError("no name in git has a NUL character") from None
+        raise FFNError("a name in git cannot contain a NUL character") from None
 
 
 def _reason(failed: subprocess.CompletedProcess[bytes]) -> str:

@@ -205,7 +205,7 @@ def _no_kernels(match: re.Match[str], torch: Any, index: int, root: Path) -> Gpu
         named = f" (sm_{major}{minor}; it has {', '.join(torch.cuda.get_arch_list())})"
     except Exception:
         named = ""
-    how = "install one that has: https://pytorch.org/get-started"
+    how = "install a build that has them: https://pytorch.org/get-started"
     return GpuProblem(f"torch {torch.__version__} has no kernels for this GPU{named}", f"{how}, or {_ON_CPU}")
 
 

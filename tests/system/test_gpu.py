@@ -119,7 +119,7 @@ SITUATIONS = {
         (CARD,),
         {},
         "torch 2.13.0+cu130 has no kernels for this GPU (sm_120",
-        "it has sm_80, sm_90); install one that has: https://pytorch.org/get-started, or use --device cpu",
+        "it has sm_80, sm_90); install a build that has them: https://pytorch.org/get-started, or use --device cpu",
     ),
     "not ready": (
         "cuda",

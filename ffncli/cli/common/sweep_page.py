@@ -185,7 +185,7 @@ def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
     title = "" if several else timed[0].case
     if len(every) > len(timed):
         title = f"the first {len(timed):,} of {len(every):,} rows"
-    return [IntervalPlot(title, f"time over that of {timed[0].baseline}, with its 95 % interval", lines)]
+    return [IntervalPlot(title, f"time divided by {timed[0].baseline}'s, with its 95 % interval", lines)]
 
 
 # --- speed against a swept size ---------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def _plot(question: CompareQuestion, options: Sequence[str], plot: PlotOptions, 
         name = shown(",".join(listed(question.base)), 200)
         raise FFNError(f"{name} is not a result of ffn bench", f"{option('plot')} draws only those")
     if options:
-        raise FFNError(f"{option(options[0])} compares two files", "give NEW too, or leave it out")
+        raise FFNError(f"{option(options[0])} compares two files", "add NEW, or leave out the option")
     sweeps = require_sweeps([row for path in paths for row in read_rows(path)])
     output.show(plot.extended(sweep_answer(paths, sweeps), speed_plots(sweeps), output))
 

@@ -353,7 +353,7 @@ def _exchange(exchange: ExpertExchange, several: bool) -> Table:
     rows: list[Row] = [
         ("dispatch, bytes/token/layer", ceil(exchange.dispatch_bytes_per_token)),
         ("combine, bytes/token/layer", ceil(exchange.combine_bytes_per_token)),
-        (f"both, {exchange.layers} layers, {exchange.tokens:,} {plural('token', exchange.tokens)}per rank",
+        (f"both, {exchange.layers} layers, {exchange.tokens:,} {plural('token', exchange.tokens)} per rank",
          ceil(exchange.dispatch_bytes_total + exchange.combine_bytes_total)),
     ]  # fmt: skip
     count = f"{exchange.experts} {plural('expert', exchange.experts)}"

@@ -200,7 +200,7 @@ def _prediction(change: PredictionChange, tokens: Sequence[Token], digits: int) 
         for t in change.tokens
     ]
     columns = ("token", "id", "old probability", "new probability", "old logit", "new logit")
-    argmax = "another token is now the likeliest" if change.argmax_changed else "the likeliest token stays"
+    argmax = "another token is now the likeliest" if change.argmax_changed else "the likeliest token is unchanged"
     figures = (
         f"largest change of a logit {number_text(change.logit_change, digits)}, divergence "
         f"{number_text(change.divergence, digits)} nats"

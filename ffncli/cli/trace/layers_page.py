@@ -108,7 +108,7 @@ def _meanings(survey: Survey, units: int) -> dict[str, str]:
     out = {
         "zero %, ~0 %": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
         "dead, ~dead": f"units that are 0, and that are within {NEAR_ZERO:g} of 0, for every token"
-        + (", of the experts that have any" if moe else ""),
+        + (", in experts with tokens" if moe else ""),
         "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
         + (", as expert:unit" if moe else ""),
     }

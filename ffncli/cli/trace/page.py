@@ -272,4 +272,4 @@ def facts_table(facts: Sequence[Fact]) -> list[Part]:
         rows.append((fact.verdict or None, sentence(fact)))
         if fact.note:
             rows.append(("", f"  {fact.note}"))
-    return [Table(("verdict", "fact"), rows, "what the text says, computed", frozenset(wrong))]
+    return [Table(("verdict", "fact"), rows, "statements of the text, recomputed", frozenset(wrong))]

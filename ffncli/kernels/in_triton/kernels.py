@@ -46,7 +46,7 @@ def refuses(steps: Steps) -> str | None:
     if shape is None:
         return refuses_all_but_dense(steps)
     missing = next((op.function for op in _units(shape) if op.function not in FUNCTIONS), None)
-    return missing and f"{missing} is not written in Triton here"
+    return missing and f"has no Triton code for {missing}"
 
 
 def constants(shape: Dense) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def act_launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 def refuses_fused_gate(steps: Steps) -> str | None:
     """Return why fused_gate cannot compute a block: a norm before down would need its own backward pass."""
     shape = dense(steps)
-    norm = "a norm before down is not written here" if shape and shape.sub_norm else None
+    norm = "has no Triton code for a norm before down" if shape and shape.sub_norm else None
     return refuses(steps) or norm
 
 

@@ -210,7 +210,7 @@ def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place
 
     There is one letter per `_PER_LETTER` columns, if no other curve is close. With `marks` (one list per curve),
     letters stand at the marks that no other curve covers. A curve that is never apart from the others still gets one
-    letter, where there is most room.
+    letter, in the place with most room.
     """
     placed: dict[Place, int] = {}
     columns_of = [_by_column(curve) for curve in curves]
