@@ -30,9 +30,9 @@ DIFFERENCE_CONVENTIONS = {
     "rounded": "f and g, exact at every x of the format, each rounded once to the nearest number",
 }
 ROUNDING_CONVENTIONS = {
-    "rounding": "an activation computed in dtype, compared with its exact value at the same x; native: torch's own call, "
-    "formula: its formula operation by operation, each rounded to dtype; an error's ulp is the distance from the exact "
-    "value to the next larger number of dtype",
+    "rounding": "an activation computed in dtype, compared with its exact value at the same x; native: torch's own "
+    "call, formula: its formula operation by operation, each rounded to dtype; an error's ulp is the distance from the "
+    "exact value to the next larger number of dtype",
 }
 _ROUNDING_COLUMNS = (
     "max_ulps",

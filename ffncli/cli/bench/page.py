@@ -208,8 +208,8 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
     if method.by_step:
-        share = f"share of the time: a step's time divided by the block's in the same rounds, with its 95 % interval ({over})"
-        lines = [share, f"results: {shown_path(files.csv)}"]
+        share = "share of the time: a step's time divided by the block's in the same rounds, with its 95 % interval"
+        lines = [f"{share} ({over})", f"results: {shown_path(files.csv)}"]
         return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
     lines = [f"ratio: time divided by {request.baseline}'s in the same rounds, with its 95 % interval ({over})"]
     if any(row.verdict == "inconclusive" for row in rows):

@@ -113,7 +113,8 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
     if any(row.devices > 1 for row in plan.rows):
         yield "link time: by the fastest of NCCL's protocols, with the latencies of its src/graph/tuning.cc"
         yield "of ideal: speed-up ÷ devices"
-    what = "the whole model's weights, all split by tp" if plan.whole else "the FFNs' weights"
+    whole = "the whole model's weights (tp also splits the weights outside the FFNs)"
+    what = whole if plan.whole else "the FFNs' weights"
     yield f"needs: {what}, and one layer's activations; the KV cache comes on top"
     if any(row.tokens_per_expert is not None for row in plan.rows):
         yield f"busiest: expected tokens of the busiest expert, skew {plan.skew}"
