@@ -11,13 +11,12 @@ import torch
 
 from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Activation, block_inputs
+from ffncli.block.steps import Activation
 from ffncli.kernels import built_in
 from ffncli.kernels.dense import Dense
 from ffncli.kernels.in_triton.kernels import BLOCK, FUNCTIONS, act_launcher
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.run.engine.execute import run
-from tests.kernels.test_kernels import DENSE, drawn
+from tests.kernels.test_kernels import drawn
 from tests.oracles.activations import ORACLES
 from tests.oracles.modules import relative_error
 
@@ -98,22 +97,6 @@ def test_special_numbers_give_what_the_formula_gives(name):
     expected = TABLE[name].f(x, torch)
     out = launched(Dense(False, Activation(name), None, 1, None), x, x)
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-36, equal_nan=True)
-
-
-@pytest.mark.parametrize("label", DENSE)
-def test_the_kernel_is_the_reference_or_refuses(label):
-    kernel, block = built_in("triton_act"), kernel_steps(steps(DENSE[label]))
-    assert (kernel.refusal(block, "cpu", "fp64") is None) == (label != "learned")
-    if label == "learned":
-        return
-    generator = torch.Generator().manual_seed(0)
-    weights, x = drawn(block, generator), torch.randn(9, 6, generator=generator).double()
-    before = {**{n: t.clone() for n, t in weights.items()}, "x": x.clone()}
-    call, params = kernel.build(block, "cpu", x.dtype), kernel.prepare(block, weights)
-    for tokens in (9, 4, 9):
-        found = call(x[:tokens], params)
-        assert relative_error(found, run(block, weights, {block_inputs(block)[0]: x[:tokens]})) < 1e-14
-    assert all(torch.equal(before[n], t) for n, t in {**weights, "x": x}.items())
 
 
 def test_no_token_is_no_work():

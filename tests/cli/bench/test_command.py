@@ -1,4 +1,4 @@
-"""`ffn bench` as it is typed; nothing is measured: --suite, and what a run that ends early keeps."""
+"""`ffn bench` as it is typed, with nothing measured: --suite, --launcher, and what a run that ends early keeps."""
 
 import json
 from collections.abc import Iterator
