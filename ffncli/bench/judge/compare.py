@@ -373,6 +373,7 @@ def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]
         _, raw, normalised = rows[at]
         assert raw is not None
         assert normalised is not None
+        # The larger of the two: a row regresses only if the times and the anchored times agree.
         ps.append(max(raw.p_above(rules.limit), normalised.p_above(rules.limit)))
     adjusted = dict(zip(tested, holm(ps), strict=True))
     return tuple(

@@ -99,6 +99,7 @@ def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
     gated = []
     for i, row in enumerate(rows):
         error, centre, df = statistics.standard_error(values[i]), statistics.mean(values[i]), len(values[i]) - 1
+        # Holm's level for this rank: the bound and the corrected p then decide alike.
         low = centre - statistics.t_quantile(1 - LEVEL / (len(rows) - ranks[i]), df) * error
         high = centre + statistics.t_quantile(1 - LEVEL, df) * error
         gated.append(GatedRow(row, ps[i], adjusted[i], exp(low), exp(high)))

@@ -92,7 +92,7 @@ class Work:
             "cold-weights": self.bytes - self.weights_read,
             "flush": self.weights_written + self.activations_written,
         }.get(cache, self.bytes)
-        return self.bytes - min(kept, llc)
+        return self.bytes - min(kept, llc)  # no cache holds more than its size of them
 
 
 def figures(
@@ -149,6 +149,7 @@ def work_of(case: Case, experts_touched: float | None = None) -> Work:
     output = moved.activation_bytes_fused - inputs
     if case.passes == "forward":
         return Work(flops, weights, 0, inputs, output)
+    # Backward has two products of each forward one's size: for the gradients of its input and of its weights.
     return Work(3 * flops, weights, weights, inputs + output, output + inputs)
 
 

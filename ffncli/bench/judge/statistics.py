@@ -97,6 +97,7 @@ def _betainc(a: float, b: float, x: float, rest: float) -> float:
     if rest <= 0:
         return 1.0
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(rest))
+    # The fraction converges fast below the mean of the distribution; above it, I_x(a, b) = 1 − I_{1−x}(b, a) does.
     if x < (a + 1) / (a + b + 2):
         return front * _fraction(a, b, x) / a
     return 1 - front * _fraction(b, a, rest) / b
@@ -234,7 +235,7 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """
     ordered, outside, ways, below = sorted(values), 0, 1, 1  # of choosing so many values, and at most so many
     every = 2 ** len(ordered)
-    while 2 * below / every <= 1 - level:
+    while 2 * below / every <= 1 - level:  # both tails: as many values may lie above the median as below
         outside += 1
         ways = ways * (len(ordered) - outside + 1) // outside
         below += ways
@@ -248,6 +249,7 @@ def holm(ps: Sequence[float]) -> tuple[float, ...]:
     adjusted = [0.0] * len(ps)
     so_far = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        # Each p is corrected for the tests that are left, and never ends below a smaller one.
         so_far = max(so_far, min(1.0, (len(ps) - rank) * ps[index]))
         adjusted[index] = so_far
     return tuple(adjusted)

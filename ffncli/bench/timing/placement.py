@@ -62,6 +62,7 @@ class Arena:
             none = torch.empty(0, dtype=torch.uint8, device=self._device)
             self._memory = none  # so that it is freed before the larger one is allocated
             self._memory = torch.empty(need, dtype=torch.uint8, device=self._device)
+        # Counted from a whole line: the allocator's own start need not be one.
         at = self._up(self._memory.data_ptr()) - self._memory.data_ptr() + self._some(_START)
         places: dict[int, int] = {}
         order = list(range(len(spans)))
@@ -117,6 +118,7 @@ def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, i
             continue
         storage, size = t.untyped_storage(), t.element_size()
         low = int(t.storage_offset()) * size
+        # The last element by its strides: a view need be neither contiguous nor in order.
         high = low + size * int(1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))
         low -= low % line
         before = spans.get(storage.data_ptr())

@@ -157,6 +157,7 @@ class EntryPoints:
 
     def restore(self) -> None:
         """Restore everything as far as Python can; `changes` then returns what could not be restored."""
+        # Modules before what is in them, and settings last: setting them calls functions that are whole again by then.
         for name, module in self._modules.items():
             sys.modules[name] = module
         for name, space, before in self._namespaces:
