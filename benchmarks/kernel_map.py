@@ -45,8 +45,7 @@ from benchmarks import script
 from benchmarks.script import Kept, Row, Rows, number, read
 from ffncli.bench.judge.statistics import t_interval
 from ffncli.bench.records import Case, Method
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import Grid, cached
+from ffncli.bench.request.grid import Grid, build_request, cached
 from ffncli.bench.suite import new_run, run
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import onednn

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.records import Method
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.grid import BenchRequest, Grid, build_request
 from ffncli.bench.request.options import (
     Certificates,
     KernelOptions,

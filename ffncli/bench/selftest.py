@@ -9,8 +9,7 @@ from pathlib import Path
 from ffncli.bench.judge.gate import gate
 from ffncli.bench.machine.devices import default_device
 from ffncli.bench.records import Method
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.grid import BenchRequest, Grid, build_request
 from ffncli.bench.request.options import require_compatible
 from ffncli.bench.suite import RunProgress, new_run, run
 from ffncli.errors import ExitCode, FFNError

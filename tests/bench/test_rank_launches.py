@@ -13,8 +13,7 @@ from ffncli.bench import rank_launches
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.rank_launches import RankLaunches, follow_ranks, lead_ranks, variables
 from ffncli.bench.records import Job, Method, Outcome
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import Grid
+from ffncli.bench.request.grid import Grid, build_request
 from ffncli.bench.results.journal import resume
 from ffncli.bench.suite import new_run, run
 from ffncli.block.shard import Ranks

@@ -13,8 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from ffncli.bench.records import Above, Cache, Case, Method, Pass, Time
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.grid import BenchRequest, Grid, build_request
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.kernels import AUTO

@@ -14,8 +14,7 @@ from typer import Exit
 from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.rank_launches import follow_ranks, lead_ranks
 from ffncli.bench.records import Method
-from ffncli.bench.request.build import build_request, require_resumable
-from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.grid import BenchRequest, build_request, require_resumable
 from ffncli.bench.request.machines import GridPart, LauncherChoice
 from ffncli.bench.request.options import (
     KernelOptions,

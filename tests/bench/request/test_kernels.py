@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method, Outcome
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid, from_json, to_json
+from ffncli.bench.request.grid import BenchRequest, Grid, build_request, from_json, to_json
 from ffncli.bench.request.kernels import choose_kernels
 from ffncli.bench.results.journal import begin
 from ffncli.bench.results.row import ResultRow

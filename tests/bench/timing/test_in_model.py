@@ -7,8 +7,7 @@ import torch
 
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import ANCHOR, MODEL, TWIN, Case, Job, Method, TimedUnit
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import Grid, from_json, to_json
+from ffncli.bench.request.grid import Grid, build_request, from_json, to_json
 from ffncli.bench.results.journal import require_unit_of
 from ffncli.bench.timing.modes import in_model as timed
 from ffncli.bench.timing.modes.in_model import measure_model

@@ -16,8 +16,7 @@ import torch
 from ffncli.bench import suite
 from ffncli.bench.judge import gate
 from ffncli.bench.records import BLOCK, Case, Method, Stage
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.grid import BenchRequest, Grid, build_request
 from ffncli.bench.request.options import MethodOptions
 from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow

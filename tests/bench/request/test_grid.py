@@ -10,8 +10,7 @@ from ffncli.bench import benchmark as library
 from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.machine import devices
 from ffncli.bench.records import BLOCK, Method
-from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, threads_of_rank, to_json
+from ffncli.bench.request.grid import BenchRequest, Grid, build_request, cases, from_json, threads_of_rank, to_json
 from ffncli.bench.request.options import (
     CONFLICTS,
     LauncherOptions,
