@@ -81,20 +81,15 @@ def run(
     the disk is full, a worker cannot start or a rank is lost; finished units are kept.
     """
     request, going = journal.request, _Run(journal, progress, command, now, launches)
+    places: dict[tuple[str, int], list[Case]] = {}  # OpenMP's settings are fixed when a process starts
+    for case in request.cases:
+        places.setdefault((case.device, case.threads), []).append(case)
     for process in range(request.method.processes):
-        for (_, threads), group in _places(request.cases):
+        for (_, threads), group in places.items():
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
                 going.work(process, threads, todo)
     journal.finish()
     return Result(tuple(journal.rows), request, journal.files.csv, journal.files.rounds)
-
-
-def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
-    """Group the cases that one process can run: OpenMP's settings are fixed when it starts."""
-    places: dict[tuple[str, int], list[Case]] = {}
-    for case in cases:
-        places.setdefault((case.device, case.threads), []).append(case)
-    return list(places.items())
 
 
 class _Run:

@@ -80,7 +80,10 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     cores = affinity()
     from ffncli.bench.referee.process import referee_process  # imports torch, which takes seconds
 
-    send = partial(_send, connection)
+    def send(message: tuple[Any, ...]) -> None:
+        require_original(_PROCESS)
+        connection.send(message)
+
     with REPORTER.speaking(send), referee_process(job, connection, reports) as referee:
         start_blas_threads(cores)
         if _measure(job, send, referee):
@@ -173,11 +176,6 @@ def _each_case(
             return False
         start = 0.0
     return True
-
-
-def _send(connection: Connection, message: tuple[Any, ...]) -> None:
-    require_original(_PROCESS)
-    connection.send(message)
 
 
 if __name__ == "__main__":

@@ -111,8 +111,11 @@ class _TimedModel:
             REPORTER.first_call(choice.label)
             try:
                 self.outcomes[name] = self._checked(name, choice, alone)
+            except NothingReplaced as error:
+                self.outcomes[name] = Outcome(name, *verdict_of(Skipped(error.message)))
             except Exception as error:  # a user's kernel may raise anything
-                self.outcomes[name] = Outcome(name, *verdict_of(_ruled(error)))
+                wrong = error.message if isinstance(error, FFNError) and error.code == ExitCode.FAILED else ""
+                self.outcomes[name] = Outcome(name, *verdict_of(WrongResult(Ruling(wrong)) if wrong else error))
             finally:
                 REPORTER.rests()
                 self.use(None)
@@ -213,12 +216,3 @@ def _note(replaced: Replaced) -> str:
     if copied := sum(ffn.copied_bytes for ffn in replaced.ffns):
         words.append(f"{bytes_text(copied)} of weights copied")
     return "; ".join(words)
-
-
-def _ruled(error: Exception) -> Exception:
-    """Convert the error of a wrong or unsuitable kernel into the exception that the bench uses for it."""
-    if isinstance(error, NothingReplaced):
-        return Skipped(error.message)
-    if isinstance(error, FFNError) and error.code == ExitCode.FAILED:
-        return WrongResult(Ruling(error.message))
-    return error
