@@ -69,7 +69,7 @@ def test_what_has_no_figures_says_why(tmp_path):
     ]  # fmt: skip
     _, unit = unit_of(gpt2, "inplace", tokens=99)
     assert {(o.status, o.note.partition(";")[0]) for o in unit.outcomes} == {
-        ("failed", "the prompt has 99 tokens, gpt2 has 32 positions")
+        ("failed", "the prompt has 99 tokens, but gpt2 has 32 positions")
     }
     assert unit.blocks == ()
     _, unit = unit_of(mixtral, "eager")
