@@ -190,4 +190,4 @@ def test_a_folder_that_is_removed_is_no_success(when: int, tmp_path: Path, call,
     assert (code, out) == (3, ""), err
     assert "resume with" not in err
     assert "a bug in ffn" not in err
-    assert ("is gone" if when == 6 else "cannot write") in err
+    assert ("was removed" if when == 6 else "cannot write") in err

@@ -76,7 +76,7 @@ def routing_note(routing: str, tokens: int, spec: FFNSpec) -> str:
     if there == tokens:
         return ""
     many = f"{there} {plural('token', there)}"
-    return f"{shown_path(Path(routing))} has the routes of {many}: for {tokens} they are drawn from these"
+    return f"{shown_path(Path(routing))} has the routes of {many}: the routes of {tokens} tokens are drawn from these"
 
 
 def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
@@ -88,15 +88,15 @@ def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
 
     saved, where = open_saved(Path(name)), shown_path(Path(name))
     if not any(step.name == "route" for step in saved.steps):
-        raise FFNError(f"{where} has no tensor route", "it should be a trace of a mixture of experts")
+        raise FFNError(f"{where} has no tensor route", "give a trace of a mixture of experts")
     chosen = saved.tensor("route").flatten(0, -2) != 0
     if chosen.shape[1] != experts:
-        raise FFNError(f"{where} has routes to {chosen.shape[1]} experts, the block has {experts}", _HOW)
+        raise FFNError(f"{where} has routes to {chosen.shape[1]} experts, but the block has {experts}", _HOW)
     counts = chosen.sum(1)
     unlike = (counts != top_k).nonzero().flatten().tolist()
     if unlike:
         many = int(counts[unlike[0]])
-        why = f"token {unlike[0]} goes to {many} {plural('expert', many)}, the block chooses {top_k}"
+        why = f"token {unlike[0]} goes to {many} {plural('expert', many)}, but the block chooses {top_k}"
         raise FFNError(f"{where}: {why}", _HOW)
     return chosen
 
@@ -114,20 +114,20 @@ def input_rows(name: str, d_model: int) -> Tensor:
     path, where = Path(name), shown_path(Path(name))
     if path.suffix != ".safetensors":
         raise FFNError(
-            f"{option('input')}: {shown(name)} is not a .safetensors file", "its tensor x [rows, d_model] is read"
+            f"{option('input')}: {shown(name)} is not a .safetensors file", "the input is its tensor x [rows, d_model]"
         )
     info = read_header(path).get("x")
     if info is None:
-        raise FFNError(f"{where} has no tensor x", "x [rows, d_model] is read")
+        raise FFNError(f"{where} has no tensor x", "the input is the tensor x [rows, d_model]")
     if info.dtype not in PLAIN:
-        raise FFNError(f"{where}: x holds {info.dtype}", f"it should be one of {', '.join(sorted(PLAIN))}")
+        raise FFNError(f"{where}: x holds {info.dtype}", f"the dtype must be one of {', '.join(sorted(PLAIN))}")
     if len(info.shape) < 2 or 0 in info.shape or info.shape[-1] != d_model:
         raise FFNError(f"{where}: x has shape {list(info.shape)}, expected [rows, {d_model}]")
     rows = named_tensor(path, "x").flatten(0, -2)
     if not bool(rows.isfinite().all()):
         raise FFNError(f"{where}: x holds NaN or Inf")
     if not bool(rows.any()):
-        raise FFNError(f"{where}: x is zero throughout", "without numbers no kernel can be checked")
+        raise FFNError(f"{where}: x is zero throughout", "no kernel can be checked on zeros")
     return rows
 
 

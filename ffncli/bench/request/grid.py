@@ -193,7 +193,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int
     data = _data(grid)
     count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places) * len(data)
     if count > MOST_CASES:
-        raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
+        raise FFNError(f"that is a grid of {count:,} cases, more than {MOST_CASES:,}", "give fewer values, or run parts")
     models = [(source, load_block(source, overrides, seed), overrides) for source, overrides in blocks]
     for note in dict.fromkeys(
         n for _, resolved, _ in models for n in (*resolved.notes, *map(str, resolved.differences))
@@ -407,7 +407,7 @@ def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
     check_ranks(model, ranks, dtype("fp32"))
     if odd := next((number for number in tokens if number % ranks.ep), None):
         raise FFNError(
-            f"{odd} tokens do not divide over {ranks.ep} ranks", f"with {option('ep')}, every rank has its own tokens"
+            f"{odd} tokens cannot be divided among {ranks.ep} ranks", f"with {option('ep')}, every rank has its own tokens"
         )
 
 
@@ -446,11 +446,11 @@ def _check(request: BenchRequest, where: str) -> None:
         if case.routing:
             routing_text(f"{where}: routing", case.routing)
             if case.spec.moe is None:
-                raise FFNError(f"{where}: {case.label} has a routing, and no experts")
+                raise FFNError(f"{where}: {case.label} has a routing but no experts")
     if not 1 <= len({case.key for case in request.cases}) == len(request.cases) <= MOST_CASES:
-        raise FFNError(f"{where}: its {len(request.cases)} cases are not from 1 to {MOST_CASES:,} different ones")
+        raise FFNError(f"{where}: its {len(request.cases)} cases must be 1 to {MOST_CASES:,} different cases")
     if len({*request.names}) != len(request.names) or request.baseline not in request.names:
-        raise FFNError(f"{where}: its kernels are not different ones, with the baseline among them")
+        raise FFNError(f"{where}: its kernels must be different and include the baseline")
 
 
 def _choice(text: str, label: str) -> KernelChoice:

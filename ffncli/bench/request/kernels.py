@@ -54,7 +54,7 @@ def choose_kernels(
     Triton would interpret its kernels.
     """
     if interprets_triton():
-        why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times mean nothing"
+        why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times would mean nothing"
         raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
     over_ranks, whole_experts = ranks.world_size > 1, ranks.ep == 1
     dense = not specs or any(not spec.moe for spec in specs)  # without a spec both kinds are possible
@@ -114,7 +114,7 @@ def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[st
         functions += [(where, function) for function in _functions(tree, choice.attribute)]
     if choice.label in OWN_ARMS:
         raise FFNError(
-            f"{option('kernel')}: {shown(choice.label)} is the name of one of ffn's own arms", "give another label"
+            f"{option('kernel')}: {shown(choice.label)} is reserved for one of ffn's own arms", "give another label"
         )
     return choice
 
@@ -249,12 +249,12 @@ def named_certificates(
                 f"{shown_path(path)} is not a certificate", "ffn verify -k mine.py:mlp --referee -o FILE.json"
             )
         if certificate.get("verdict") != "certified":
-            raise FFNError(f"{shown_path(path)} says {shown(certificate.get('verdict'))}", "only a certified kernel's")
+            raise FFNError(f"{shown_path(path)} says {shown(certificate.get('verdict'))}", "only certified kernels can be named")
         kernels = [choice for choice in chosen.kernels if _is_of(certificate, choice)]
         if not kernels:
             label = shown(certificate.get("kernel"))
             hint = f"name it: {option('kernel', 'file.py:name')}"
-            raise FFNError(f"{shown_path(path)} is of {label}, which is not measured", hint)
+            raise FFNError(f"{shown_path(path)} certifies {label}, which is not measured", hint)
         for choice in kernels:
             _require_same(path, certificate, choice, chosen)
         dtype, device, activation = certificate.get("dtype"), certificate.get("device"), block.get("activation")
@@ -264,7 +264,7 @@ def named_certificates(
         named = NamedCertificate(digest, dtype, device, activation, block.get("gated") is True, experts)
         if not any(named.covers(case) for case in cases):
             of = f"{named.dtype}, {named.activation}{', gated' if named.gated else ''}, on {named.device}"
-            raise FFNError(f"{shown_path(path)} is for {of}: no case is of that", "certify the kernel for this block")
+            raise FFNError(f"{shown_path(path)} is for {of}, which no case measures", "certify the kernel for this block")
         by_label |= {choice.label: named for choice in kernels}
     return by_label
 
@@ -283,10 +283,10 @@ def _is_of(certificate: Mapping[str, Any], choice: KernelChoice) -> bool:
 def _require_same(path: Path, certificate: Mapping[str, Any], choice: KernelChoice, chosen: ChosenKernels) -> None:
     """Raises FFNError if the kernel's file, or our version for a built-in one, is not the certified one."""
     if choice.file is not None and certificate.get("sha256") != chosen.files[str(choice.file)]:
-        why = f"{shown_path(choice.file)} is not the file that {shown_path(path)} certifies (another sha256)"
+        why = f"{shown_path(choice.file)} is not the file that {shown_path(path)} certifies (different sha256)"
         raise FFNError(why, "certify it again: ffn verify --referee")
     surroundings = certificate.get("environment")
     version = surroundings.get("ffncli") if isinstance(surroundings, dict) else None
     if choice.file is None and version != __version__:
-        why = f"{shown_path(path)} certifies {choice.kernel} of ffn {shown(version)}, this is {__version__}"
+        why = f"{shown_path(path)} certifies {choice.kernel} of ffn {shown(version)}, but this is {__version__}"
         raise FFNError(why, "certify it again: ffn verify --referee")

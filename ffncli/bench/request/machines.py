@@ -108,7 +108,7 @@ def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) 
         pairs[key.strip().removeprefix("--").replace("-", "_")] = value.strip()
     if launcher == "ray" and (unknown := [key for key in pairs if key not in RAY_OPTIONS]):
         why = f"{option('launcher_option')}: ray has no option {shown(unknown[0])}"
-        sizes = f"{option('slots')} and {option('threads')} say what a slot reserves"
+        sizes = f"{option('slots')} and {option('threads')} set what a slot reserves"
         raise FFNError(why, f"its options are {', '.join(RAY_OPTIONS)}; {sizes}")
     return LauncherChoice("ray" if launcher == "ray" else "slurm", slots, pairs)
 

@@ -312,8 +312,8 @@ CONFLICTS = (
     Conflict("admit", needs="suite", why="as in ffn bench --suite ffn-1 --admit FILE.csv"),
     Conflict("admit", allows="suite", why="it measures nothing"),
     Conflict("suite", allows=_OF_SUITE, why="a suite's cases, seed and baseline are fixed: leave it out"),
-    Conflict("resume", contradicts="save", why="it continues in the file that it names"),
-    Conflict("resume", contradicts="certificate", why="the run keeps those that it began with"),
+    Conflict("resume", contradicts="save", why="it continues the file that it names"),
+    Conflict("resume", contradicts="certificate", why="the run keeps its original certificates"),
     Conflict("slots launcher_option", needs="launcher", why="it is about other machines: name slurm or ray"),
     Conflict("selftest", contradicts="tp ep launcher", why="it tests the benchmark on one rank, on this machine"),
     Conflict("selftest", contradicts="plot plot_file", why="it has no sweep to plot"),
@@ -322,7 +322,7 @@ CONFLICTS = (
         contradicts="kernel baseline shard fail_if_slower strict certificate save resume by_step in_model",
         why="it has its own kernels and writes no results",
     ),
-    Conflict("selftest", contradicts="passes!=forward", why="it slows the forward pass, and times no other"),
+    Conflict("selftest", contradicts="passes!=forward", why="it slows and times only the forward pass"),
     Conflict(
         "selftest fail_if_slower",
         contradicts="processes=1",
@@ -331,11 +331,11 @@ CONFLICTS = (
     Conflict("launcher", contradicts="tp ep", why="a slot measures on one rank; submit torchrun yourself"),
     Conflict(
         "launcher", needs="threads", unless="resume",
-        why="the other machines need not be like this one; each case reserves a core for each thread",
+        why="the other machines may differ from this one; each case reserves a core for each thread",
     ),
     Conflict(
         "launcher", needs="device", unless="resume",
-        why="the other machines need not be like this one: cpu or cuda",
+        why="the other machines may differ from this one: cpu or cuda",
     ),
     Conflict("by_step", contradicts="kernel baseline fail_if_slower plot plot_file", why="it times steps, not kernels"),
     Conflict("by_step", contradicts="sustained passes!=forward", why="it times the forward pass, in short blocks"),
@@ -344,13 +344,13 @@ CONFLICTS = (
     Conflict(
         "in_model",
         contradicts="by_step sustained launch=graphs passes!=forward cache!=warm routing input tp ep " + DIMENSIONS,
-        why="it times the forward of a whole model, as its directory has it",
+        why="it times the forward pass of a whole model as stored in its directory",
     ),
-    Conflict("in_model", contradicts=f"baseline!={MODEL}", why="the baseline is the model alone"),
-    Conflict("in_model", contradicts="plot plot_file", why="its page has the figures"),
+    Conflict("in_model", contradicts=f"baseline!={MODEL}", why="the baseline is the unchanged model"),
+    Conflict("in_model", contradicts="plot plot_file", why="its page shows the figures"),
     Conflict("tp ep", contradicts="by_step sustained launch=graphs passes!=forward", why="measure it on one rank"),
     Conflict("launch=graphs", contradicts="device=cpu", why="CUDA graphs are a way to launch work on a GPU"),
-    Conflict("calibrate=full", needs="kernel=auto", why="it is how auto chooses: add it to the kernels"),
+    Conflict("calibrate=full", needs="kernel=auto", why="it sets how auto chooses: add auto to the kernels"),
 )  # fmt: skip
 
 

@@ -111,9 +111,9 @@ def suite_request(
     grid = Grid(device=track, threads=suite.threads)
     request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
     if fleeting := next((k for k in request.kernels if k.kernel == AUTO or k.factor is not None), None):
-        why = f"{option('suite', suite.name)}: {shown(fleeting.label)} cannot be entered, its results name no kernel"
-        raise FFNError(why, "name the kernel that it stands for")
+        why = f"{option('suite', suite.name)}: {shown(fleeting.label)} cannot enter the suite: its results do not name a kernel"
+        raise FFNError(why, "name the kernel itself")
     if method.processes < suite.processes:
-        few = f"{suite.processes} processes or more, this run {method.processes}"
-        notes = (*notes, f"a trial: results of {suite.name} have {few}")
+        few = f"{suite.processes} processes or more, and this run has {method.processes}"
+        notes = (*notes, f"only a trial: results of {suite.name} need {few}")
     return replace(request, suite=suite.tag), notes

@@ -393,7 +393,8 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        files.lock.unlink(missing_ok=True)  # while the lock is ours, so nobody else can have taken it
+        # Removed before the lock is released: after that, the file could be another process's lock.
+        files.lock.unlink(missing_ok=True)
         lock.release()
 
 

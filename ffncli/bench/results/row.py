@@ -145,8 +145,8 @@ class ResultRow:
     seed: Count | None = of_run(None)
     warnings: tuple[BenchWarning, ...] = figure(())
     note: str = figure("")
-    # Added after the first fixed list. `ffn compare` needs these for each process, so that this file is enough.
-    # One per process (statistics.centre), of the kernel.
+    # The columns from here on were added after the first fixed list. The per-process values let `ffn compare` work from
+    # this file alone. The kernel's time in each process (statistics.centre):
     process_times_s: tuple[Share, ...] = figure((), recomputed=True)
     process_anchors_s: tuple[Share, ...] = figure((), recomputed=True)  # times of the machine anchor in the same rounds
     # exp of the paired log ratio of each process
@@ -213,6 +213,7 @@ def columns(role: str, **marks: object) -> tuple[str, ...]:
 
 
 BLOCK_COLUMNS = columns("case", part="block")
-ASKED = (*columns("case", part="work"), *columns("case", part="place"))  # of a block, in the order of reading
+# What was requested of a block, in the order in which it is read out.
+ASKED = (*columns("case", part="work"), *columns("case", part="place"))
 MACHINE = columns("environment", per_case=False)  # filled by `machine.environment`
 COMPARED = columns("environment", compared=True)

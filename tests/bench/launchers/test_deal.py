@@ -226,7 +226,7 @@ def other_blocks(entry: dict[str, Any]) -> None:
         (lambda entry: entry["units"][0].update(died=True), "is damaged: its processes are not in order"),
         (lambda entry: entry.update(units=[]), "node1: nothing was measured"),
         (lambda entry: entry.update(units=7), "units must be a list, got 7"),
-        (lambda entry: entry["units"][0]["unit"].update(case="\x1b[2J"), "is damaged: its case is none"),
+        (lambda entry: entry["units"][0]["unit"].update(case="\x1b[2J"), "is damaged: its case does not"),
     ],
 )
 def test_an_answer_is_checked_like_a_file(tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str):

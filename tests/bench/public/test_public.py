@@ -90,7 +90,7 @@ def test_a_request_has_the_suites_cases_and_its_mark_also_when_it_is_read_back()
     assert notes == ()
     assert from_json(json.loads(json.dumps(to_json(request)))) == request
     _, notes = suite_request(SUITE, "cpu", ["packed"], Method(processes=3))
-    assert notes == ("a trial: results of ffn-1 have 5 processes or more, this run 3",)
+    assert notes == ("only a trial: results of ffn-1 need 5 processes or more, and this run has 3",)
 
 
 def test_what_is_no_suite_and_no_track_is_refused():

@@ -76,9 +76,9 @@ def test_what_a_block_cannot_have(tmp_path):
     path = str(tmp_path / "t.safetensors")
     saved_trace(path, 6)
     assert len(cases(grid(routing=(path,)))) == 1
-    with pytest.raises(FFNError, match="has routes to 8 experts, the block has 4"):
+    with pytest.raises(FFNError, match="has routes to 8 experts, but the block has 4"):
         cases(grid(experts=4, routing=(path,)))
-    with pytest.raises(FFNError, match="token 0 goes to 2 experts, the block chooses 3"):
+    with pytest.raises(FFNError, match="token 0 goes to 2 experts, but the block chooses 3"):
         cases(grid(top_k=3, routing=(path,)))
     rows = rows_file(tmp_path / "x.safetensors", torch.ones(3, 64))
     with pytest.raises(FFNError, match="is not a saved trace"):
@@ -92,7 +92,7 @@ def test_a_file_with_another_number_of_tokens_is_noted(tmp_path):
     saved_trace(tmp_path / "u.safetensors", 6)
     cases(grid(routing=(str(tmp_path / "u.safetensors"),)), notes.append)
     assert len(notes) == 1
-    assert notes[0].endswith("u.safetensors has the routes of 6 tokens: for 24 they are drawn from these")
+    assert notes[0].endswith("u.safetensors has the routes of 6 tokens: the routes of 24 tokens are drawn from these")
 
 
 @pytest.mark.parametrize(

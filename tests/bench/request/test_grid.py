@@ -261,7 +261,7 @@ def test_a_case_of_one_rank_is_as_before():
         ({"ranks": Ranks(5)}, "d_ff = 24 does not divide over 5 ranks"),
         ({"ranks": Ranks(1, 2)}, "no experts"),
         ({"ranks": Ranks(1, 3), "tokens": (9,), **MIXTURE}, "does not divide over 3 ranks"),
-        ({"ranks": Ranks(1, 2), "tokens": (8, 9), **MIXTURE}, "9 tokens do not divide over 2 ranks"),
+        ({"ranks": Ranks(1, 2), "tokens": (8, 9), **MIXTURE}, "9 tokens cannot be divided among 2 ranks"),
         ({"method": Method(by_step=True)}, "tp contradicts by_step"),
         ({"method": Method(sustained=True)}, "tp contradicts sustained"),
         ({"method": Method(launch="graphs")}, "tp contradicts launch='graphs'"),

@@ -177,8 +177,8 @@ def test_files_are_known_by_what_they_hold(mine):
         (["a=mine.py"], "a=slowed:2:eager", "two kernels are called 'a'"),
         (["mine.py,mine.py:mlp"], None, "two kernels are called 'mine.py:mlp'"),
         (["slowed:2:none.py:f"], None, "kernel: cannot read"),
-        *([[f"{arm}=mine.py"], None, f"'{arm}' is the name of one of ffn's own arms"] for arm in (TWIN, ANCHOR, GEMM)),
-        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is the name of one of ffn's own arms"),
+        *([[f"{arm}=mine.py"], None, f"'{arm}' is reserved for one of ffn's own arms"] for arm in (TWIN, ANCHOR, GEMM)),
+        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is reserved for one of ffn's own arms"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(texts, baseline, why):
@@ -288,12 +288,12 @@ def test_a_built_in_kernel_is_certified_for_this_version():
 @pytest.mark.parametrize(
     ("change", "block", "words"),
     [
-        ({"sha256": "0" * 64}, {}, r"mine.py is not the file that c.json certifies \(another sha256\)"),
+        ({"sha256": "0" * 64}, {}, r"mine.py is not the file that c.json certifies \(different sha256\)"),
         ({"verdict": "refused"}, {}, "c.json says 'refused'"),
-        ({"attribute": "other"}, {}, "is of 'mine.py:mlp', which is not measured"),
+        ({"attribute": "other"}, {}, "certifies 'mine.py:mlp', which is not measured"),
         ({"file": None}, {}, "which is not measured"),
-        ({"dtype": "bf16"}, {}, "c.json is for bf16, silu, gated, on cpu: no case is of that"),
-        ({}, {"activation": "relu"}, "no case is of that"),
+        ({"dtype": "bf16"}, {}, "c.json is for bf16, silu, gated, on cpu, which no case measures"),
+        ({}, {"activation": "relu"}, "which no case measures"),
         ({}, {"activation": 3}, "c.json does not say what it certifies"),
         ({"dtype": None}, {}, "does not say what it certifies"),
     ],

@@ -54,7 +54,7 @@ def test_it_measures_the_cases_as_they_are_defined(call, measured):
 
 def test_time_and_processes_are_the_user_s_and_a_trial_says_so(call, measured):
     _, _, err = call("bench", "--suite", "ffn-1", "--quick", "--max-time", "1s", "--save", "a.csv")
-    assert "a trial: results of ffn-1 have 5 processes or more, this run 3" in err
+    assert "only a trial: results of ffn-1 need 5 processes or more, and this run has 3" in err
     method = measured[0].method
     assert (method.processes, method.precision, method.max_time, method.seed) == (3, 0.03, 1.0, SUITE.seed)
 
