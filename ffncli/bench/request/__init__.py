@@ -1,1 +1,1 @@
-"""The request for a run: its grid of cases and its kernels. No torch."""
+"""The request for a run: its grid of cases and its kernels. Needs no torch."""

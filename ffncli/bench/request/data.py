@@ -1,6 +1,7 @@
-"""Routings and inputs: which x a case computes on. Files are read and checked here, before anything is measured.
+"""Routings and inputs, which decide the x that a case computes on. Files are read and checked here, before anything is
+measured.
 
-The workers read them again, by the same functions.
+The workers read the files again with the same functions.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-SCALED = 0.02  # rows of a file are scaled by up to this share, so that hardly any content repeats
-TEXT = "text"  # by the words of a text (referee/text_routing.py)
+SCALED = 0.02  # rows of a file are scaled by up to this share, so that few rows are identical
+TEXT = "text"  # routing by the words of a text (referee/text_routing.py)
 _HOW = "use uniform, zipf:1.2, text, or a file of ffn trace --save FILE.safetensors"
 
 
 def routing_text(field: str, text: str) -> str:
-    """A routing, a file with its home folder written out. Raises FFNError for anything else."""
+    """Return a routing, with the home folder of a file expanded. Raises FFNError for anything else."""
     if text == TEXT:
         return text
     if text == UNIFORM or text.partition(":")[0] == "zipf":
@@ -40,12 +41,12 @@ def routing_text(field: str, text: str) -> str:
 
 
 def is_file(routing: str) -> bool:
-    """Whether this value of --routing is a file."""
+    """Return whether this value of --routing is a file."""
     return routing not in (UNIFORM, TEXT) and zipf_exponent(routing) is None
 
 
 def digest(field: str, name: str) -> str:
-    """The sha256 of a file. Raises FFNError if it cannot be read."""
+    """Return the sha256 of a file. Raises FFNError if it cannot be read."""
     try:
         return sha256_of(Path(name))
     except (OSError, ValueError) as error:
@@ -57,7 +58,7 @@ def digest(field: str, name: str) -> str:
 
 
 def check_routing(routing: str, label: str, spec: FFNSpec) -> None:
-    """Raises FFNError for a block whose routing cannot be prescribed so."""
+    """Raise FFNError if this routing cannot be prescribed for the block."""
     if spec.moe is None:
         why = f"{option('routing')} needs a mixture of experts, and {label} is not one"
         raise FFNError(why, f"leave it out, or add experts: {option('experts', 8)} {option('top_k', 2)}")
@@ -69,7 +70,7 @@ def check_routing(routing: str, label: str, spec: FFNSpec) -> None:
 
 
 def routing_note(routing: str, tokens: int, spec: FFNSpec) -> str:
-    """What a user should know of a file with another number of tokens; else empty."""
+    """Return a note if `routing` is a file with another number of tokens; otherwise ""."""
     if not is_file(routing) or spec.moe is None:
         return ""
     there = len(traced_routes(routing, spec.moe.experts + spec.moe.identity_experts, spec.moe.top_k))
@@ -80,9 +81,9 @@ def routing_note(routing: str, tokens: int, spec: FFNSpec) -> str:
 
 
 def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
-    """Which experts every token of a saved trace chose, booleans [tokens, experts].
+    """Return the experts that each token of a saved trace chose, as booleans [tokens, experts].
 
-    Raises FFNError for a file that is not a trace of a mixture, and for one of another mixture.
+    Raises FFNError for a file that is not a trace of a mixture, and for a trace of a different mixture.
     """
     from ffncli.run.saved.saved import open_saved
 
@@ -105,9 +106,9 @@ def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
 
 
 def input_rows(name: str, d_model: int) -> Tensor:
-    """The tensor x of a file as rows [rows, d_model], in its dtype.
+    """Return the tensor x of a file as [rows, d_model], in its dtype.
 
-    Raises FFNError for a file without one, with another width, or with values that are not finite.
+    Raises FFNError for a file without x, or if x has another width or values that are not finite.
     """
     from ffncli.models.files.rows import named_tensor
 
@@ -132,7 +133,7 @@ def input_rows(name: str, d_model: int) -> Tensor:
 
 
 def check_input(name: str, d_model: int, dtypes: tuple[str, ...]) -> None:
-    """Raises FFNError for a file whose rows cannot be the input of a block of this width in each of these dtypes."""
+    """Raise FFNError for a file whose rows cannot be the input of a block of this width in all of these dtypes."""
     import torch
 
     from ffncli.block.dtypes import dtype

@@ -1,4 +1,4 @@
-"""The grid: the request for `ffn bench` as one record that can be stored, and its cases."""
+"""The grid of a benchmark, the cases that it expands to, and the complete request, which can be stored as JSON."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from ffncli.options.shared import Path as FilePath
 from ffncli.system.gpu import device_index
 
 MOST_CASES = 10_000
-NEWCOMERS = "512x2048:swiglu"  # without a SOURCE: a gated block that fits every cache, a second to verify
+NEWCOMERS = "512x2048:swiglu"  # default SOURCE: a gated block that fits every cache and is verified in a second
 TOKENS = (32,)
-DECODE = 16  # up to this many tokens, reading weights dominates: `auto` keeps them out of the cache
+DECODE = 16  # reading weights dominates up to this many tokens: `auto` keeps weights out of the cache
 CACHES = ("auto", *(name for name in get_args(Cache) if name != "shared"))
 Names: TypeAlias = str | Sequence[str]
 _SOURCE = Accepts("text such as '512x2048:gelu', or a path", text)
@@ -53,11 +53,11 @@ _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class Grid(Dimensions):
-    """The requested cases: every combination of the values is one. None takes the default, for `threads` that
-    of the machine.
+    """The requested cases: every combination of the values is a case. None takes the default; for `threads`, the
+    default depends on the machine.
 
-    `source` as everywhere; `d_model` and `d_ff` may be comma-separated lists. `routing` is for mixtures; `input` is a
-    file of x. Every block is split over the `ranks`, each of which has `threads`.
+    `source` is as in the other functions; `d_model` and `d_ff` may be comma-separated lists. `routing` is for mixtures;
+    `input` is a file with x. Every block is split over the `ranks`, and each rank has `threads` threads.
     """
 
     source: Annotated[
@@ -124,18 +124,19 @@ class Grid(Dimensions):
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """The numbers of tokens, each once; () if none is given."""
+        """The different numbers of tokens; () if no number is given."""
         return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len)))
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Everything that a run needs, and that a resumed one reads back. All `kernels` have labels; `baseline` is one.
+    """Everything that a run needs, and that a resumed run reads back. All `kernels` have labels; `baseline` is one of
+    the labels.
 
-    `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
-    `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
-    `certificates` are those of the kernels, by label. `cluster` has the machines that measure; None: this one does.
-    `suite` is the tag of the public suite whose cases these are; empty: of none.
+    `asked` holds the options with their values, defaults filled in; `files` holds the sha256 of the user's files.
+    `directory` is the directory of the request: workers start there, even if the run is resumed from elsewhere.
+    `certificates` maps a kernel's label to its certificate. `cluster` describes the machines that measure; None means
+    this machine. `suite` is the tag of the public suite that defines the cases, or empty.
     """
 
     cases: tuple[Case, ...]
@@ -153,7 +154,8 @@ class BenchRequest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names in results; only the block if its steps are timed; the model, alone and with each."""
+        """The names in results: the kernels' labels; with --by-step only the block; with --in-model the unchanged
+        model, and the model with each kernel."""
         labels = tuple(kernel.label for kernel in self.kernels)
         if self.method.in_model:
             return MODEL, *map(model_with, labels)
@@ -161,7 +163,7 @@ class BenchRequest:
 
     @property
     def ranks(self) -> Ranks:
-        """Over how many ranks the blocks of all cases are split."""
+        """The ranks over which the blocks of all cases are split."""
         return self.cases[0].ranks if self.cases else Ranks()
 
     @property
@@ -170,16 +172,16 @@ class BenchRequest:
         return len(self.cases) * self.method.processes
 
     def certificate_of(self, label: str, case: Case) -> str:
-        """The sha256 of the certificate of a kernel, by its label, where that is of this case; else empty."""
+        """Return the sha256 of a kernel's certificate if it covers this case; otherwise ""."""
         certificate = self.certificates.get(label)
         return certificate.digest if certificate is not None and certificate.covers(case) else ""
 
 
 def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int = 0) -> tuple[Case, ...]:
-    """Every combination, blocks outermost; `tell` receives the notes on the models, each once, whose weights have the
-    `seed`.
+    """Return every combination of the grid's values, with blocks in the outermost loop. Weights are drawn with `seed`;
+    `tell` receives each note on the models once.
 
-    Raises FFNError for an impossible value, and for too many cases.
+    Raises FFNError for an impossible value or too many cases.
     """
     dtypes = _each(_dtype, "dtype", listed(grid.dtype) or ("fp32",))
     passes: tuple[Any, ...] = tuple(dict.fromkeys(listed(grid.passes) or ("forward",)))
@@ -188,12 +190,14 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int
     threads = tuple(dict.fromkeys(listed(grid.threads))) or (threads_of_rank(grid.ranks),)
     tokens = grid.token_counts or TOKENS
     blocks = _blocks(grid)
-    # On a GPU the CPU's threads only launch: one number is enough.
+    # On a GPU the CPU's threads only launch kernels, so one number of threads is enough.
     places = [(d, t) for d in devices for t in (threads if d == "cpu" else threads[:1])]
     data = _data(grid)
     count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places) * len(data)
     if count > MOST_CASES:
-        raise FFNError(f"that is a grid of {count:,} cases, more than {MOST_CASES:,}", "give fewer values, or run parts")
+        raise FFNError(
+            f"that is a grid of {count:,} cases, more than {MOST_CASES:,}", "give fewer values, or run parts"
+        )
     models = [(source, load_block(source, overrides, seed), overrides) for source, overrides in blocks]
     for note in dict.fromkeys(
         n for _, resolved, _ in models for n in (*resolved.notes, *map(str, resolved.differences))
@@ -216,7 +220,8 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int
 
 
 def _data(grid: Grid) -> list[dict[str, str]]:
-    """What x is, as fields of a Case: every routing, each with the sha256 of its file, and the input's."""
+    """Return what decides x, as fields of a Case: a dict for every routing, with the sha256 of its file and of the
+    input file."""
     routings = _each(routing_text, "routing", listed(grid.routing)) or ("",)
     name = "" if grid.input is None else os.path.expanduser(grid.input)
     more = {"input": name, "input_sha256": digest(option("input"), name)} if name else {}
@@ -225,7 +230,8 @@ def _data(grid: Grid) -> list[dict[str, str]]:
 
 
 def _check_data(cases: Sequence[Case], tell: Callable[[str], None]) -> None:
-    """Each file once for each block; `tell` receives notes. Raises FFNError for data that a block cannot have."""
+    """Check each file once for each block; `tell` receives notes. Raises FFNError for data that does not fit a
+    block."""
     for routing, label, spec in dict.fromkeys((c.routing, c.label, c.spec) for c in cases if c.routing):
         check_routing(routing, label, spec)
     for note in dict.fromkeys(routing_note(c.routing, c.tokens, c.spec) for c in cases if c.routing):
@@ -236,7 +242,7 @@ def _check_data(cases: Sequence[Case], tell: Callable[[str], None]) -> None:
 
 
 def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Resolved:
-    """The model whose main block is measured. Raises FFNError for a model that cannot be run."""
+    """Load the model whose main block is measured. Raises FFNError for a model that cannot be run."""
     from ffncli.run.user.load import load
 
     resolved = load(source, overrides, seed)
@@ -259,7 +265,7 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
 
 
 def label(resolved: Resolved, overrides: Dimensions) -> str:
-    """A block's name in results: a model's name, or its dimensions; then the changes by overrides."""
+    """Return a block's name in results: the model's name or the block's dimensions, followed by the overrides."""
     spec, names = resolved.model.main.spec, overrides
     base = resolved.model.name
     if resolved.model.bare and not re.search(r"\.py(:|$)", resolved.source):
@@ -272,7 +278,7 @@ def label(resolved: Resolved, overrides: Dimensions) -> str:
 
 
 def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:
-    """The source with every combination of d_model and d_ff."""
+    """Return the source with every combination of d_model and d_ff."""
     source = None if grid.source is None else os.fspath(grid.source)
     if source is None and grid.d_model is None:
         source = NEWCOMERS
@@ -285,7 +291,7 @@ def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:
 
 
 def _each(parse: Callable[[str, str], str], field: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """The values of a field, parsed, each once."""
+    """Parse the values of a field and drop duplicates."""
     return tuple(dict.fromkeys(parse(option(field), text) for text in texts))
 
 
@@ -302,7 +308,7 @@ def _device(option: str, text: str) -> str:
 
 
 def cached(cache: str, tokens: int) -> Any:
-    """The state of the caches that is meant: with few tokens `auto` keeps the weights out of them."""
+    """Return the cache mode, with `auto` resolved: with few tokens it keeps the weights out of the caches."""
     if cache != "auto":
         return cache
     return "cold-weights" if tokens <= DECODE else "warm"
@@ -390,24 +396,26 @@ def require_resumable(request: BenchRequest, more: Mapping[str, Any]) -> None:
 
 
 def ranks_here(ranks: Ranks) -> int:
-    """How many of them share this machine: all, unless the launcher says otherwise."""
+    """Return how many of the ranks run on this machine: all, unless the launcher says otherwise."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(here) if here.isdigit() and 0 < int(here) < ranks.world_size else ranks.world_size
 
 
 def threads_of_rank(ranks: Ranks) -> int:
-    """The default for each rank: its share of a machine's cores."""
+    """Return the default number of threads of a rank: its share of the machine's cores."""
     from ffncli.system.host import default_threads
 
     return max(1, default_threads() // ranks_here(ranks))
 
 
 def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
-    """Raises FFNError for a block that cannot be split over these ranks, with the nearest numbers that would do."""
+    """Raise FFNError for a block that cannot be split over these ranks; the error names the nearest possible
+    numbers."""
     check_ranks(model, ranks, dtype("fp32"))
     if odd := next((number for number in tokens if number % ranks.ep), None):
         raise FFNError(
-            f"{odd} tokens cannot be divided among {ranks.ep} ranks", f"with {option('ep')}, every rank has its own tokens"
+            f"{odd} tokens cannot be divided among {ranks.ep} ranks",
+            f"with {option('ep')}, every rank has its own tokens",
         )
 
 
@@ -415,12 +423,12 @@ def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
 
 
 def to_json(request: BenchRequest) -> dict[str, Any]:
-    """The request for JSON: its kernels are texts of --kernel, with their labels as `names`."""
+    """Return the request for JSON. Its kernels are stored as texts of --kernel, with their labels as `names`."""
     return {**asdict(request), "kernels": [kernel.text for kernel in request.kernels], "names": list(request.names)}
 
 
 def from_json(stored: Any, where: str = "the request") -> BenchRequest:
-    """The request of `to_json`. Raises FFNError, with the field, for anything else."""
+    """Rebuild a request from the result of `to_json`. Raises FFNError, naming the field, for anything else."""
     entry = record_of(Mapping[str, Any], stored, where)
     texts, labels = (record_of(tuple[str, ...], entry.get(name), f"{where}: {name}") for name in ("kernels", "names"))
     rest = {name: value for name, value in entry.items() if name not in ("kernels", "names")}
@@ -439,7 +447,7 @@ def from_json(stored: Any, where: str = "the request") -> BenchRequest:
 
 
 def _check(request: BenchRequest, where: str) -> None:
-    """FFNError if the parts of a request do not belong together."""
+    """Raise FFNError if the parts of a request do not belong together."""
     for case in request.cases:
         _device(f"{where}: device", case.device)
         _dtype(f"{where}: dtype", case.dtype)
@@ -454,7 +462,8 @@ def _check(request: BenchRequest, where: str) -> None:
 
 
 def _choice(text: str, label: str) -> KernelChoice:
-    """Earlier versions stored texts as typed, without the name of a file's only kernel: the label has it."""
+    """Rebuild a kernel's choice. Earlier versions stored the text as typed, without the name of a file's only kernel;
+    the name is then taken from the label."""
     choice = parse(text)
     choice = choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
-    return replace(choice, label=label)  # with a commit looked up, the label still says `main`
+    return replace(choice, label=label)  # after a commit was looked up, the label still says `main`

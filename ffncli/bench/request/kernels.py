@@ -1,5 +1,5 @@
-"""The kernels that a benchmark compares, with the users' files parsed but not run; and the certificates of
-`ffn verify --referee`, which its rows name: each must be of a file that it runs."""
+"""Choose the kernels that a benchmark compares; users' files are parsed but not run. Also read the certificates of `ffn
+verify --referee` that its rows name; each must certify a file that the benchmark runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from ffncli.system.files import file_at, read_whole
 from ffncli.version import __version__
 
 ONE_RANK = Ranks()
-MOST_KERNEL_BYTES = 10_000_000  # of a Python file
+MOST_KERNEL_BYTES = 10_000_000  # limit of a Python file
 _MOST_CERTIFICATE_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
 class ChosenKernels:
-    """`kernels` in the requested order, each with its label; an omitted baseline is put first.
+    """The chosen kernels. `kernels` are in the requested order, each with its label; a baseline that was not requested
+    comes first.
 
-    `baseline` is its label, `files` maps the users' files (absolute) to their sha256. `functions` are those kernels
-    which their file defines by a plain `def`, each with where that is.
+    `baseline` is the baseline's label; `files` maps the absolute paths of the users' files to their sha256. `functions`
+    are the kernels that their file defines by a plain `def`, each with its place.
     """
 
     kernels: tuple[KernelChoice, ...]
@@ -45,19 +46,19 @@ class ChosenKernels:
 def choose_kernels(
     texts: Sequence[str] | None, baseline: str | None, ranks: Ranks = ONE_RANK, specs: Sequence[FFNSpec] = ()
 ) -> ChosenKernels:
-    """The kernels and the baseline. None: all built-in kernels that compute a block of the kind of `specs`,
-    but those to be named; over `ranks`, eager on each rank's part and the block as torch's DTensor splits it, which
-    alone can have experts on other ranks.
+    """Choose the kernels and the baseline. If `texts` is None, choose all built-in kernels that compute the kinds of
+    block in `specs`, except kernels that must be named. Over `ranks`, the default is eager on each rank's part and the
+    block split by torch's DTensor; only DTensor supports experts on other ranks.
 
-    The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
-    Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and if
-    Triton would interpret its kernels.
+    The baseline defaults to eager if eager is measured, otherwise to the first kernel; a single kernel is compared with
+    eager. Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and
+    if Triton would interpret its kernels.
     """
     if interprets_triton():
         why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times would mean nothing"
         raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
     over_ranks, whole_experts = ranks.world_size > 1, ranks.ep == 1
-    dense = not specs or any(not spec.moe for spec in specs)  # without a spec both kinds are possible
+    dense = not specs or any(not spec.moe for spec in specs)  # without specs, both kinds are possible
     mixture = not specs or any(spec.moe for spec in specs)
     by_default, left_out = (computing(names, dense, mixture) for names in (BY_DEFAULT, ONLY_NAMED))
     default = ((*(("eager",) if whole_experts else ()), *OVER_RANKS)) if over_ranks else by_default
@@ -95,10 +96,10 @@ def choose_kernels(
 
 
 def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[str, ast.FunctionDef]]) -> KernelChoice:
-    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`, and the kernel to
-    `functions` if it is one.
+    """Return the choice with its kernel's name, if it can be read from the user's file. Adds the file to `files`, and
+    the kernel to `functions` if it is a plain function.
 
-    One at a git commit gets that commit's hash, which says what it holds for good: a branch may move on.
+    A choice at a git reference gets the commit's hash, which fixes its contents: a branch may move on.
     """
     path = choice.file
     if path is not None:
@@ -131,7 +132,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parsed(raw: bytes, name: str) -> ast.Module:
-    """What Python reads in a file's bytes; it is not run."""
+    """Parse a file's bytes as Python, without running them."""
     try:
         return ast.parse(raw)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -145,7 +146,7 @@ _MAKE_NAMES = {"globals", "vars", "locals", "exec", "eval", "setattr", "__dict__
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """The names that the file's code binds: by def, class, assignment and import, in any branch."""
+    """Return the names that the file's code binds by def, class, assignment and import, in any branch."""
     names: set[str] = set()
     left: list[ast.AST] = [tree]
     while left:
@@ -163,7 +164,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Whether the file may bind names in ways that only running it would show."""
+    """Return whether the file may bind names in ways that only running it would show."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:
@@ -174,7 +175,7 @@ def _makes_names(tree: ast.Module) -> bool:
 
 
 def _functions(tree: ast.Module, name: str | None) -> list[ast.FunctionDef]:
-    """The only definition of that name, if that is a plain `def` which nothing can replace; else none."""
+    """Return the only definition of `name`, if it is a plain `def` that nothing can replace; otherwise []."""
     defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     rest = ast.Module([node for node in tree.body if node not in defined], [])
     plain = len(defined) == 1 and not defined[0].decorator_list
@@ -182,7 +183,7 @@ def _functions(tree: ast.Module, name: str | None) -> list[ast.FunctionDef]:
 
 
 def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
-    """The name, or that of the file's only kernel if none was given."""
+    """Return `name`, or the name of the file's only kernel if `name` is None."""
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if name is not None:
         if name not in _bound(tree) and not _makes_names(tree):
@@ -197,15 +198,18 @@ def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
     return public[0]
 
 
-# --- what a user's function needs -------------------------------------------------------------------------------------
+# --- the arguments of a user's function
+# -------------------------------------------------------------------------------------
 
 
 def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
-    """Raises FFNError (exit 2) for a function that no case can call. What only running the file shows comes later."""
+    """Raise FFNError (exit 2) for a function that no case can call. Faults that only running the file shows are found
+    later."""
     specs = dict.fromkeys(case.spec for case in cases)
     for where, function in chosen.functions:
         arguments, places = function.args, [*function.args.posonlyargs, *function.args.args]
-        required = [one.arg for one in places[1 : max(1, len(places) - len(arguments.defaults))]]  # the first is x
+        # The first argument is x.
+        required = [one.arg for one in places[1 : max(1, len(places) - len(arguments.defaults))]]
         keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         required += [one.arg for one, default in keywords if default is None]
         refusals = [missing_weight(required, kernel_steps(steps(spec))) for spec in specs]
@@ -219,7 +223,8 @@ def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
 
 @dataclass(frozen=True)
 class NamedCertificate:
-    """`digest` is the sha256 of the certificate's own file. It holds for a dtype, a device and a kind of block."""
+    """A certificate, which holds for a dtype, a device and a kind of block. `digest` is the sha256 of the certificate's
+    own file."""
 
     digest: str
     dtype: str
@@ -229,7 +234,7 @@ class NamedCertificate:
     experts: bool
 
     def covers(self, case: Case) -> bool:
-        """Whether the case is of what was certified; its widths and tokens may be others."""
+        """Return whether the certificate covers the case; widths and tokens may differ from those certified."""
         spec = case.spec
         same = (spec.activation, bool(spec.gated), spec.moe is not None) == (self.activation, self.gated, self.experts)
         return same and (case.dtype, case.device, case.passes) == (self.dtype, self.device, "forward")
@@ -238,7 +243,8 @@ class NamedCertificate:
 def named_certificates(
     files: Sequence[str], chosen: ChosenKernels, cases: Sequence[Case]
 ) -> Mapping[str, NamedCertificate]:
-    """Label → its certificate. Raises FFNError (exit 2) for a file that is none, or not of what will be measured."""
+    """Map labels to certificates. Raises FFNError (exit 2) for a file that is not a certificate, or that certifies
+    something that is not measured."""
     by_label: dict[str, NamedCertificate] = {}
     for name in files:
         path = Path(name).expanduser()
@@ -249,7 +255,9 @@ def named_certificates(
                 f"{shown_path(path)} is not a certificate", "ffn verify -k mine.py:mlp --referee -o FILE.json"
             )
         if certificate.get("verdict") != "certified":
-            raise FFNError(f"{shown_path(path)} says {shown(certificate.get('verdict'))}", "only certified kernels can be named")
+            raise FFNError(
+                f"{shown_path(path)} says {shown(certificate.get('verdict'))}", "only certified kernels can be named"
+            )
         kernels = [choice for choice in chosen.kernels if _is_of(certificate, choice)]
         if not kernels:
             label = shown(certificate.get("kernel"))
@@ -264,13 +272,15 @@ def named_certificates(
         named = NamedCertificate(digest, dtype, device, activation, block.get("gated") is True, experts)
         if not any(named.covers(case) for case in cases):
             of = f"{named.dtype}, {named.activation}{', gated' if named.gated else ''}, on {named.device}"
-            raise FFNError(f"{shown_path(path)} is for {of}, which no case measures", "certify the kernel for this block")
+            raise FFNError(
+                f"{shown_path(path)} is for {of}, which no case measures", "certify the kernel for this block"
+            )
         by_label |= {choice.label: named for choice in kernels}
     return by_label
 
 
 def _is_of(certificate: Mapping[str, Any], choice: KernelChoice) -> bool:
-    """Whether the certificate is of this kernel, by its name; a slowed one is another."""
+    """Return whether the certificate names this kernel; a slowed kernel is a different kernel."""
     if choice.factor is not None:
         return False
     if choice.file is None:
@@ -281,7 +291,7 @@ def _is_of(certificate: Mapping[str, Any], choice: KernelChoice) -> bool:
 
 
 def _require_same(path: Path, certificate: Mapping[str, Any], choice: KernelChoice, chosen: ChosenKernels) -> None:
-    """Raises FFNError if the kernel's file, or our version for a built-in one, is not the certified one."""
+    """Raise FFNError unless the kernel's file or, for a built-in kernel, the version of ffncli is the certified one."""
     if choice.file is not None and certificate.get("sha256") != chosen.files[str(choice.file)]:
         why = f"{shown_path(choice.file)} is not the file that {shown_path(path)} certifies (different sha256)"
         raise FFNError(why, "certify it again: ffn verify --referee")

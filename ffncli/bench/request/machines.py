@@ -1,9 +1,10 @@
-"""Which machine measures which case: parts of a grid, one for each machine, or machines that a launcher deals cases to.
+"""Decide which machine measures which case: each machine measures one part of a grid, or a launcher distributes the
+cases.
 
-`--shard 3/8` is the third part of eight. The cases are sorted by the SHA-256 of their keys and dealt in turn, as cards
-are: every machine computes the same parts, in any version of Python and for any order of the options, and long cases,
-which are neighbours in a grid, are spread. A case is dealt with all its kernels, so a ratio is always of one machine.
-Part 3 of 8 is parts 3 and 11 of 16.
+`--shard 3/8` is the third of eight parts. The cases are sorted by the SHA-256 of their keys and dealt in turn, like
+cards. So every machine computes the same parts, in any version of Python and for any order of the options, and long
+cases, which are neighbours in a grid, are spread over the parts. All kernels of a case are in the same part, so a ratio
+never compares machines. Part 3 of 8 equals parts 3 and 11 of 16 together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.files.json_records import Range
 from ffncli.options.accept import Accepts, text
 
-MOST_PARTS = 10_000  # as many as a grid may have cases
+MOST_PARTS = 10_000  # the maximum number of cases in a grid
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class GridPart:
 
 
 def grid_part(value: Any) -> GridPart:
-    """The part that `3/8` means."""
+    """Parse a part such as `3/8`."""
     if isinstance(value, GridPart):
         return value
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text(value).strip())
@@ -52,18 +53,18 @@ PART = Accepts("a part of the grid, as in 3/8", grid_part)
 
 
 def part_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
-    """The cases of a part, in the order of the grid; part sizes differ by at most one."""
+    """Return the cases of a part, in the order of the grid; part sizes differ by at most one."""
     places = dealt(cases, count)
     return tuple(case for case in cases if places[case.key] == index)
 
 
 def dealt(cases: Sequence[Case], count: int) -> dict[str, int]:
-    """Case key → the index of its part, from 1."""
+    """Map each case key to the index of its part, counted from 1."""
     keys = sorted((case.key for case in cases), key=lambda key: hashlib.sha256(key.encode()).digest())
     return {key: place % count + 1 for place, key in enumerate(keys)}
 
 
-# --- the machines of a launcher, its slots, its options ---------------------------------------------------------------
+# --- launchers: their machines, slots and options ---------------------------------------------------------------
 
 
 LauncherName: TypeAlias = Literal["slurm", "ray"]
@@ -73,7 +74,8 @@ RAY_OPTIONS = ("address",)
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """Whose machines, how many cases at once (None: the launcher's default), and the options of the launcher."""
+    """The requested launcher, the number of cases to measure at once (None: the launcher's default), and the launcher's
+    options."""
 
     launcher: LauncherName
     slots: Annotated[int, Range(1, MOST_SLOTS)] | None = None
@@ -82,16 +84,17 @@ class LauncherChoice:
 
 @dataclass(frozen=True)
 class SlotSize:
-    """What a slot reserves on its machine: a core for each thread of a case, and a GPU if one computes there."""
+    """The resources that a slot reserves on its machine: a core for each thread of a case, and a GPU if a case uses a
+    GPU."""
 
     cores: int
     gpus: int
 
 
 def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> LauncherChoice | None:
-    """The cluster of a launcher, its slots and its options KEY=VALUE; None without a launcher.
+    """Return the choice of a launcher, its slots and its options KEY=VALUE; None without a launcher.
 
-    Raises FFNError for an unknown launcher, and for options that it cannot have.
+    Raises FFNError for an unknown launcher, and for options that the launcher does not support.
     """
     known = get_args(LauncherName)
     if launcher is None:
@@ -114,12 +117,12 @@ def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) 
 
 
 def require_any_gpu(devices: Sequence[str]) -> None:
-    """Raises FFNError if a case for other machines would take a GPU of this one."""
+    """Raise FFNError if a case for other machines names a specific GPU, such as cuda:1."""
     if numbered := [device for device in devices if device.startswith("cuda:")]:
         why = f"{option('device', numbered[0])} contradicts {option('launcher')}"
         raise FFNError(why, f"a slot has one GPU, which the launcher chooses: {option('device', 'cuda')}")
 
 
 def slot_size(cases: Sequence[Case]) -> SlotSize:
-    """What a slot needs in order to run any of these cases."""
+    """Return the resources that a slot needs to run any of these cases."""
     return SlotSize(max(case.threads for case in cases), int(any(case.device != "cpu" for case in cases)))

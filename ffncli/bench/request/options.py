@@ -1,4 +1,4 @@
-"""What `ffn bench` may be asked besides its cases, and which of these options contradict or need each other."""
+"""The options of `ffn bench` other than its cases, and which of them contradict or need each other."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Suite = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOptions(Options):
-    """The kernels of every case, and the part of the cases."""
+    """The kernels of every case, and the part of the cases to measure."""
 
     kernel: Annotated[
         str | Sequence[str] | None,
@@ -102,13 +102,13 @@ class KernelOptions(Options):
 
     @property
     def part(self) -> GridPart | None:
-        """The part of the cases; None for all."""
+        """The part of the cases to measure; None for all cases."""
         return self.shard if isinstance(self.shard, GridPart) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(Options):
-    """Over how many ranks every block is split."""
+    """The ranks over which every block is split."""
 
     tp: TensorParallel = None
     ep: ExpertParallel = None
@@ -217,7 +217,7 @@ class MethodOptions(Options):
     ] = False
 
     def method_over(self, default: Method | None = None) -> Method:
-        """The default with what was asked: the options go before `quick`, which goes before the default."""
+        """Return the method: options override `quick`, which overrides `default`."""
         values = {name: getattr(self, name) for name in options_of(MethodOptions) if name != "quick"}
         asked = {name: value for name, value in values.items() if value is not None and value is not False}
         return replace(default or Method(), **(_QUICK if self.quick else {}) | asked)
@@ -225,7 +225,7 @@ class MethodOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions(Options):
-    """What a run is for, where its results go, and when it fails."""
+    """The purpose of a run, the file for its results, and when it fails."""
 
     selftest: Annotated[
         bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown and raise no false alarm.")
@@ -247,7 +247,7 @@ class ResultOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions(Options):
-    """The cases of a public suite, and the judgement of its results."""
+    """The public suite to measure, and the check of its results."""
 
     suite: Suite = None
     admit: Annotated[
@@ -262,7 +262,7 @@ class SuiteOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherOptions(Options):
-    """Which machines measure the cases; by default this one."""
+    """The machines that measure the cases; by default, this machine."""
 
     launcher: Annotated[
         str | None,
@@ -291,20 +291,22 @@ class LauncherOptions(Options):
 
     @property
     def cluster(self) -> LauncherChoice | None:
-        """The requested machines; None for this one. Raises FFNError for an unknown launcher, and for its options."""
+        """The requested machines; None for this machine. Raises FFNError for an unknown launcher or invalid launcher
+        options."""
         return cluster_of(self.launcher, self.slots, listed(self.launcher_option))
 
 
 def certificate_files(certificate: FilePath | Iterable[FilePath] | None) -> tuple[str, ...]:
-    """The files of certificates: a shell's text may list several, with commas."""
+    """Return the certificate files; on the command line, one text may list several, separated by commas."""
     texts = [[text] if os.path.isfile(os.path.expanduser(text)) else text.split(",") for text in listed(certificate)]
     return tuple(name.strip() for names in texts for name in names)
 
 
-# --- which contradict or need each other ------------------------------------------------------------------------------
+# --- options that contradict or need each other
+# ------------------------------------------------------------------------------
 
 DIMENSIONS = " ".join(options_of(Dimensions))
-_OF_SUITE = (  # what leaves the cases, the weights, the arithmetic and the baseline as they are defined
+_OF_SUITE = (  # options that change neither the cases nor the weights, the arithmetic or the baseline
     "kernel device shard processes precision max_time quick load_time call_time memory_limit fail_if_slower"
     " strict certificate save force resume launcher slots launcher_option plot plot_file admit"
 )
@@ -355,10 +357,10 @@ CONFLICTS = (
 
 
 def require_compatible(*records: Options | Mapping[str, Any]) -> None:
-    """Raises FFNError for the first rule that these options break."""
+    """Raise FFNError for the first rule that these options break."""
     options: dict[str, Any] = {}
     for record in records:
         options |= given(record) if isinstance(record, Options) else record
     one_rank = {name for name in ("tp", "ep") if options.get(name) == 1}
-    later = {"calibrate"}  # whether auto is among the kernels shows when they are known
+    later = {"calibrate"}  # checked once the kernels are known: it needs auto among them
     check(CONFLICTS, {name: value for name, value in options.items() if name not in one_rank | later})

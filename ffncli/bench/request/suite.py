@@ -1,6 +1,7 @@
-"""The public suites as they are in the package: cases with every dimension, never edited. A change is a new suite.
+"""The public suites in the package. They define every dimension of their cases and are never edited: a change is a new
+suite.
 
-The file is the definition: its SHA-256 stands in every result, and the catalog of models plays no part in a run.
+A suite's file is its definition: its SHA-256 is in every result, and a run does not use the catalog of models.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ffncli.models.files.json_records import Count, Positive, record_of
 from ffncli.models.files.strict_json import parse_object
 
 SUITES = ("ffn-1",)
-CPU, CUDA = "cpu", "cuda"  # the tracks, by the device
+CPU, CUDA = "cpu", "cuda"  # the tracks, named after their device
 
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """One case of a track; `block` is its name among the suite's blocks, `cache` the requested mode."""
+    """One case of a track; `block` is a key of the suite's blocks, `cache` the requested mode."""
 
     block: str
     tokens: Positive
@@ -38,7 +39,7 @@ class SuiteCase:
 
 @dataclass(frozen=True)
 class SuiteTrack:
-    """The cases for one kind of device, and the seconds of measuring each, over all processes."""
+    """The cases for one kind of device. `max_time` is the time limit of a case in seconds, over all processes."""
 
     max_time: Time
     cases: tuple[SuiteCase, ...]
@@ -46,9 +47,10 @@ class SuiteTrack:
 
 @dataclass(frozen=True)
 class PublicSuite:
-    """A suite. `seed` is that of the weights and of the order; the timed inputs are drawn from the system.
+    """A public suite. `seed` is used for the weights and the order of timing; timed inputs use random numbers from the
+    system.
 
-    `processes` are the fewest that a result may have; `digest` is the SHA-256 of the file.
+    `processes` is the minimum that a result must have; `digest` is the SHA-256 of the suite's file.
     """
 
     name: str
@@ -63,11 +65,11 @@ class PublicSuite:
 
     @property
     def tag(self) -> str:
-        """The column `suite` of its results: `ffn-1@` and the digest."""
+        """The value of the column `suite` in results: `ffn-1@` and the digest."""
         return f"{self.name}@{self.digest}"
 
     def cases(self, track: str) -> tuple[Case, ...]:
-        """The cases of a track, as `ffn bench` runs them."""
+        """Return the cases of a track, as `ffn bench` runs them."""
         return tuple(
             Case(
                 one.block, one.block, self.blocks[one.block], one.tokens, one.dtype, one.passes, one.cache, track,
@@ -77,13 +79,13 @@ class PublicSuite:
         )  # fmt: skip
 
     def method(self, track: str) -> Method:
-        """How the suite measures where no option says otherwise."""
+        """Return the method of a track, which options may override."""
         return Method(self.processes, self.precision, self.tracks[track].max_time, seed=self.seed)
 
 
 @cache
 def public_suite(name: str) -> PublicSuite:
-    """The suite of that name. Raises FFNError, with the names of all, for any other."""
+    """Return the suite called `name`. Raises FFNError, listing the suites, for any other name."""
     if name not in SUITES:
         known = f"the public suites are: {', '.join(SUITES)}"
         raise FFNError(f"{option('suite')}: there is no suite {shown(name)}", did_you_mean(name, [*SUITES], known))
@@ -93,7 +95,8 @@ def public_suite(name: str) -> PublicSuite:
 
 
 def track_of(devices: Sequence[str]) -> str:
-    """The track of a device; without one the CPU's, which any machine can run. Raises FFNError for anything else."""
+    """Return the track of a device. Without a device it is the CPU's track, which any machine can run. Raises FFNError
+    for other devices."""
     if not devices:
         return CPU
     if len(devices) == 1 and devices[0] in (CPU, CUDA):
@@ -106,12 +109,12 @@ def track_of(devices: Sequence[str]) -> str:
 def suite_request(
     suite: PublicSuite, track: str, kernels: Sequence[str] | None, method: Method, **more: Any
 ) -> tuple[BenchRequest, tuple[str, ...]]:
-    """(the request for a track, notes about it), with `more` of `build_request`; kernels are compared with the suite's
-    baseline. Raises FFNError as that does."""
+    """Return (the request for a track, notes about it). Kernels are compared with the suite's baseline; `more` is
+    passed to `build_request`, whose errors this also raises."""
     grid = Grid(device=track, threads=suite.threads)
     request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
     if fleeting := next((k for k in request.kernels if k.kernel == AUTO or k.factor is not None), None):
-        why = f"{option('suite', suite.name)}: {shown(fleeting.label)} cannot enter the suite: its results do not name a kernel"
+        why = f"{option('suite', suite.name)}: {shown(fleeting.label)} cannot enter: its results do not name a kernel"
         raise FFNError(why, "name the kernel itself")
     if method.processes < suite.processes:
         few = f"{suite.processes} processes or more, and this run has {method.processes}"
