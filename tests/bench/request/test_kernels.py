@@ -281,7 +281,7 @@ def test_a_built_in_kernel_is_certified_for_this_version():
     stored({"kernel": "packed", "attribute": None, "file": None, "sha256": None})
     assert list(request("eager,packed").certificates) == ["packed"]
     stored({"kernel": "packed", "attribute": None, "file": None, "sha256": None, "environment": {"ffncli": "0.0"}})
-    with pytest.raises(FFNError, match=r"certifies packed of ffn '0\.0', this is "):
+    with pytest.raises(FFNError, match=r"certifies packed of ffn '0\.0', but this is "):
         request("eager,packed")
 
 
