@@ -317,7 +317,7 @@ def cached(cache: str, tokens: int) -> Any:
 # --- the complete request, checked: for the command line, its self-test and the library alike -------------------------
 
 
-IN_MODEL = (AUTO,)  # the kernels of a model, if none is named
+IN_MODEL = (AUTO,)  # the default kernels for --in-model
 
 
 def build_request(
@@ -333,12 +333,12 @@ def build_request(
     cluster: LauncherChoice | None = None,
     frozen: tuple[Case, ...] = (),
 ) -> tuple[BenchRequest, tuple[str, ...]]:
-    """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
+    """Return (the request with defaults filled in, notes about it). `kernels` and `baseline` are as on the command
+    line.
 
-    `asked` are the options with their values, `certificates` the files of certificates. With
-    a `cluster`, whose machines need not be like this one, its slots look for their GPUs. `frozen` cases, all on the
-    grid's devices and threads, take the place of the grid's. Raises FFNError for an impossible request, before anything
-    is measured.
+    `asked` holds the options with their values, `certificates` the certificate files. The machines of a `cluster` may
+    differ from this one, so GPUs are checked only in its slots. `frozen` cases, all with the grid's devices and
+    threads, replace the grid's cases. Raises FFNError for an impossible request, before anything is measured.
     """
     devices = listed(grid.device) or (() if cluster else (default_device(),))
     wanted = kernels or (IN_MODEL if method.in_model else None)
@@ -359,7 +359,7 @@ def build_request(
     check(CONFLICTS, {"calibrate": method.calibrate, "kernel": tuple(kernel.kernel for kernel in chosen.kernels)})
     if cluster is None:
         require_gpu(devices, method.sustained)
-    if method.in_model:  # the kernels that were named, without a baseline that was put before them
+    if method.in_model:  # the named kernels, without a baseline that was added in front of them
         kernels_of_model = chosen.kernels[len(chosen.kernels) - len(choices(wanted or ())) :]
         if slow := next((choice for choice in kernels_of_model if choice.factor is not None), None):
             raise FFNError(f"{option('in_model')}: {shown(slow.text)} can only be timed by itself", "leave it out")
@@ -375,7 +375,7 @@ def build_request(
 
 
 def _of(grid: Grid, devices: Sequence[str], method: Method) -> dict[str, Any]:
-    """What a request comes to, by the names of options: the devices by their kind, how it measures, and its ranks."""
+    """Return the effective values of a request by option name: the kinds of its devices, its method, and its ranks."""
     names = ("processes", "launch", "sustained", "by_step", "in_model")
     return {
         "device": tuple(device.partition(":")[0] for device in devices),
@@ -385,7 +385,7 @@ def _of(grid: Grid, devices: Sequence[str], method: Method) -> dict[str, Any]:
 
 
 def require_resumable(request: BenchRequest, more: Mapping[str, Any]) -> None:
-    """Raises FFNError for options of a resumed run that contradict it: a gate that could never fail, or a picture."""
+    """Raise FFNError for options that contradict the resumed run: a gate that could never fail, or a plot."""
     method = request.method
     stored = {"by_step": method.by_step, "in_model": method.in_model, "processes": method.processes}
     of_model = {"source": True} if method.in_model else {}
