@@ -71,9 +71,8 @@ NOISY_SAMPLES = 32
 STEPS = 300
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
 MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of these
-MAX_REFIT = (
-    1 << 32
-)  # samples × d_ff × the smaller of them, of least squares, in one call that Ctrl-C cannot stop: a second or two
+# samples × d_ff × min(samples, d_ff): least squares runs in one call that Ctrl-C cannot stop, so within 1-2 seconds.
+MAX_REFIT = 1 << 32
 MAX_END, MIN_EXTENT = 1e6, 1e-6
 CONVENTIONS: Mapping[str, str] = {
     "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection ends in"
