@@ -1,1 +1,1 @@
-"""Activations on a model's own data, and their rounding."""
+"""Activation functions: their values, their rounding errors and their effect on a model's own data."""

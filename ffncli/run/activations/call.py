@@ -1,4 +1,4 @@
-"""What `ffn activations --source` does, as a call; errors that need no torch are raised before it is loaded."""
+"""`ffn activations --source` as a function call; errors that need no torch are raised before torch is loaded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ffncli.run.user.load import load
 if TYPE_CHECKING:
     from ffncli.run.activations.on_data import ActivationData
 
-_NEEDED = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # without these no model runs
+_NEEDED = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # no model runs without these
 
 
 def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: str | None = None) -> ActivationData:
     """Collect the inputs of the activations of a model's layer (`all`: of every layer), and the outputs of `others`.
 
-    `others` are canonical names. A source that lacks something required to run it is refused before torch is loaded.
+    `others` are canonical names. A source that cannot be run for lack of a field is refused before torch is loaded.
     """
     leading = leading_axes(question.tokens, question.batch, question.seq_len)
     model_input = prompt_of(question.prompt, question.input_ids, question.position)
@@ -44,7 +44,7 @@ def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: st
 
 
 def _model(source: str, seed: int) -> Resolved:
-    """Load a source that describes itself fully; refuse one that would need an option."""
+    """Load a source that describes itself fully; refuse a source that would need an option."""
     try:
         resolved = load(source, None, seed)
     except FFNError as error:

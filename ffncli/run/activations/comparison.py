@@ -1,4 +1,4 @@
-"""What `ffn activations` shows of functions and gated units, computed before any of it is shown."""
+"""Compute the results of `ffn activations` for functions and gated units before any of them are shown."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was computed about functions and gated units, all in the order of their names.
+    """The computed results for functions and gated units, in the order of their names.
 
-    `differences` are of the functions, `unit_differences` of the units, each of all or of none; `value_differences` has
-    for each unit y minus the reference's y at each of its report's values. `rounding` has several for each function;
-    `iso`, by a unit's name, the block of equal size. Pictures are over `at`, for each of `ups`.
+    `differences` has one entry per function and `unit_differences` one per unit; both are empty without a matching
+    reference. `value_differences` holds, for each unit, y minus the reference's y at each value in the unit's report.
+    `rounding` has several entries per function. `iso` maps a unit's name to the block of equal size. Plots have `at` on
+    the x axis and a curve for each of `ups`.
     """
 
     question: FunctionsQuestion
@@ -52,7 +53,7 @@ class Comparison:
 
 
 def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
-    """Compute everything that the question asks of its functions and units; torch rounds on `device`."""
+    """Compute everything that the question requests for its functions and units; torch rounds on `device`."""
     functions, units = question.chosen_names()
     std, unit, reference = question.std, question.unit, question.reference()
     claims = [claim(pair) for pair in question.expect]
@@ -91,7 +92,7 @@ def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
 
 
 def _rounding(question: FunctionsQuestion, names: Sequence[str], device: str) -> tuple[RoundingError, ...]:
-    """Compute torch's rounding errors in the formats; none unless they are requested."""
+    """Compute torch's rounding errors in the requested formats; return an empty tuple if rounding was not requested."""
     if not question.rounding:
         return ()
     set_threads()

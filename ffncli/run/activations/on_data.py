@@ -1,4 +1,4 @@
-"""The actual inputs of a model's activations, and statistics of the outputs of other activations for them."""
+"""The actual inputs of a model's activations, and statistics of what other activations return for these inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHUNK = 1 << 21  # values of an activation per chunk: 16 MB in float64
 
 @dataclass(frozen=True)
 class LayerData:
-    """One layer's activations; `weights` says where these come from, `agreement` is with the model's own FFN."""
+    """One layer's activations; `weights` is the origin of the weights, `agreement` compares with the model's own FFN."""
 
     stack: str
     layer: int
@@ -62,10 +62,11 @@ def activations_on_data(
     input: InputSource | None = None, leading: tuple[int, ...] | None = None, dtype: str | None = None,
     device: str = "cpu", seed: int | None = None,
 ) -> ActivationData:  # fmt: skip
-    """Collect the inputs of the activations of a layer (`all`: of every layer) and the outputs of `others` for them.
+    """Collect the inputs of a layer's activations (`all`: of every layer's) and the outputs of `others` for these
+    inputs.
 
-    With a prompt the model runs once, and each layer is processed as soon as it has run; without one every layer gets
-    the same input, as `prepare` takes it. `others` are canonical names.
+    With a prompt the model runs once, and each layer is processed as soon as it has run. Without a prompt every layer
+    gets the same input, chosen by `prepare`. `others` are canonical names.
     """
     layers = layers_of(resolved) if layer == "all" else [resolved.model.layer(layer)]
     if prompt is None:
@@ -106,7 +107,7 @@ def _ffn_input(ready: Prepared) -> Tensor:
 def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
     """Run one layer's FFN on `enters` [..., d_model] a few tokens at a time, with its own activation and with `others`.
 
-    No tensor as wide as d_ff is kept. A layer that no token reaches is refused.
+    No tensor as wide as d_ff is kept. Raise FFNError if no token reaches the layer.
     """
     steps, layer, flat = ffn_steps(ready.steps), ready.layer, enters.reshape(-1, enters.shape[-1])
     start, _ = ffn_span(steps)
@@ -128,7 +129,7 @@ def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
 
 
 def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
-    """Yield a few tokens at a time, fewer the wider d_ff is."""
+    """Yield a few tokens at a time; the wider d_ff is, the fewer."""
     widest = max(axis.size for axes in parameters(steps).values() for axis in axes if axis.name == "d_ff")
     size = max(1, _CHUNK // widest)
     for at in range(0, flat.shape[0], size):
@@ -136,7 +137,7 @@ def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
 
 
 def _most(steps: Sequence[Step], tokens: int) -> Mapping[str, int]:
-    """Return the most rows that an activation can receive: a token may go to several experts."""
+    """Return the maximum number of rows that an activation can receive: a token may go to several experts."""
     most = {"": tokens}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -145,16 +146,15 @@ def _most(steps: Sequence[Step], tokens: int) -> Mapping[str, int]:
     return most
 
 
-# A block run once for several activations: everything that does not depend on the activation is computed once.
-#
-# A callback receives the input and the outputs of each activation. Experts are run one after the other.
+# A block is run once for several activations: everything that does not depend on the activation is computed once. A
+# callback receives the input and the outputs of each activation. Experts are run one after the other.
 
-# (the step's whole name, the step, the expert or None, its input [rows, d_ff], each activation's output for that)
+# (the step's whole name, the step, the expert or None, its input [rows, d_ff], each activation's output for that input)
 Watch = Callable[[str, Step, int | None, Tensor, Sequence[Tensor]], None]
 
 
 def is_act(step: Step) -> bool:
-    """Return whether a step is the block's own activation, not a clip of up, a router's score or the mix."""
+    """Return whether a step is the block's own activation, as opposed to a clip of up, a router's score or the mix."""
     return isinstance(step.op, Activation) and step.output.rpartition(".")[2] == "act"
 
 
@@ -164,9 +164,9 @@ def run_variants(
 ) -> list[Tensor]:  # fmt: skip
     """Return the last step's output with each activation of `names` in place of the block's own, in eval mode.
 
-    `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, others have their
-    initial values. `watch` is called for every activation as it runs; `place` is the prefix of its name, and its
-    expert.
+    `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, other activations
+    have their initial values. `watch` is called for every activation as it runs; `place` is the prefix of the
+    activation's name, and its expert.
     """
     tensors = {name: [tensor] for name, tensor in inputs.items()}
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
@@ -192,9 +192,9 @@ def run_variants(
 
 
 def _instead(op: Activation, name: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the output for x of the activation of that name in place of `op`, with its limits and its plus.
+    """Apply the activation `name` to x in place of `op`, with the limits and the added constant of `op`.
 
-    A soft cap is left out with a function that has no linear factor.
+    The soft cap of `op` is left out if the activation has no linear factor.
     """
     if name == op.function:
         return activation(op, params, x)
@@ -228,13 +228,15 @@ _BLOCK_ON_GPU = 1 << 24
 
 @dataclass(frozen=True)
 class ActivationOutput:
-    """One activation's output: the block's own, or another in its place.
+    """The output of one activation: the block's own activation, or another activation in its place.
 
-    `mean` and `variance` (divisor n) are of the finite values. `zero_share` is the share with |y| ≤ NEAR_ZERO,
-    `exact_zero_share` with 0. `dead_units` are 0 for every token, `near_dead_units` within NEAR_ZERO of 0. Against the
-    block's own y₀, where both are finite: `max_difference` = max|y - y₀|, `max_difference_at` the input there,
-    `relative_difference` = ‖y - y₀‖ / ‖y₀‖. `output_change` is the same for the FFN's output, with all of the layer's
-    activations replaced at once; None if the block's own is 0 throughout.
+    `mean` and `variance` (divisor n) are computed over the finite values. `zero_share` is the share of values with |y|
+    ≤ NEAR_ZERO, `exact_zero_share` the share of values equal to 0. `dead_units` counts units that are 0 for every
+    token, `near_dead_units` units within NEAR_ZERO of 0 for every token. Differences from the output y₀ of the block's
+    own activation are computed where y and y₀ are finite: `max_difference` = max|y - y₀|, at the input
+    `max_difference_at`; `relative_difference` = ‖y - y₀‖ / ‖y₀‖. `output_change` is the relative difference of the
+    FFN's output if all of the layer's activations are replaced at once; None if the FFN's original output is 0
+    throughout.
     """
 
     name: str
@@ -256,8 +258,9 @@ class ActivationOutput:
 class ActivationInput:
     """One activation of a layer: `act` in a dense FFN, `experts.act` for all routed experts together, `shared.act`.
 
-    `input` describes the function's input, after the step's clip, which changed `clipped` of the values. `units` are
-    over all `experts` (those that received a token; None outside experts). `made` starts with the block's own.
+    `input` describes the function's input, after the step's clip, which changed `clipped` of the values. `units` counts
+    the units of all `experts` together; `experts` is the number of experts that received a token, None outside experts.
+    `made` holds the output of each activation, the block's own activation first.
     """
 
     step: str
@@ -278,7 +281,7 @@ class _Differences:
     any: bool = False
 
     def add(self, y: Tensor, reference: Tensor) -> Tensor:
-        """Add two tensors in float64; returns y - y₀, 0 where one is not finite."""
+        """Add two tensors in float64; return y - y₀, with 0 where y or y₀ is not finite."""
         apart, reference = (y - reference).flatten(), reference.flatten()
         squares = torch.dot(apart, apart).item(), torch.dot(reference, reference).item()
         if not isfinite(sum(squares)):
@@ -294,7 +297,7 @@ class _Differences:
 
     @property
     def relative(self) -> float | None:
-        """Return ‖y - y₀‖ / ‖y₀‖; None if y₀ is 0 throughout and y is not, or if nothing was finite."""
+        """Return ‖y - y₀‖ / ‖y₀‖; None if y₀ is 0 throughout and y is not, or if no value was finite."""
         if not self.reference:
             return None if self.apart or not self.any else 0.0
         ratio = sqrt(self.apart) / sqrt(self.reference)
@@ -303,16 +306,16 @@ class _Differences:
 
 @dataclass
 class _OutputStatistics:
-    """One activation at one place, so far."""
+    """The statistics of one activation's output at one place, so far."""
 
     moments: Moments = field(default_factory=Moments)
     differences: _Differences = field(default_factory=_Differences)
-    loudest: dict[int | None, Tensor] = field(default_factory=dict)  # max|y| of every unit, by expert
+    loudest: dict[int | None, Tensor] = field(default_factory=dict)  # expert → max|y| of every unit
     largest: float = 0.0
     at: float | None = None
 
     def add(self, expert: int | None, z: Tensor, y: Tensor, reference: Tensor) -> None:
-        """Add y = f(z) [rows, d_ff] and its difference from the block's own activation, `reference` in float64."""
+        """Add y = f(z) [rows, d_ff] and its difference from `reference`, the block's own activation of z in float64."""
         wide = y.double()
         size = wide.abs()
         self.moments.merge(wide, size, near_zero(y.dtype))
@@ -336,7 +339,7 @@ class _OutputStatistics:
 
 @dataclass
 class _SwappedStep:
-    """One activation step of a layer, so far."""
+    """The statistics of one activation step of a layer, so far."""
 
     name: str
     step: Step
@@ -347,8 +350,9 @@ class _SwappedStep:
 
 
 class SwapStatistics:
-    """The statistics of a layer so far: its activations by name, and how each of `names`, the block's own first,
-    changes its output. An activation can receive `most` rows: keyed by the experts' name, "" for any other.
+    """The statistics of a layer so far: its activations by name, and how each of `names` (the block's own activation
+    first) changes its output. `most` is the maximum number of rows of an activation, by the experts' name ("" outside
+    experts).
     """
 
     def __init__(self, names: tuple[str, ...], most: Mapping[str, int]) -> None:
@@ -357,7 +361,7 @@ class SwapStatistics:
         self.changes = {name: _Differences() for name in names}
 
     def add(self, name: str, step: Step, expert: int | None, z: Tensor, made: Sequence[Tensor]) -> None:
-        """Add one run of an activation (`variants.Watch`)."""
+        """Add one run of an activation; the signature is `Watch`."""
         if name not in self.places:
             rows = self.most[name.partition(".")[0] if expert is not None else ""]
             outputs = {other: _OutputStatistics() for other in self.names}
@@ -383,7 +387,7 @@ class SwapStatistics:
             self.changes[name].add(out.double(), reference)
 
     def inputs(self) -> tuple[ActivationInput, ...]:
-        """Return the record of every place."""
+        """Return a record for every activation step."""
         records = []
         for place in self.places.values():
             bound = near_zero(place.dtype)

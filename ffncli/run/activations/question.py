@@ -1,4 +1,4 @@
-"""What `ffn activations` can be asked: how functions and gated units compare, or what they do on a model's inputs."""
+"""The options of `ffn activations`: compare functions and gated units with each other, or on a model's own inputs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from ffncli.run.user.time_limit import LoadOptions
 CURVES, GATED, DIFFERENCES = "Values and curves", "Gated units", "Differences and rounding"
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
-BEYOND_LIMITS = "-12:12:4"  # what shows two gated units' difference by default: their limits are from 7 to 25
+BEYOND_LIMITS = "-12:12:4"  # shows the differences of gated units, whose limits are from 7 to 25
 DEFAULT_UP, COMPARED_UP = (1.0,), (1.0, 12.0)
 DEFAULT_FORMATS = "bf16,fp16"
 D_MODEL, D_FF = 512, 2048  # the Transformer of 2017
-MOST, FARTHEST = 10_000, 1e9  # points, and how far out they may be
+MOST, FARTHEST = 10_000, 1e9  # maximum number of points, and maximum |x|
 Names: TypeAlias = str | Sequence[str]
 Points: TypeAlias = str | float | Sequence[float]
 
 
 def points(value: Any) -> tuple[float, ...]:
-    """Read numbers from a comma-separated list, a range A:B:STEP with both ends, or several of these, in order.
+    """Read numbers from a comma-separated list whose members are numbers or ranges A:B:STEP (both ends included), in
+    order.
 
-    A range is counted in decimal, so that steps of 0.1 hit 0.3. Refused: a number that is not finite, an empty range or
-    one without a step, and more than MOST points.
+    A range is counted in decimal, so that steps of 0.1 hit 0.3. A number that is not finite, an empty range, a step of
+    0 and more than MOST points raise FFNError.
     """
     out: list[float] = []
     members = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
@@ -64,7 +65,7 @@ def _range(text: str, most: int) -> list[float]:
 
 
 def _number(text: str) -> Fraction:
-    """Read a number of at most FARTHEST, exactly as written."""
+    """Read a number of magnitude up to FARTHEST, exactly as written."""
     try:
         value = float(text)
     except ValueError:
@@ -92,7 +93,7 @@ _FORMATS = Accepts("names of formats", lambda value: ",".join(TEXTS.convert(valu
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionsQuestion(Options):
-    """Functions of one number, and gated units: their values, shapes, differences and rounding."""
+    """Show functions of one number, and gated units: their values, shapes, differences and rounding."""
 
     names: Annotated[
         Names,
@@ -192,16 +193,16 @@ class FunctionsQuestion(Options):
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the canonical names of functions and of gated units: the named ones, all, or those in use."""
+        """Return the canonical names of functions and of gated units: the given names, all names, or the common names."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property
     def unit(self) -> str | None:
-        """The name of the reference if it is a gated unit."""
+        """The name of the reference if the reference is a gated unit."""
         return gated_name(self.against or "")
 
     def reference(self) -> str | None:
-        """Return the canonical name of the reference if it is a function."""
+        """Return the canonical name of the reference if the reference is a function."""
         function = None if self.against is None else resolve(self.against, option("against"))[0]
         return None if self.unit else function
 
@@ -212,7 +213,7 @@ class FunctionsQuestion(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class DataQuestion(LoadOptions):
-    """A model whose activations are examined on its own inputs; the functions are named by the other question."""
+    """A model whose activations are examined on its own inputs; `FunctionsQuestion` names the functions to compare."""
 
     source: Annotated[
         str | None,
@@ -264,9 +265,9 @@ CONFLICTS = (
 
 
 def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:
-    """Refuse options for functions on gated units, and the other way round.
+    """Refuse options for functions if gated units are named, and options for gated units if functions are named.
 
-    With a source the dtype is that of the model's run.
+    With a source, the dtype option sets the dtype in which the model runs.
     """
     functions, units = question.chosen_names()
     without = f"leave out {', '.join(units)}"

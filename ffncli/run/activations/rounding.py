@@ -1,4 +1,4 @@
-"""An activation's own error: computed in a low precision, against the exact value at the same x."""
+"""An activation's rounding error: its value in a low precision compared with the exact value at the same x."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ffncli.run.engine.execute import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.gap import ulp, ulp_each
 
-_STRIDE = 16_381  # one in this many of fp32's numbers; prime, so that their low bits differ
+_STRIDE = 16_381  # every so many fp32 numbers; prime, so that the low bits differ
 _REACH = 10.0  # standard deviations: the range of a normal input
-_CORRECT = 0.5 + 1e-9  # ulps: the reference itself has an error
+_CORRECT = 0.5 + 1e-9  # ulps; slightly above 0.5, since the reference itself has an error
 
 
 @dataclass(frozen=True)
 class RoundingError:
-    """One activation in one dtype: `way` is native (torch's call) or formula (its formula, every operation rounded).
+    """One activation's errors in one dtype: `way` is native (torch's function) or formula (every operation rounded).
 
-    Over `inputs` finite numbers of the dtype: `max_ulps` is the largest |value - exact| over the distance from |exact|
-    to the next larger number of the dtype, at x = `at`; `max_error` the largest |value - exact| that a normal input
-    covers (|x| ≤ 10 std), at `max_error_at`.
-    `correctly_rounded_share` is the probability, for x ~ N(0, std²), that the error is at most half an ulp.
-    `infinite_from` is the least |x| whose value is infinite, None if there is none; `lost` is how many values are
-    infinite or NaN although the exact one is a number of the dtype, `lost_at` the x of these that is nearest to 0.
+    All figures are computed over `inputs` finite numbers of the dtype. `max_ulps` is the maximum of |value - exact| in
+    ulps, at x = `at`; an ulp is the distance from |exact| to the next larger number of the dtype. `max_error` is the
+    maximum of |value - exact| for |x| ≤ 10 std, at `max_error_at`. `correctly_rounded_share` is the probability, for x
+    ~ N(0, std²), that the error is at most half an ulp. `infinite_from` is the smallest |x| with an infinite value,
+    None if every value is finite. `lost` counts values that are infinite or NaN although the exact value is a number of
+    the dtype; `lost_at` is their x nearest to 0.
     """
 
     name: str
@@ -54,9 +54,9 @@ def rounding_errors(
 ) -> list[RoundingError]:
     """Return a record for each activation (canonical name), way and dtype (fp16, bf16, fp32), in this order.
 
-    Each is computed for all numbers in one tensor; for a handful of them torch may round differently.
+    Each activation is computed for all numbers in one tensor; torch may round differently for a handful of numbers.
     """
-    with one_thread():  # for so few numbers threads cost more than they save
+    with one_thread():  # threads cost more than they save for so few numbers
         return [
             _measured(name, dtype, way, std, device)
             for name in names
@@ -67,7 +67,7 @@ def rounding_errors(
 
 @cache
 def numbers(dtype: str) -> Tensor:
-    """Return every finite number of a 16-bit dtype, in order; for fp32, one in _STRIDE."""
+    """Return every finite number of a 16-bit dtype, in order; for fp32, every _STRIDE-th number."""
     form = _torch(dtype)
     if form == torch.float32:
         above = torch.arange(0, 0x7F800000, _STRIDE, dtype=torch.int32).view(form)
@@ -85,14 +85,14 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
         computed = function(name, moved)(x.to(device))
     else:
         computed = TABLE[name].f(x.to(device), with_learned(NAMESPACE, moved))
-    # Learned parameters are numbers of the dtype, in the reference too, so that the error is the activation's alone.
+    # The reference, too, takes learned parameters rounded to the dtype: the error is then the activation's own.
     wide = with_learned(NAMESPACE, {n: v.double() for n, v in learned.items()})
     exact = TABLE[name].accurate(x.double(), wide)
     return _judged(name, dtype, way, std, x.double(), computed.cpu().double(), exact)
 
 
 def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Tensor, exact: Tensor) -> RoundingError:
-    """Compare the `computed` value at each x with the `exact` one; a correctly rounded infinity is not an error."""
+    """Compare the `computed` value at each x with the `exact` value; a correctly rounded infinity is not an error."""
     largest = torch.finfo(_torch(dtype)).max
     overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
     right = overflow & computed.isinf() & (computed.sign() == exact.sign())
@@ -113,13 +113,14 @@ def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Te
 
 
 def _first(sizes: Tensor, x: Tensor) -> int:
-    """Return the index of the largest size; if several, the one with x nearest to 0."""
+    """Return the index of the largest size; among equal sizes, the index with x nearest to 0."""
     among = (sizes == sizes.max()).nonzero().flatten()
     return int(among[x[among].abs().argmin()])
 
 
 def _mass(x: Tensor, std: float) -> Tensor:
-    """Return for each of `x` (in order, symmetric) the probability that it is nearest to a draw of N(0, std²)."""
+    """Return, for each number in `x` (sorted, symmetric), the probability that it is the nearest to a draw of N(0,
+    std²)."""
     beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]

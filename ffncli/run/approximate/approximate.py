@@ -1,4 +1,4 @@
-"""How well a block of growing width fits a function, by activation: universal approximation, measured."""
+"""Measure universal approximation: how well blocks of growing width fit a function, by activation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ffncli.run.approximate.question import Domain, FitCase, FitQuestion, Target
 from ffncli.run.engine.execute import NAMESPACE, execute, function, run
 from ffncli.run.engine.threads import one_thread
 
-EVALUATED = {1: 2048, 2: 64}  # inputs → points along each
-_OVERFITS = 1.1  # times the least held-out error
+EVALUATED = {1: 2048, 2: 64}  # number of inputs → points along each input
+_OVERFITS = 1.1  # times the smallest held-out error
 
 
 @dataclass(frozen=True)
 class FitRow:
-    """The figures of one block, over its seeds. `None` if every seed diverged.
+    """The figures of one block over its seeds. Errors are None if every seed diverged.
 
-    `activation` names the unit (`swiglu` if it is gated by `function` silu). `rmse`, `median_rmse` and `max_error` (at
-    the input `worst`) are errors against the target itself, at points other than the samples; `train_rmse` is the
-    median over the samples, their noise included, `held_out_rmse` with noise is `median_rmse` again. `floor` is the
-    rmse of the best straight line. Errors of a block are of its best seed unless they are medians.
+    `activation` names the unit (`swiglu` if it is gated by `function` silu). `rmse` and `max_error` (at the input
+    `worst`) are the best seed's errors with respect to the noiseless target, at points other than the samples;
+    `median_rmse` is the median over seeds. `train_rmse` is the median rmse on the samples, including their noise.
+    `held_out_rmse` equals `median_rmse` if there is noise. `floor` is the rmse of the best straight line.
     """
 
     target: str
@@ -58,7 +58,7 @@ class FitRow:
 
 @dataclass(frozen=True)
 class Fit:
-    """A row, and the best seed's weights (canonical names, float64) for the case's steps; none if all diverged."""
+    """A row, and the best seed's weights (canonical names, float64) for the case's steps; empty if all seeds diverged."""
 
     row: FitRow
     case: FitCase
@@ -67,9 +67,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Overfitting:
-    """One activation's held-out errors over its widths: the least, and the largest of the wider blocks.
+    """One activation's smallest held-out error over its widths, and the largest held-out error of the wider blocks.
 
-    `overfits`: the latter is more than 1.1 times the least, while the error on the samples themselves is smaller.
+    `overfits`: the largest error is more than 1.1 times the smallest, while the wider block's error on the samples is
+    smaller.
     """
 
     target: str
@@ -82,13 +83,13 @@ class Overfitting:
 
     @property
     def rises(self) -> bool:
-        """Whether a wider block's held-out error is more than 1.1 times the least."""
+        """Whether a wider block's held-out error is more than 1.1 times the smallest."""
         return self.wider_rmse is not None and self.wider_rmse > _OVERFITS * self.best_rmse
 
 
 @dataclass(frozen=True)
 class _TrainingData:
-    """Samples, x [seeds, samples, inputs] and y [seeds, samples, 1]; `points` [n, inputs] to measure at."""
+    """Samples x [seeds, samples, inputs] and y [seeds, samples, 1]; errors are measured at `points` [n, inputs]."""
 
     x: Tensor
     y: Tensor
@@ -98,9 +99,9 @@ class _TrainingData:
 
 
 def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
-    """Yield a Fit for each case in order, as soon as it is done; `tick` is called with the number of steps done.
+    """Yield a Fit for each case in order, as soon as it is done; report finished steps to `tick`.
 
-    Uses one thread, so that the figures depend only on the question's seeds, target, width and samples.
+    Training uses one thread, so that the figures depend only on the question's seeds, target, width and samples.
     """
     data = lru_cache(maxsize=1)(lambda target: _data(question, target))
     done: dict[object, Fit] = {}
@@ -117,7 +118,7 @@ def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda
 
 
 def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
-    """Find overfitting by target and activation over widths, medians over seeds; empty for a single width."""
+    """Find overfitting across widths for each target and activation, by medians over seeds; empty for a single width."""
     out = []
     for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
         series = [
@@ -162,7 +163,7 @@ def _judged(
     data: _TrainingData,
     seed_fits: Sequence[tuple[float, int, Tensor, float, Weights]],
 ) -> Fit:
-    """Return the row of one block: its best seed, and medians over all that did not diverge."""
+    """Return the fit of one block: its best seed, and medians over all seeds that did not diverge."""
     spec, name = case.spec, case.target.name
     columns = (name, case.name, spec.activation, bool(spec.gated), spec.d_ff, case.d_ff_plain, case.params)
     diverged = question.seeds - len(seed_fits)
@@ -209,10 +210,10 @@ def _samples(question: FitQuestion, target: Target, domain: Domain, count: int, 
 
 
 def _evenly(count: int, inputs: int) -> Tensor:
-    """Return points [count, inputs] of [0, 1]: equidistant with both ends, or the R2 sequence.
+    """Return points [count, inputs] in [0, 1]: equidistant including both ends, or for two inputs the R2 sequence.
 
-    R2: multiples of 1/g and 1/g² modulo 1, g³ = g + 1 (M. Roberts, The Unreasonable Effectiveness of Quasirandom
-    Sequences, 2018).
+    R2 consists of the multiples of 1/g and 1/g² modulo 1, with g³ = g + 1 (M. Roberts, The Unreasonable Effectiveness
+    of Quasirandom Sequences, 2018).
     """
     if inputs == 1:
         return torch.linspace(0, 1, count, dtype=torch.float64).unsqueeze(1)
@@ -222,7 +223,7 @@ def _evenly(count: int, inputs: int) -> Tensor:
 
 
 def _grid(domain: Domain, inputs: int) -> Tensor:
-    """Return the middles of equal cells of the domain, [points, inputs]."""
+    """Return the centres of equal cells of the domain, [points, inputs]."""
     low, high = domain
     count = EVALUATED[inputs]
     line = low + (high - low) * (torch.arange(count, dtype=torch.float64) + 0.5) / count
@@ -235,7 +236,7 @@ def _values(target: Target, x: Tensor) -> Tensor:
 
 
 def _floor(x: Tensor, y: Tensor) -> float:
-    """Return the rmse of the best straight line: slope cov(x, y) / var(x) along each input, on a grid the best fit."""
+    """Return the rmse of the best straight line: slope cov(x, y) / var(x) along each input; exact on a grid."""
     off, rise = x - x.mean(0), y - y.mean()
     slope = (off * rise).sum(0) / off.square().sum(0)
     return _rms(rise - off @ slope.unsqueeze(1))
@@ -246,7 +247,7 @@ def _rms(error: Tensor) -> float:
 
 
 def _mixed(seed: int, width: int) -> int:
-    """Return a generator's seed for this seed and width: no two pairs share it."""
+    """Return a generator's seed for this seed and width; different pairs get different seeds."""
     return seed * (1 << 13) + width
 
 
@@ -257,15 +258,15 @@ Weights = dict[str, Tensor]
 Advance = Callable[[int], None]
 SPREAD = math.sqrt(3)  # half the width of a uniform variable of unit variance
 SLOPES = (0.5, 3.0)
-RCOND = 1e-14  # of the largest singular value: smaller ones are rounding error
+RCOND = 1e-14  # times the largest singular value; smaller singular values are rounding error
 _TICK = 50  # training steps between two progress reports
 
 
 def drawn(steps: Sequence[Step], seed: int) -> Weights:
-    """Draw one seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit has its kink in there.
+    """Draw one seed's weights for inputs spread evenly over [-√3, √3]; every hidden unit has its kink in this range.
 
-    A unit is v·(x - p) with a direction v of length 0.5 to 3 and a kink p in the domain; with one input the bends of a
-    layer are stratified. Depends only on the steps and the seed.
+    A unit is v·(x - p) with a direction v of length 0.5 to 3 and a kink p in the domain; with one input the kinks of a
+    layer are stratified. The weights depend only on the steps and the seed.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -299,8 +300,8 @@ def train(
 ) -> list[Weights]:
     """Return each seed's weights after `count` steps of Adam on its own samples; the seeds are independent.
 
-    x [seeds, samples, inputs] has about unit variance, y [seeds, samples, 1]. In float32: its rounding
-    error is far below the training error. Where it overflows, that seed's weights end as NaN or Inf.
+    x [seeds, samples, inputs] has about unit variance, y [seeds, samples, 1]. Training runs in float32, whose rounding
+    error is far below the training error. If a seed's training overflows, its weights end as NaN or Inf.
     """
     unit = y.std((1, 2), keepdim=True)
     unit = torch.where(unit == 0, torch.ones_like(unit), unit)  # a constant stays unchanged
@@ -308,7 +309,7 @@ def train(
     weights = {
         name: torch.stack([seed_weights[name] for seed_weights in start]).float().requires_grad_() for name in start[0]
     }
-    most = min(0.1, 0.2 / math.sqrt(weights[f"{steps[-1].output}.weight"].shape[-1]))  # by d_ff
+    most = min(0.1, 0.2 / math.sqrt(weights[f"{steps[-1].output}.weight"].shape[-1]))  # the larger d_ff, the smaller
     adam = torch.optim.Adam(list(weights.values()), lr=most, fused=True)
     for at in range(count):
         adam.param_groups[0]["lr"] = most * _rate(at, count)
@@ -326,7 +327,8 @@ def train(
 
 
 def _rate(at: int, count: int) -> float:
-    """Return the learning rate over its largest: it rises over a twentieth of the steps, then falls as a cosine."""
+    """Return the learning rate as a share of its maximum: it rises over a twentieth of the steps, then falls as a
+    cosine."""
     rise = max(1, count // 20)
     if at < rise:
         return (at + 1) / rise
@@ -334,7 +336,7 @@ def _rate(at: int, count: int) -> float:
 
 
 def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: float) -> Weights:
-    """Return the weights of the block that reads x, from those of the block that reads (x - middle) / scale."""
+    """Convert the weights of a block that reads (x - middle) / scale into weights of a block that reads x."""
     out = dict(weights)
     for step in steps:
         if isinstance(step.op, Linear) and step.inputs == ("x",):
@@ -345,13 +347,13 @@ def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: floa
 
 
 def refitted(steps: Sequence[Step], weights: Weights, x: Tensor, y: Tensor) -> Weights:
-    """Return the weights, the last step's by least squares on x [samples, inputs] and y [samples, 1]."""
+    """Refit the last step's weights by least squares on x [samples, inputs] and y [samples, 1]; return all weights."""
     last = steps[-1]
     before = {name: weights[name] for name in parameters(steps[:-1])}
     tensors = {event.name: event.tensor for event in execute(steps[:-1], before, {"x": x})}
     hidden = tensors[last.inputs[0]]
     table = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)
-    size = table.norm(dim=0)  # equal norms, or small columns would be cut off as rounding error
+    size = table.norm(dim=0)  # scale to equal norms: RCOND would cut off small columns as rounding error
     size = torch.where(size == 0, torch.ones_like(size), size)
     solution = torch.linalg.lstsq(table / size, y, rcond=RCOND, driver="gelsd").solution / size.unsqueeze(1)
     return weights | {f"{last.output}.weight": solution[:-1].T.contiguous(), f"{last.output}.bias": solution[-1]}
@@ -363,10 +365,10 @@ def finite(weights: Mapping[str, Tensor]) -> bool:
 
 
 def _together(steps: Sequence[Step], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the block on [seeds, samples, inputs], every weight with a leading axis of seeds.
+    """Run the block on x [seeds, samples, inputs]; every weight has a leading axis of seeds.
 
-    `execute` has no such axis, and under vmap it takes twice as long, which dominates in blocks this small.
-    The trained block is measured through `execute`.
+    `execute` has no such axis, and under vmap it takes twice as long, which matters in blocks this small. The trained
+    block is measured with `execute`.
     """
     tensors = {"x": x}
     for step in steps:
@@ -382,7 +384,7 @@ def _apply(step: Step, weights: Mapping[str, Tensor], x: Sequence[Tensor]) -> Te
             return torch.baddbmm(weights[f"{step.output}.bias"].unsqueeze(1), x[0], weight)
         case Activation():
             learned = {name: weights[f"{step.output}.{name}"].unsqueeze(-1) for name in op.parameters()}
-            if not op.unlimited:  # of gated units, whose functions have no learned parameters
+            if not op.unlimited:  # only gated units have limits, and their functions have no learned parameters
                 limited: Tensor = value(op, x[0], NAMESPACE)
                 return limited
             if not learned:

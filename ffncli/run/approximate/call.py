@@ -1,4 +1,4 @@
-"""`ffncli.approximate`: what `ffn approximate` does, as a call."""
+"""`ffncli.approximate`: `ffn approximate` as a function call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @package_errors()
 def fitted(question: FitQuestion) -> tuple[Fit, ...]:
-    """Return every block of the question, trained."""
+    """Train every block of the question."""
     planned = cases(question)
     set_threads()
     from ffncli.run.approximate.approximate import fits

@@ -1,4 +1,4 @@
-"""The question of ffn approximate, checked and expanded into cases, one block each; torch is not imported for it."""
+"""The question of `ffn approximate`, checked and expanded into cases of one block each, without importing torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CIRCLE: Domain = (-math.pi, math.pi)
 class Target:
     """One function of `inputs` numbers, each from `domain` by default.
 
-    `f(m, *x)` is written over a namespace `m` with torch's names, as in `block/activations.py`; one x per input.
+    `f(m, *x)` takes one x per input and a namespace `m` with torch's function names, as in `block/activations.py`.
     """
 
     name: str
@@ -54,7 +54,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
 
 
 def find(name: str) -> Target:
-    """Return the target of that name; an unknown one is refused with the nearest names."""
+    """Return the target of that name; raise FFNError with the nearest names if it is unknown."""
     key = name.strip().lower()
     if key not in TARGETS:
         raise FFNError(
@@ -66,11 +66,11 @@ def find(name: str) -> Target:
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "identity", "swiglu", "geglu")
 WIDTHS = ("1", "2", "4", "8", "16", "32", "64")
-SAMPLES = {1: 256, 2: 1024}  # inputs → without noise
+SAMPLES = {1: 256, 2: 1024}  # number of inputs → default number of samples without noise
 NOISY_SAMPLES = 32
 STEPS = 300
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
-MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of these
+MAX_VALUES = 1 << 24  # in a hidden tensor of all seeds: 64 MB in float32; training keeps a dozen such tensors
 # samples × d_ff × min(samples, d_ff): least squares runs in one call that Ctrl-C cannot stop, so within 1-2 seconds.
 MAX_REFIT = 1 << 32
 MAX_END, MIN_EXTENT = 1e6, 1e-6
@@ -95,7 +95,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 def parse_domain(value: Any) -> Domain:
-    """`-3:3`, `-pi:2pi` or two numbers, as the ends of a domain."""
+    """Return the ends of a domain, given as `-3:3`, as `-pi:2pi` or as two numbers."""
     ends = value.split(":") if isinstance(value, str) else tuple(value)
     if len(ends) != 2:
         raise FFNError(f"{shown(value)} is not a range A:B", "for example -3:3 or -pi:pi")
@@ -110,7 +110,7 @@ def parse_domain(value: Any) -> Domain:
 
 
 def _end(value: Any) -> float:
-    """Read one end of a domain, in multiples of pi if it says so."""
+    """Read one end of a domain: a number, or a multiple of pi such as `2pi`."""
     number, pi = str(value).strip().lower(), 1.0
     if number.endswith("pi"):
         number, pi = number.removesuffix("pi"), math.pi
@@ -138,8 +138,9 @@ class FitQuestion(Options):
     >>> fit.row.d_ff, fit.row.params
     (4, 13)
 
-    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, for two inputs 1,024,
-    with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ...
+    `widths` are the widths of plain blocks, as numbers or as multiples of the number of inputs (`4x`). `samples`
+    defaults to 256, to 1,024 for two inputs, and to 32 with noise. `domain` defaults to each target's own domain. The
+    seeds are `seed`, `seed` + 1, ...
     """
 
     targets: Annotated[
@@ -204,20 +205,20 @@ class FitQuestion(Options):
             raise FFNError(f"{option('samples')} must be at least 2", "one point does not show the shape of a function")
 
     def samples_of(self, target: Target) -> int:
-        """Return how many samples a block is trained on."""
+        """Return the number of samples on which a block is trained."""
         return self.samples or (NOISY_SAMPLES if self.noise else SAMPLES[target.inputs])
 
     def domain_of(self, target: Target) -> Domain:
-        """Return the domain of its inputs."""
-        assert not isinstance(self.domain, str)  # the record has made numbers of it
+        """Return the domain of the target's inputs."""
+        assert not isinstance(self.domain, str)  # FitQuestion has converted it to numbers
         return self.domain or target.domain
 
 
 @dataclass(frozen=True)
 class FitCase:
-    """One block to train: its steps, and the plain width that it corresponds to.
+    """One block to train: its steps, and the corresponding width of a plain block.
 
-    `name` is `gelu`, or `swiglu` if gated.
+    `name` is the activation, such as `gelu`, or the gated unit, such as `swiglu`.
     """
 
     target: Target
@@ -228,23 +229,23 @@ class FitCase:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The block's assignments; the last ends in one value."""
+        """The block's steps; the last step outputs one value."""
         return one_value(self.spec)
 
 
 def one_value(spec: FFNSpec) -> tuple[Step, ...]:
-    """Return the steps of a block whose down projection leads to one value instead of d_model."""
+    """Return the steps of a block whose down projection outputs one value instead of d_model."""
     *body, last = steps(spec)
     assert isinstance(last.op, Linear)
     return (*body, replace(last, op=replace(last.op, out=Axis("one", 1))))
 
 
 def cases(question: FitQuestion) -> tuple[FitCase, ...]:
-    """Return all blocks to train, by target, activation, width; too many are refused."""
+    """Return all blocks to train, by target, activation and width; raise FFNError if there are too many."""
     targets = [find(name) for name in dict.fromkeys(listed(question.targets))]
     names = [activations.gated_name(name) or activations.resolve(name)[0] for name in listed(question.activations)]
     names, widths = list(dict.fromkeys(names)), question.widths
-    assert isinstance(widths, tuple)  # the record has made one of them
+    assert isinstance(widths, tuple)  # FitQuestion has converted it to a tuple
     rows = len(targets) * len(names) * len(widths)
     if rows > MAX_ROWS:
         raise FFNError(f"{rows:,} blocks to train, the limit is {MAX_ROWS:,}", "use fewer targets or widths")
@@ -293,9 +294,9 @@ def _params(spec: FFNSpec) -> int:
 
 
 def _gated(plain: FFNSpec) -> FFNSpec:
-    """Return the gated block whose parameters are nearest to the plain one's; the narrower where two are as near.
+    """Return the gated block whose parameters are nearest to the plain one's; the narrower if two are equally near.
 
-    Shazeer's 2/3 (`models/counting/iso_params.py`) leaves out biases, which are a third of the parameters in blocks
+    Shazeer's 2/3 (`models/counting/iso_params.py`) leaves out biases, which are a third of the parameters of a block
     with one input.
     """
     sought = _params(plain)
@@ -304,5 +305,5 @@ def _gated(plain: FFNSpec) -> FFNSpec:
         return abs(_params(replace(plain, gated=True, d_ff=d_ff)) - sought)
 
     one, two = (_params(replace(plain, gated=True, d_ff=d_ff)) for d_ff in (1, 2))
-    near = 1 + (sought - one) // (two - one)  # parameters grow evenly with d_ff
+    near = 1 + (sought - one) // (two - one)  # the number of parameters is linear in d_ff
     return replace(plain, gated=True, d_ff=min((max(1, near), max(1, near + 1)), key=apart))
