@@ -193,7 +193,7 @@ class FunctionsQuestion(Options):
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the canonical names of functions and of gated units: the given names, all names, or the common names."""
+        """Return the canonical names of functions and of gated units: the given, all, or the common names."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property

@@ -58,7 +58,7 @@ class FitRow:
 
 @dataclass(frozen=True)
 class Fit:
-    """A row, and the best seed's weights (canonical names, float64) for the case's steps; empty if all seeds diverged."""
+    """A row, and the best seed's float64 weights by canonical names (empty if all seeds diverged) for the case's steps."""
 
     row: FitRow
     case: FitCase
@@ -118,7 +118,7 @@ def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda
 
 
 def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
-    """Find overfitting across widths for each target and activation, by medians over seeds; empty for a single width."""
+    """Find overfitting over widths for each target and activation, by medians over seeds; empty for a single width."""
     out = []
     for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
         series = [
