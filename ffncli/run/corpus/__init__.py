@@ -1,1 +1,1 @@
-"""A corpus of texts through a model's FFNs: figures of every unit, added up while the texts stream by."""
+"""Run a corpus of texts through a model's FFNs and accumulate figures for every unit."""

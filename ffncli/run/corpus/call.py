@@ -1,4 +1,4 @@
-"""`ffncli.corpus` and `ffncli.experts`: `ffn trace --prompts` and `ffn experts` as calls."""
+"""`ffncli.corpus` and `ffncli.experts`: `ffn trace --prompts` and `ffn experts` as function calls."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def corpus_for(
     note: Callable[[str], None] = lambda text: None,
     advance: Callable[[int], Any] = lambda size: None,
 ) -> CorpusSurvey:
-    """Check a question about a corpus, then run it. `note` gets every remark at once, `advance` the bytes of the corpus
-    that have been read since its last call."""
+    """Check a question about a corpus, then run it. `note` receives every note at once; `advance` receives the number
+    of bytes read since its last call."""
     if torchrun() is not None:
         raise FFNError(f"{option('prompts')} runs in one process", "start it without torchrun")
     with sleep_while_waiting():
@@ -49,7 +49,7 @@ def experts_for(
     note: Callable[[str], None] = lambda text: None,
     advance: Callable[[int], Any] = lambda size: None,
 ) -> ExpertsSurvey:
-    """Check a question about experts, then run it, as `corpus_for` does."""
+    """Check a question about experts, then run it; `note` and `advance` are as in `corpus_for`."""
     with sleep_while_waiting():
         reading = mixture(question)
     set_threads(question.threads)

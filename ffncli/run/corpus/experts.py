@@ -1,4 +1,4 @@
-"""A mixture reads a corpus: the routes of every layer, and its predictions without each expert."""
+"""Run a mixture of experts on a corpus: the routes of every layer, and the predictions without each expert."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 class ExpertFigures:
     """One expert of a layer over the corpus.
 
-    It was chosen for `tokens` tokens: `share` of all choices, `times_even` as many as with an even spread.
-    `mean_weight` is its router weight when chosen. Removing it would change the FFN's output for these tokens by
-    `output_change` of the output's norm, on average. `divergence` is the mean Kullback-Leibler divergence, in nats, of
-    the next-token distribution without the expert from that with it, over the texts that were read again;
-    `argmax_changed` is the share of their tokens whose likeliest next token changes; None if not measured.
+    The router chose it for `tokens` tokens: `share` of all choices, and `times_even` times as often as with an even
+    load. `mean_weight` is its mean router weight when chosen. Removing the expert would change the FFN's output for
+    these tokens by `output_change` of the output's norm, on average. The other two figures cover the texts that were
+    read again, and are None if not measured: `divergence` is the mean Kullback-Leibler divergence, in nats, from the
+    next-token distribution with the expert to the distribution without it; `argmax_changed` is the share of tokens
+    whose likeliest next token changes.
     """
 
     stack: str
@@ -70,7 +71,7 @@ class ExpertPair:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The number of distinct `experts` that the first `tokens` tokens have chosen."""
+    """The number of distinct `experts` chosen for the first `tokens` tokens."""
 
     tokens: int
     experts: int
@@ -78,11 +79,11 @@ class Coverage:
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """The experts of one layer: the load of all (as in a trace's `routing`), each one, the pairs most often chosen
-    together, and how soon an expert is used again.
+    """The experts of one layer: the overall load (as in a trace's `routing`), a record for each expert, the pairs most
+    often chosen together, and how soon an expert is used again.
 
-    `hit_rates[n - 1]` is the share of choices that a cache of n experts serves, if it evicts the expert chosen longest
-    ago; the first choice of an expert never hits.
+    `hit_rates[n - 1]` is the share of choices that hit a cache of n experts with least-recently-used eviction; the
+    first choice of an expert never hits.
     """
 
     stack: str
@@ -104,9 +105,11 @@ class LayerExperts:
 
 @dataclass(frozen=True)
 class ExpertsSurvey:
-    """The experts of every layer of a mixture over a corpus: `layers`; `frame()` has a row for each expert.
+    """The experts of every layer of a mixture over a corpus: `layers` has a record for each layer, `frame()` a row for
+    each expert.
 
-    `texts` and `tokens` were read; `ablated_texts` were also read without each expert, `ablated_tokens` in all.
+    `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count what was also read without each
+    expert.
     """
 
     model: Resolved
@@ -131,8 +134,7 @@ class ExpertsSurvey:
 _MOST_PAIRS = 10
 
 
-# Over the tokens of the texts: the mean divergence of the prediction without the expert, in nats, and the share of
-# tokens whose likeliest next token changes.
+# (mean divergence of the predictions without the expert, in nats; share of tokens whose likeliest next token changes)
 Worth = tuple[float, float]
 Worths = Mapping[tuple[Layer, int], Worth]
 
@@ -140,8 +142,7 @@ Worths = Mapping[tuple[Layer, int], Worth]
 def experts_of(
     question: ExpertsQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> ExpertsSurvey:
-    """Answer a question about experts. `note` gets every remark at once, `advance` the bytes of the corpus that have
-    been read since its last call."""
+    """Answer a question about experts; `note` and `advance` are as in `corpus_of`."""
     keep = question.routes_path is not None
     with reader_of(question, reading, note) as reader:
         sums = {layer: RouteSums(layer.spec.moe.experts, keep) for layer in reading.layers if layer.spec.moe}
@@ -162,9 +163,9 @@ def experts_of(
 def _ablated(
     question: ExpertsQuestion, reader: CorpusReader, sums: Mapping[Layer, RouteSums]
 ) -> tuple[list[Tokenized], Worths]:
-    """Return (the first texts, the effect on their predictions of each expert that was chosen).
+    """Return (the first texts, the effect of each chosen expert on the predictions for these texts).
 
-    Both are empty if no texts were requested, or the model has no head.
+    Both are empty if no texts were requested or if the model has no head.
     """
     first = [*islice(reader.corpus, question.ablate_texts)]
     if not first:
@@ -218,7 +219,7 @@ def _expert(layer: Layer, sums: RouteSums, expert: int, choices: int, worths: Wo
 
 
 def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
-    """Return the pairs that are chosen together most often."""
+    """Return the pairs of experts most often chosen together."""
     upper = torch.triu(sums.pairs, 1).flatten()
     counts, order = upper.topk(min(_MOST_PAIRS, upper.numel()))
     out = []
@@ -234,12 +235,12 @@ MOST_ROUTES = 1 << 20  # tokens whose routes are kept for a file
 
 
 class RouteSums(Receiver):
-    """Receives a layer's routes. `distances[d]` counts choices of an expert with d others chosen since its last choice;
-    `first` counts an expert's first choices. A token's experts count one after the other, the heaviest first; texts
-    follow each other in the order of the corpus.
+    """Receives a layer's routes. `distances[d]` counts choices of an expert with d other experts chosen since its last
+    choice; `first` counts the first choices of experts. A token's experts count as chosen in order of decreasing
+    weight; texts count in the order of the corpus.
 
-    `coverage` pairs a number of tokens (1, 2, 4, ... and the last) with the number of experts chosen by then. `change`
-    sums for each expert the norm of what it adds to a token's output over the norm of that output.
+    `coverage` pairs a number of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for
+    each expert, the norm of its contribution to a token's output divided by the norm of that output.
     """
 
     def __init__(self, experts: int, keep: bool) -> None:
@@ -257,7 +258,7 @@ class RouteSums(Receiver):
         self._norms: list[tuple[int, Tensor, Tensor]] = []
 
     def route(self, weights: Tensor, places: Tensor) -> None:
-        """Count a batch's choices; columns after the experts are experts that return their input."""
+        """Count a batch's choices; columns beyond `experts` stand for identity experts, which return their input."""
         weights = weights.detach().cpu()
         self.identity += int((weights[:, self.experts :] != 0).sum())
         weights = weights[:, : self.experts]
@@ -273,11 +274,11 @@ class RouteSums(Receiver):
             self._token(row[:count])
 
     def _token(self, experts: Tensor) -> None:
-        """Count one token's experts, the heaviest first."""
+        """Count one token's experts, in order of decreasing weight."""
         last = self._last[experts]
-        # How many others were chosen since: a cache that evicts the one chosen longest ago hits if it holds more.
+        # The number of other experts chosen since: a least-recently-used cache hits if it holds more experts than that.
         since = (self._last[None] > last[:, None]).sum(1)
-        since += torch.tril(last[None] < last[:, None], -1).sum(1)  # those of this token that came before
+        since += torch.tril(last[None] < last[:, None], -1).sum(1)  # experts chosen earlier for this token
         known = last >= 0
         self.first += int((~known).sum())
         self.distances += torch.bincount(since[known], minlength=self.experts)
@@ -289,22 +290,22 @@ class RouteSums(Receiver):
 
     @property
     def covered(self) -> int:
-        """The number of experts that have been chosen."""
+        """The number of experts chosen so far."""
         return int((self._last >= 0).sum())
 
     def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
-        """Keep what an expert adds until the whole output is known."""
+        """Keep the norm of an expert's contribution until the whole output is known."""
         self._norms.append((expert, tokens, torch.linalg.vector_norm(values.double(), dim=-1)))
 
     def left(self, output: Tensor) -> None:
-        """Add each expert's share of the output of the batch's tokens."""
+        """Add each expert's share of the output's norm for the batch's tokens."""
         whole = torch.linalg.vector_norm(output.double(), dim=-1).clamp_min(1e-300)
         for expert, tokens, norm in self._norms:
             self.change[expert] += float((norm / whole[tokens]).sum())
         self._norms.clear()
 
     def hit_rates(self) -> list[float]:
-        """Return the share of choices found in caches of 1, 2, ... experts that evict the one chosen longest ago."""
+        """Return the hit rates of least-recently-used caches of 1, 2, ... experts."""
         choices = int(self.chosen.sum())
         return [hits / choices for hits in self.distances.cumsum(0).tolist()] if choices else []
 
@@ -313,7 +314,7 @@ def expert_worths(
     loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
     used: Mapping[Layer, Sequence[int]],
 ) -> dict[tuple[Layer, int], Worth]:  # fmt: skip
-    """Measure the worth of each used expert, on texts that run alone."""
+    """Measure the worth of each used expert; texts run one at a time."""
     out: dict[tuple[Layer, int], Worth] = {}
     before = [*_predictions(loaded, texts, device)]
     for layer, experts in used.items():

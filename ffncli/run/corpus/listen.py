@@ -1,4 +1,4 @@
-"""Texts in batches through a model, with hooks on every FFN while a batch runs."""
+"""Run texts in batches through a model, with hooks on every FFN."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WINDOW = 16  # batches whose texts are sorted together
 
 @dataclass(frozen=True)
 class Tokenized:
-    """A text's token ids, and whether it was `cut`."""
+    """A text's token ids, and whether the text was `cut`."""
 
     number: int
     ids: tuple[int, ...]
@@ -49,10 +49,10 @@ class Tokenized:
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts that run together: `ids` and `mask` [texts, length], padded at the right.
+    """Texts that run together: `ids` and `mask` [texts, length], padded on the right.
 
-    `places` [tokens, 2] are the text's number and the position of every token that is not padding, and `rows` their
-    rows among all texts · length; None if there is no padding.
+    `places` [tokens, 2] has the text's number and the position of every token that is not padding. `rows` are the rows
+    of these tokens among all texts · length rows; None if there is no padding.
     """
 
     ids: Tensor
@@ -63,8 +63,8 @@ class Batch:
     numbers: tuple[int, ...]
 
     def tokens_of(self, tensor: Tensor) -> Tensor:
-        """Return the rows [tokens, width] of a tensor [texts, length, width], whose length may be padded further, or of
-        [texts · length, width]."""
+        """Return the rows without padding [tokens, width] of a tensor [texts, length, width], whose length may be
+        padded further, or [texts · length, width]."""
         texts, length = self.ids.shape
         if tensor.dim() == 3 and tensor.shape[0] == texts and tensor.shape[1] >= length:
             tensor = tensor[:, :length]
@@ -75,7 +75,7 @@ class Batch:
 
 
 def batch_of(texts: Sequence[Tokenized], padding: int, device: str) -> Batch:
-    """Make one batch of these texts, padded with the token `padding`."""
+    """Build one batch of these texts, padded with the token `padding`."""
     lengths = tuple(len(text.ids) for text in texts)
     longest = max(lengths)
     ids = torch.tensor([[*text.ids, *[padding] * (longest - len(text.ids))] for text in texts], device=device)
@@ -89,8 +89,8 @@ def batch_of(texts: Sequence[Tokenized], padding: int, device: str) -> Batch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The most `texts` and (padded) `tokens` of a batch, and the most tokens of a text, `length` (None: any). Texts
-    that are `in_order` are not sorted."""
+    """The maximum number of `texts` and of (padded) `tokens` per batch, and of tokens per text, `length` (None: no
+    limit). Texts are not sorted by length if `in_order`."""
 
     texts: int
     tokens: int
@@ -99,14 +99,14 @@ class BatchLimits:
 
 
 def windows(texts: Iterable[Text], tokenizer: Any, limits: BatchLimits) -> Iterator[tuple[list[Tokenized], Text]]:
-    """Yield the tokenized texts of a few batches at a time, in order, with the last text of each window."""
+    """Yield windows in order: the tokenized texts of a few batches, with the last text of the window."""
     waiting = iter(texts)
     while window := list(islice(waiting, _WINDOW * limits.texts)):
         yield tokenized(window, tokenizer, limits.length), window[-1]
 
 
 def tokenized(texts: Sequence[Text], tokenizer: Any, length: int | None) -> list[Tokenized]:
-    """Tokenize the texts, special tokens included; cut one that exceeds `length`, drop one without tokens."""
+    """Tokenize the texts with special tokens; cut texts longer than `length`, drop texts without tokens."""
     try:
         every = tokenizer([text.text for text in texts])["input_ids"]
         long = [at for at, ids in enumerate(every) if length is not None and len(ids) > length]
@@ -125,7 +125,7 @@ def tokenized(texts: Sequence[Text], tokenizer: Any, length: int | None) -> list
 
 
 def batches(window: Sequence[Tokenized], limits: BatchLimits) -> Iterator[list[Tokenized]]:
-    """Yield the texts of a window in batches, the longest first, as many at a time as the limits allow."""
+    """Yield the texts of a window in batches as large as the limits allow, the longest texts first."""
     batch: list[Tokenized] = []
     for text in window if limits.in_order else sorted(window, key=lambda text: -len(text.ids)):
         longest = max(len(one.ids) for one in (*batch, text))
@@ -144,13 +144,13 @@ class Receiver:
         """Receive the FFN's input [tokens, d_model]."""
 
     def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
-        """Receive the inputs [tokens, d_ff] of a down projection, and the output of their activation."""
+        """Receive a down projection's input `values` [tokens, d_ff], and the activation's output `active`."""
 
     def route(self, weights: Tensor, places: Tensor) -> None:
-        """Receive a router's weights [tokens, experts], zero for experts that are not chosen."""
+        """Receive a router's weights [tokens, experts], zero for experts not chosen."""
 
     def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
-        """Receive what an expert adds to the output of these tokens (rows of the batch) [tokens, d_model]."""
+        """Receive an expert's contribution [tokens, d_model] to the output of these tokens (rows of the batch)."""
 
     def left(self, output: Tensor) -> None:
         """Receive the output of a mixture [tokens, d_model]."""
@@ -170,7 +170,7 @@ class UnitPlaces:
 
 
 def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
-    """Return the modules that expose the FFN's units, None if we must run its steps; `owners` has each one's module."""
+    """Return the modules that expose the FFN's units; None if its steps must run here. `owners`: parameter → module."""
     if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
         return None
     by_name = {step.output: step for step in block}
@@ -188,11 +188,11 @@ def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces 
 
 
 class _AllLeft(Exception):
-    """Every layer has run."""
+    """Raised to stop a forward pass once every layer has run."""
 
 
 class Listener:
-    """Runs batches through a model, with hooks on the layers of `live`, whose `receivers` take what they do."""
+    """Runs batches through a model, with hooks on the layers of `live` that call these layers' `receivers`."""
 
     def __init__(self, loaded: Pretrained, live: Mapping[Layer, LiveFFN], receivers: Mapping[Layer, Receiver]) -> None:
         self.loaded, self.busy = loaded, False
@@ -222,7 +222,7 @@ class Listener:
         except (FFNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if self.busy or "memory" in str(error):  # our own
+            if self.busy or "memory" in str(error):  # an error in a hook
                 raise
             what = f"transformers cannot run {self.loaded.config.model_type} on texts {min(batch.numbers)} to"
             raise cannot(f"{what} {max(batch.numbers)}", error, ExitCode.ENVIRONMENT) from None
@@ -236,7 +236,7 @@ class Listener:
 
 
 class _LayerHooks:
-    """The hooks of one layer. If it runs several times in a pass, the first time counts."""
+    """The hooks of one layer. If the layer runs several times in a pass, the first time counts."""
 
     def __init__(self, listener: Listener, layer: Layer, ffn: LiveFFN, receiver: Receiver) -> None:
         self.listener, self.layer, self.ffn, self.receiver = listener, layer, ffn, receiver
@@ -245,7 +245,7 @@ class _LayerHooks:
         needed = {**parameters(self.block), **tables(self.block)}
         self._located = [item for item in ffn.located if item.parameter in needed]
         self.experts = {name: op.experts.size for name, op in routes(self.block).items()}
-        self.certain = False  # that the modules of `places` are called
+        self.certain = False  # whether the modules of `places` are known to be called
         self.begin()
 
     def begin(self) -> None:
@@ -265,7 +265,7 @@ class _LayerHooks:
         return handles
 
     def _ours(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a hook, so that an error in it counts as ours, not as one of transformers."""
+        """Wrap a hook so that an error in the hook is not blamed on transformers."""
 
         def called(*args: Any) -> None:
             self.listener.busy = True
@@ -288,14 +288,14 @@ class _LayerHooks:
         if self.places is None:
             self._run_steps(x)
         elif not self.certain:
-            self.x = x.clone()  # in case that the down projection is not called
+            self.x = x.clone()  # in case the down projection is not called
 
     def _keep_gate(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.gate is None and isinstance(output, Tensor):
             self.gate = output
 
     def _show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the units on their way into the down projection."""
+        """Pass the down projection's input to the receiver."""
         assert self.places is not None
         if self.shown or (self.places.gate is not None and self.gate is None):
             return
@@ -305,7 +305,7 @@ class _LayerHooks:
         self.shown, self.certain, self.gate, self.x = True, True, None, None
 
     def _run_steps(self, x: Tensor) -> None:
-        """Compute the units by our own steps."""
+        """Compute the units with ffncli's steps instead of the model's modules."""
         batch, (start, end) = self._batch, ffn_span(self.block)
         weights = live_weights(self.listener.loaded.module, self._located)
         inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
@@ -324,7 +324,7 @@ class _LayerHooks:
         self.shown = True
 
     def _written(self, event: Event, route: Tensor) -> None:
-        """Hand on the last step of an expert's program, times the expert's weight."""
+        """Pass the output of an expert's program, times the expert's weight, to the receiver."""
         outer = event.name.partition(".")[0]
         experts = next(step.op for step in self.block if step.output == outer)
         assert isinstance(experts, Experts)
@@ -345,14 +345,14 @@ class _LayerHooks:
         self.listener.left()
 
     def end(self) -> None:
-        """Finish a pass. If the down projection was not called, use the layer's steps from now on."""
+        """Finish a pass. If the down projection was not called, run the layer's steps now and in later passes."""
         if self.entered and not self.shown and self.x is not None:
             self.places = None
             self._run_steps(self.x)
 
 
 def inputs_of(loaded: Pretrained, live: Mapping[Layer, LiveFFN], batch: Batch) -> list[Tensor]:
-    """Return the inputs of each layer's FFN in one pass [tokens, d_model], in the order in which they run."""
+    """Return each FFN's input [tokens, d_model] in one pass, in the order in which the layers run."""
     inputs = _FFNInputs()
     listener = Listener(loaded, live, dict.fromkeys(live, inputs))
     with listener.listening():

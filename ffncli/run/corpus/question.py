@@ -1,4 +1,4 @@
-"""Questions about a corpus and about the experts of a mixture that reads it: options, model, layers. No torch."""
+"""The questions of `ffn trace --prompts` and `ffn experts`: options, model and layers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ffncli.system.files import check_writable
 from ffncli.system.packages import require_extra
 
 BATCH_SIZE = 32
-LIMIT = 6.0  # of an outlier dimension
+LIMIT = 6.0  # |x| from which an input dimension is an outlier
 TABLES = (".csv", ".parquet")
 MANY = "Many prompts"
 
 
 def _prompts(value: Any) -> str | tuple[str, ...]:
-    """Return a file's name, or several texts."""
+    """Convert the argument to a file's name, or to several texts."""
     return text(value) if isinstance(value, str | os.PathLike) else several(TEXT, "").convert(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingQuestion(Options):
-    """Which model reads which texts, and how: what questions about a corpus and about its experts share."""
+    """The options shared by questions about a corpus and about experts: the model, the texts, and how to run them."""
 
     source: ModelSource = field(default=None, kw_only=False)
     prompts: Annotated[
@@ -69,13 +69,14 @@ class ReadingQuestion(Options):
 class CorpusQuestion(ReadingQuestion):
     """Run a model on many texts and return figures of every layer and hidden unit, as `ffn trace --prompts` does.
 
-    `source` is a model's directory or GGUF file; `prompts` is a file's name (a text in each line; of a .jsonl file a
-    JSON string, or an object with the key `text`, `prompt` or `content`) or a list of texts. The model is loaded once,
-    and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer, `frame()` a row
-    for each unit: share of tokens for which it is active, mean, extremes with their places, and its `top_contexts`
-    largest values. `outliers` is the limit of an outlier dimension (6). `save` writes that table (.csv, .parquet);
-    `resume` names a file from which an interrupted run goes on. The other arguments are the command line's options.
-    Raises FFNError for whatever the command line refuses, and for an argument of another type, naming the accepted.
+    `source` is a model's directory or GGUF file; `prompts` is a list of texts or a file's name. Each line of the file
+    is a text; in a .jsonl file, a JSON string or an object with the key `text`, `prompt` or `content`. The model is
+    loaded once, and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer,
+    `frame()` a row for each unit: the share of tokens for which the unit is active, its mean, its extremes with their
+    places, and its `top_contexts` largest values. `outliers` is the magnitude from which an input dimension is an
+    outlier (6). `save` writes the table of units (.csv, .parquet); `resume` names a file that stores progress, so that
+    an interrupted run can resume. The other arguments are the command line's options. Raises FFNError for whatever the
+    command line refuses, and for an argument of another type, naming the accepted.
     """
 
     top_units: shared.TopUnits = None
@@ -109,18 +110,18 @@ class CorpusQuestion(ReadingQuestion):
 
     @property
     def save_path(self) -> Path | None:
-        """The table of all units."""
+        """The path for the table of all units."""
         return None if self.save is None else Path(os.path.expanduser(self.save))
 
     @property
     def resume_path(self) -> Path | None:
-        """The file of an unfinished run."""
+        """The path of the file that stores the progress of a run."""
         return None if self.resume is None else Path(os.path.expanduser(self.resume))
 
 
 @dataclass(frozen=True)
 class ReadingModel:
-    """The model that reads a corpus, and the layers in question."""
+    """The model that reads a corpus, and the layers to examine."""
 
     model: Resolved
     layers: tuple[Layer, ...]
@@ -145,7 +146,7 @@ def reading_model(question: ReadingQuestion) -> ReadingModel:
 
 
 def check_files(question: CorpusQuestion) -> None:
-    """Refuse files that cannot be written."""
+    """Refuse output files that cannot be written."""
     path = question.save_path
     if path is not None:
         if path.suffix.lower() not in TABLES:
@@ -164,14 +165,15 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsQuestion(ReadingQuestion):
-    """Run a mixture on many texts and return how its experts are used and what each is worth, as `ffn experts` does.
+    """Run a mixture on many texts and return how its experts are used and what each expert is worth, as `ffn experts`
+    does.
 
     `source` is a model's directory or GGUF file; `prompts` is a file's name or a list of texts, as in `ffncli.corpus`.
-    `layers` has a record for each layer with experts: the load of each, pairs that are chosen together, how many had
-    been chosen after so many tokens, and the hit rate of a cache of n experts; `frame()` has a row for each expert.
-    `ablate_texts` texts (4) are read once more without each expert, for what it is worth to the predictions; 0 leaves
-    that out. `save_routes` writes the routes of the one `layer` for `ffn bench --routing`. Raises FFNError for whatever
-    the command line refuses, and for an argument of another type, naming the accepted.
+    `layers` has a record for each layer with experts: the load of each expert, pairs chosen together, the number of
+    experts chosen within the first n tokens, and the hit rate of a cache of n experts; `frame()` has a row for each
+    expert. `ablate_texts` texts (4) are read once more without each expert, to measure how the predictions change; 0
+    skips this. `save_routes` writes the routes of the given `layer` for `ffn bench --routing`. Raises FFNError for
+    whatever the command line refuses, and for an argument of the wrong type.
     """
 
     source: Annotated[
@@ -201,12 +203,12 @@ class ExpertsQuestion(ReadingQuestion):
 
     @property
     def routes_path(self) -> Path | None:
-        """The file for the routes."""
+        """The path for the routes."""
         return None if self.save_routes is None else Path(os.path.expanduser(self.save_routes))
 
 
 def mixture(question: ExpertsQuestion) -> ReadingModel:
-    """Return the model of a question about experts with the layers that have experts; refuse one without any."""
+    """Return the model of a question about experts, with its layers that have experts; refuse a model without experts."""
     if (path := question.routes_path) is not None:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")

@@ -1,4 +1,4 @@
-"""The figures of a corpus as records and as a table: layers and units, places with their tokens' texts, outliers."""
+"""The figures of a corpus as records and as a table: layers, units, outliers, and places with the text of their tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """A token of the corpus: the number of its text, its position there, and its own text, if that is known."""
+    """A token of the corpus: the text's number, the token's position in the text, and the token as text (None if
+    unknown)."""
 
     text: int
     token: int
@@ -34,7 +35,7 @@ class TokenPlace:
 
 @dataclass(frozen=True)
 class Context:
-    """One of a unit's largest values: `value`, and the text around it with the token marked by « and »."""
+    """One of a unit's largest values, and the text around it with the token marked by « and »."""
 
     value: float
     at: TokenPlace
@@ -45,9 +46,9 @@ class Context:
 class UnitFigures:
     """A hidden unit over the tokens of the corpus (a routed expert's: over the tokens routed to it).
 
-    `active_share` is the share of tokens with an activation above zero; `mean`, `min` and `max` are of the down
-    projection's input, None without any token. `part` is "", "experts" or "shared". `top` are its largest values, if
-    requested.
+    `active_share` is the share of tokens with an activation above zero; `mean`, `min` and `max` describe the down
+    projection's input; None if there are no tokens. `part` is "", "experts" or "shared". `top` are the unit's largest
+    values, if requested.
     """
 
     stack: str
@@ -67,7 +68,8 @@ class UnitFigures:
 
 @dataclass(frozen=True)
 class OutlierDimension:
-    """An outlier dimension of an FFN's input: its share of tokens, its value of largest magnitude with its place."""
+    """An outlier dimension of an FFN's input: the share of tokens that reach the limit, and the largest value by
+    magnitude."""
 
     dimension: int
     share: float
@@ -79,11 +81,11 @@ class OutlierDimension:
 class CorpusLayer:
     """One layer over the tokens of the corpus.
 
-    Of its `units` (of all experts) no token activated `dead_units`; `unused_units` are the dead units of experts that
-    got no token. `active_share` is the mean over the other units. `min` and `max` are the extremes over all units.
-    `not_finite` counts values that are NaN or infinite. `top_units` have the largest maxima. `outliers` are the outlier
-    dimensions of the FFN's input; `massive` counts the massive activations in the layer's output, `largest_massive` are
-    the first of them by size.
+    `dead_units` of its `units` (of all experts) were active for no token; `unused_units` are the dead units of experts
+    that received no token. `active_share` is the mean over the units that are not dead. `min` and `max` are the
+    extremes over all units. `not_finite` counts values that are NaN or infinite. `top_units` are the units with the
+    largest maxima. `outliers` are the outlier dimensions of the FFN's input; `massive` counts the massive activations
+    in the layer's output; `largest_massive` are the largest by magnitude.
     """
 
     stack: str
@@ -108,10 +110,10 @@ class CorpusLayer:
 
 @dataclass(frozen=True)
 class CorpusSurvey:
-    """Every layer over a corpus: `rows`; and every unit of it, by `frame()`.
+    """The results for a corpus: `rows` has a record for each layer, `frame()` a row for each unit.
 
-    `texts` and `tokens` were read, `cut` of the texts only in part; `seconds` is the time of the model's runs.
-    `outlier_dimensions` are outliers in at least a quarter of the layers, for a limit of `limit`.
+    `texts` and `tokens` count what was read, `cut` the texts that were read only in part; `seconds` is the time that
+    the model ran. `outlier_dimensions` are outliers (magnitude from `limit`) in at least a quarter of the layers.
     """
 
     model: Resolved
@@ -130,8 +132,8 @@ class CorpusSurvey:
     def frame(self) -> DataFrame:
         """Return a row for each unit of each layer, as a pandas DataFrame with the fields of `UnitFigures`.
 
-        The places are columns `min_text`, `min_token`, `max_text`, `max_token`; the top contexts, if requested, are
-        lists in `top_values`, `top_texts`, `top_tokens`.
+        Places are in the columns `min_text`, `min_token`, `max_text` and `max_token`; top contexts, if requested, are
+        lists in `top_values`, `top_texts` and `top_tokens`.
         """
 
         return units_frame(self.sums)
@@ -145,13 +147,13 @@ class CorpusSurvey:
 
 
 TOP_UNITS = 3
-_BEFORE, _AFTER = 8, 4  # tokens of a context
+_BEFORE, _AFTER = 8, 4  # tokens before and after the token in a context
 _MOST_MASSIVE = 10
 
 
 @dataclass(frozen=True)
 class CorpusResults:
-    """A finished run over a corpus, and what turns its text and token numbers into text."""
+    """A finished run over a corpus, and the tokenizer that converts its text and token numbers to text."""
 
     question: CorpusQuestion
     model: Resolved
@@ -163,7 +165,7 @@ class CorpusResults:
 
 
 def survey_of(results: CorpusResults, notes: tuple[str, ...]) -> CorpusSurvey:
-    """Make the records of a run."""
+    """Build the records of a run."""
     question, progress, sums = results.question, results.progress, results.sums
     most = TOP_UNITS if question.top_units is None else question.top_units
     top = {layer: _top_units(one, most) for layer, one in sums.items()}
@@ -189,7 +191,7 @@ def _top_units(sums: LayerSums, most: int) -> list[tuple[str, int]]:
 
 
 def _extreme(sums: LayerSums, largest: bool) -> tuple[str, int] | None:
-    """Return (part, column) of the unit with the layer's largest, or smallest, value; None without any token."""
+    """Return (part, column) of the unit with the layer's largest or smallest value; None if there are no tokens."""
     ends = []
     for part, columns in sums.parts.items():
         at = int(columns.high.argmax() if largest else columns.low.argmin())
@@ -199,7 +201,7 @@ def _extreme(sums: LayerSums, largest: bool) -> tuple[str, int] | None:
 
 
 def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[int]:
-    """Yield the numbers of all texts that the layer's records name."""
+    """Yield the numbers of all texts to which the layer's records refer."""
     ends = [end for end in (_extreme(sums, True), _extreme(sums, False)) if end is not None]
     for part, at in [*units, *ends]:
         columns = sums.parts[part]
@@ -211,7 +213,7 @@ def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[
 
 
 class _Places:
-    """Places in the corpus as records; the texts that they name are read and tokenized once more."""
+    """Builds records of places in the corpus; the texts of these places are read and tokenized once more."""
 
     def __init__(self, results: CorpusResults, numbers: Iterable[int]) -> None:
         self._tokenizer = results.tokenizer
@@ -220,13 +222,13 @@ class _Places:
         self._ids = {one.number: one.ids for one in again}
 
     def place(self, at: Tensor) -> TokenPlace:
-        """Return the record of (text, token)."""
+        """Return the record of a place, given as (text, token)."""
         text, token = at.tolist()
         ids = self._ids.get(text, ())
         return TokenPlace(text, token, token_text(self._tokenizer, ids[token]) if token < len(ids) else None)
 
     def context(self, value: float, at: Tensor) -> Context:
-        """Return the value with the tokens around it."""
+        """Return a value at a place, with the text around it."""
         place = self.place(at)
         ids = self._ids.get(place.text, ())[: place.token + 1 + _AFTER]
         start = max(0, place.token - _BEFORE)
@@ -276,7 +278,7 @@ def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: 
 
 
 def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: _Places) -> UnitFigures:
-    """Make the record of one unit of a layer: (part, column)."""
+    """Build the record of one unit of a layer, given as (part, column)."""
     part, at = unit
     columns = sums.parts[part]
     group, number = divmod(at, columns.columns)
@@ -298,7 +300,7 @@ def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: _
 
 
 def unit_name(unit: UnitFigures) -> str:
-    """`3`, `7:3` inside expert 7, `shared:3`."""
+    """Return a unit's name: `3`, `7:3` inside expert 7, or `shared:3`."""
     if unit.expert is not None:
         return f"{unit.expert}:{unit.unit}"
     return f"{unit.part}:{unit.unit}" if unit.part else str(unit.unit)
@@ -319,7 +321,7 @@ def _outliers(inputs: Exceeding | None, places: _Places) -> tuple[OutlierDimensi
 
 @package_errors()
 def units_frame(sums: Mapping[Layer, LayerSums]) -> DataFrame:
-    """Return a row for each unit of each layer: see `CorpusSurvey.frame`."""
+    """Return the table of `CorpusSurvey.frame`."""
     import pandas
 
     parts = [pandas.DataFrame(dict(_columns(layer, part, columns)))
@@ -328,7 +330,7 @@ def units_frame(sums: Mapping[Layer, LayerSums]) -> DataFrame:
 
 
 def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, Any]]:
-    """Yield the columns of a part of a layer; figures of units without a token are unknown."""
+    """Yield the table's columns for a part of a layer; figures of units without tokens are missing values."""
     from pandas.arrays import FloatingArray, IntegerArray  # type: ignore[import-untyped]
 
     size, tokens = columns.high.numel(), columns.tokens.repeat_interleave(columns.columns)

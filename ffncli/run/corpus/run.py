@@ -1,4 +1,4 @@
-"""A corpus through a model: one load, batches within a limit of memory, and figures of every layer and unit."""
+"""Run a corpus through a model: one load, batches within a memory limit, and figures for every layer and unit."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from ffncli.system.host import available_memory
 def corpus_of(
     question: CorpusQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> CorpusSurvey:
-    """Answer a question about a corpus. `note` gets every remark at once, `advance` the bytes of the corpus that have
-    been read since its last call."""
+    """Answer a question about a corpus. `note` receives every note at once; `advance` receives the number of bytes read
+    since its last call."""
     top = question.top_contexts or 0
     with reader_of(question, reading, note) as reader:
         sums = {layer: LayerSums(layer, top, question.limit) for layer in reading.layers}
@@ -78,7 +78,7 @@ def corpus_of(
 
 @contextmanager
 def reader_of(question: ReadingQuestion, reading: ReadingModel, note: Callable[[str], None]) -> Iterator[CorpusReader]:
-    """Open the corpus for the model, with the remarks that precede its loading; `note` gets every remark at once."""
+    """Open the corpus for the model, and emit the notes that precede loading; `note` receives every note at once."""
     path = model_files(reading.model, reading.layers, option("prompts"))
     before = loading_notes(reading.model, max(layer.index for layer in reading.layers), question.dtype)
     notes: list[str] = []
@@ -93,13 +93,14 @@ def reader_of(question: ReadingQuestion, reading: ReadingModel, note: Callable[[
         yield CorpusReader(question, reading, corpus, transformers, path, remark, notes)
 
 
-_SAVE_EVERY = 5.0  # seconds: what an interruption costs at most, beyond the texts that are read together
-_MOST_MEMORY = 512 << 20  # of a batch's intermediates; at most a quarter of what is free
-_ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}  # relative distance of a text alone and among others, by bytes of a value
+_SAVE_EVERY = 5.0  # seconds: an interruption loses at most this much work, and one window of texts
+_MOST_MEMORY = 512 << 20  # bytes of a batch's intermediates; at most a quarter of free memory
+# bytes of a value → maximum relative distance between a text's results alone and in a batch
+_ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}
 
 
 class CorpusReader:
-    """A model's tokenizer and, after `load`, the model with its FFNs. `remark` adds to the `notes` of the run."""
+    """A model's tokenizer and, after `load`, the model with its FFNs. `remark` adds to the run's `notes`."""
 
     def __init__(
         self, question: ReadingQuestion, reading: ReadingModel, corpus: Corpus, transformers: Any, path: Path,
@@ -117,8 +118,8 @@ class CorpusReader:
             raise FFNError(f"{option('prompts')}: {corpus.where} has no text")
 
     def load(self, in_order: bool = False) -> None:
-        """Load the model up to the last layer in question. If it computes a text differently in a batch, remark on it
-        and run texts one by one. Texts that are not `in_order` run sorted by length."""
+        """Load the model up to the last layer to examine. If a text's results depend on its batch, add a note and run
+        texts one by one. Texts run sorted by length unless `in_order`."""
         self.loaded, self.live = load_up_to(
             self.transformers, self.reading.model, self.reading.layers, self.path, self.config, self._dtype,
             self.device,
@@ -133,8 +134,8 @@ class CorpusReader:
         self, receivers: Mapping[Layer, Receiver], progress: Progress, advance: Callable[[int], Any],
         save: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Run all texts that are not done yet. `save` is called from time to time and at the end, `advance` with the
-        bytes of the corpus since its last call."""
+        """Run all remaining texts. `save` is called from time to time and at the end, `advance` with the number of
+        bytes read since its last call."""
         listener, saved = Listener(self.loaded, self.live, receivers), time.monotonic()
         left = dropwhile(lambda text: text.number < progress.done, self.corpus)
         with listener.listening():
@@ -172,7 +173,7 @@ class CorpusReader:
         progress.cut += sum(text.cut for text in window)
 
     def _batch(self, texts: Sequence[Tokenized]) -> Batch:
-        """Put these texts on the model's device; refuse a token that the model does not have."""
+        """Put these texts on the model's device; refuse tokens outside the model's vocabulary."""
         for text in texts:
             if max(text.ids) >= self._known:
                 what = f"text {text.number}: token {max(text.ids)} is out of range"
@@ -180,7 +181,7 @@ class CorpusReader:
         return batch_of(texts, self._padding, self.device)
 
     def _batches_alike(self) -> bool:
-        """Return whether a text gives the same alone and when it is padded next to a longer one."""
+        """Return whether a text's results are the same alone and when padded next to a longer text."""
         window = next((some for some, _ in windows(self.corpus, self.tokenizer, self.limits) if some), [])
         short, long = (pick(window, key=lambda text: len(text.ids), default=None) for pick in (min, max))
         if short is None or long is None or short is long:
@@ -197,7 +198,7 @@ class CorpusReader:
 
 
 def _limits(question: ReadingQuestion, reading: ReadingModel, loaded: Pretrained, dtype: torch.dtype) -> BatchLimits:
-    """Return a batch's limits: what was requested, the model's positions, and the room in memory."""
+    """Return a batch's limits, from the requested sizes, the model's number of positions and the free memory."""
     positions = context_length(loaded.module, loaded.config)
     length = min((n for n in (question.max_tokens, positions) if n is not None), default=None)
     spec = max((layer.spec for layer in reading.layers), key=lambda spec: spec.d_ff)
@@ -213,7 +214,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _padding(loaded: Pretrained, tokenizer: Any) -> int:
-    """Return the token that pads texts: RoBERTa numbers positions by it."""
+    """Return the padding token; RoBERTa numbers positions from its id."""
     for number in (getattr(loaded.config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
         if isinstance(number, int) and number >= 0:
             return number

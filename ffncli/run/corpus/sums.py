@@ -1,4 +1,4 @@
-"""The figures of a layer over a corpus, summed batch by batch, and the file from which an interrupted run resumes."""
+"""A layer's figures over a corpus, accumulated batch by batch, and the file from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from ffncli.system.files import open_to_read, written_whole
 
 
 class LayerSums(Receiver):
-    """Receives what a layer does: `units` by part of the block, `inputs` for the dimensions of its input, `massive` for
-    its output. `top` values of every unit are kept; `limit` is the magnitude of an outlier."""
+    """Accumulates a layer's figures: `parts` for its hidden units, `inputs` for the dimensions of its input, `massive`
+    for its output. The `top` largest values of every unit are kept; `limit` is the magnitude from which a dimension is
+    an outlier."""
 
     def __init__(self, layer: Layer, top: int, limit: float) -> None:
         self.layer, self.top, self.limit = layer, top, limit
@@ -56,7 +57,7 @@ class LayerSums(Receiver):
             self.massive.add(number, values)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return (tensors by name, the rest as JSON) of all figures so far."""
+        """Return all figures so far: (tensors by name, the other figures as JSON values)."""
         inputs = {} if self.inputs is None else self.inputs.state()
         tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for part, columns in self.parts.items():
@@ -64,7 +65,7 @@ class LayerSums(Receiver):
         return tensors, {"count": self.massive.count, "kept": [asdict(one) for one in self.massive.kept]}
 
     def restore(self, tensors: Mapping[str, Tensor], massive: MassiveFigures, device: str) -> None:
-        """Resume from such figures. Raise KeyError, ValueError or RuntimeError for tensors of something else."""
+        """Restore the figures that `state` returned. Raise KeyError, ValueError or RuntimeError for any other tensors."""
         if "inputs.count" in tensors:
             self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit, device)
             self.inputs.restore({name: tensors[f"inputs.{name}"] for name in self.inputs.state()})
@@ -77,29 +78,30 @@ class LayerSums(Receiver):
 
 
 NOWHERE = -1
-BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # of figures; of each of a unit's largest values with its place
+BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # bytes of a unit's figures; of one of its largest values with the place
 
 
 class RunningFigures:
-    """Figures that are tensors, from which an interrupted run can resume."""
+    """Figures kept as tensors, which an interrupted run can restore."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all figures so far, by their names."""
+        """Return all figures so far, by name."""
         return {name: value.cpu() for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Resume from such figures. Raise KeyError or RuntimeError for those of something else."""
+        """Restore the figures that `state` returned. Raise KeyError or RuntimeError for any other tensors."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 value.copy_(state[name])
 
 
 class UnitSums(RunningFigures):
-    """Figures of the columns of tensors [tokens, columns], for `groups` of tensors: an expert's units are a group.
+    """Figures of the columns of tensors [tokens, columns], in `groups`: the units of each expert are a group.
 
     `high` and `low` are the extremes of each column, `high_at` and `low_at` [columns, 2] their places (text number,
-    position); among equal values, any. `largest` [columns, top] are each column's largest values in descending order,
-    with their places in `largest_at`. `not_finite` counts values that are not finite; elsewhere these are zero.
+    position); among equal values, the choice of place is arbitrary. `largest` [columns, top] are each column's largest
+    values in descending order, with their places in `largest_at`. `not_finite` counts values that are not finite; the
+    other figures take them as zero.
     """
 
     def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
@@ -118,7 +120,7 @@ class UnitSums(RunningFigures):
 
     def add(self, values: Tensor, places: Tensor, active: Tensor | None = None, group: int = 0) -> None:
         """Add tokens [tokens, columns] of a group at `places` [tokens, 2]. A unit is active for a token if `active`,
-        shaped as `values` (default: `values` themselves), is above zero."""
+        shaped like `values` (default: `values`), is above zero."""
         self.tokens[group] += values.shape[0]
         part = slice(group * self.columns, (group + 1) * self.columns)
         rows = max(1, chunk_size(values) // max(1, self.columns))
@@ -154,7 +156,7 @@ class UnitSums(RunningFigures):
 
 
 def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor, places: Tensor) -> None:
-    """Take the extremes `new` of `values` where they are `better`, with their places."""
+    """Replace extremes by those in `new` (over `values`) that are `better`, with their places."""
     columns = better.nonzero().flatten()
     if columns.numel():
         best[columns] = new[columns].double()
@@ -164,12 +166,12 @@ def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor,
 
 SHARE_OF_TOKENS, SHARE_OF_LAYERS = 0.06, 0.25
 MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
-_MOST_KEPT = 100  # massive activations of a layer, the largest
+_MOST_KEPT = 100  # the largest massive activations of a layer
 
 
 class Exceeding(RunningFigures):
-    """For each dimension of tensors [tokens, dimensions]: the number of `tokens` with |x| ≥ `limit` (`count`), and the
-    value of largest magnitude with its place (`largest`, `largest_at` [dimensions, 2])."""
+    """Figures of each dimension of tensors [tokens, dimensions]: `count` of the `tokens` have |x| ≥ `limit`; `largest`
+    is the value of largest magnitude, at the place `largest_at` [dimensions, 2]."""
 
     def __init__(self, dimensions: int, limit: float, device: torch.device | str = "cpu") -> None:
         self.limit = limit
@@ -179,7 +181,7 @@ class Exceeding(RunningFigures):
         self.largest_at = torch.full((dimensions, 2), -1, dtype=torch.int64, device=device)
 
     def add(self, values: Tensor, places: Tensor) -> None:
-        """Add tokens [tokens, dimensions] at `places` [tokens, 2]. NaN exceeds nothing."""
+        """Add tokens [tokens, dimensions] at `places` [tokens, 2]. NaN never reaches the limit."""
         self.tokens += values.shape[0]
         rows = max(1, chunk_size(values) // max(1, values.shape[1]))
         for start in range(0, values.shape[0], rows):
@@ -202,7 +204,7 @@ class Exceeding(RunningFigures):
 
     @property
     def outliers(self) -> list[int]:
-        """The dimensions that reach the limit for enough of the tokens."""
+        """The dimensions that reach the limit for a sufficient share of the tokens."""
         least = SHARE_OF_TOKENS * int(self.tokens)
         return (self.count >= max(1.0, least)).nonzero().flatten().tolist()
 
@@ -218,7 +220,8 @@ def in_many_layers(layers: Sequence[Exceeding]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """A value of the residual stream after a layer: `ratio` is its size over the `median` size in its text."""
+    """A value of the residual stream after a layer; `ratio` is its magnitude divided by the `median` magnitude in its
+    text."""
 
     text: int
     token: int
@@ -230,14 +233,14 @@ class MassiveActivation:
 
 @dataclass(frozen=True)
 class MassiveFigures:
-    """The massive activations of a layer so far: how many, and the largest."""
+    """A layer's massive activations so far, as saved in a file: their number, and the largest."""
 
     count: Count
     kept: tuple[MassiveActivation, ...]
 
 
 class Massive:
-    """The massive activations of a layer's output: their number (`count`), and the largest ones (`kept`)."""
+    """Collects the massive activations of a layer's output: their number (`count`), and the largest (`kept`)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -263,8 +266,8 @@ _PIECE = 1 << 20
 
 @dataclass
 class Progress:
-    """How far a run has come: texts of the corpus (`done`; `texts` had tokens), tokens, texts that were `cut`, bytes,
-    and the seconds that the model ran."""
+    """The progress of a run: the corpus is read up to text number `done` and byte `end`; `texts` had tokens, `cut` were
+    cut; `seconds` is the time that the model ran."""
 
     done: Count = 0
     texts: Count = 0
@@ -276,7 +279,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _SavedRun:
-    """The file of a run: what its figures depend on, how far it came, and each layer's massive activations."""
+    """The record in a run's file: everything its figures depend on, its progress, and each layer's massive activations."""
 
     run: Mapping[str, Any]
     progress: Progress
@@ -284,7 +287,7 @@ class _SavedRun:
 
 
 def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) -> dict[str, Any]:
-    """Return what the figures of a run depend on: a run with another identity cannot resume from them."""
+    """Return everything that a run's figures depend on; only a run with the same identity can resume."""
     checkpoint = reading.model.checkpoint
     return {
         "model": _fingerprint(checkpoint) if checkpoint else "",
@@ -298,7 +301,7 @@ def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) ->
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Identify a model's files by their sizes and the bytes at their ends, where a fine-tuned model differs too."""
+    """Identify a model's files by size and by their first and last bytes, which fine-tuning also changes."""
     digest = hashlib.sha256()
     for name in sorted({*checkpoint.files.values()}):
         path = checkpoint.folder / name
@@ -312,7 +315,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, layers: Mapping[Layer, LayerSums]) -> None:
-    """Write everything that a run needs to resume, whole or not at all."""
+    """Write everything that a run needs to resume, atomically."""
     tensors: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
     for layer, sums in layers.items():
@@ -325,7 +328,7 @@ def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, laye
 
 
 def _difference(name: str, before: Any) -> str:
-    """Say what an earlier run had: another model, other layers or another limit of outliers."""
+    """Describe what differs in the earlier run: another model, other layers, or the value of an option."""
     if name in ("model", "corpus"):
         return f"another {name}"
     if name == "layers":
@@ -334,9 +337,9 @@ def _difference(name: str, before: Any) -> str:
 
 
 def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
-    """Return where an interrupted run stopped and restore its figures; start from the beginning if there is no file.
+    """Restore an interrupted run's figures and return its progress; start from the beginning if there is no file.
 
-    A file of another model, corpus or options is refused with the difference.
+    Raise FFNError with the difference if the file is from another model, corpus or options.
     """
     if not path.exists():
         return Progress()

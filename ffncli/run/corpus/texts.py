@@ -15,15 +15,16 @@ from typing import BinaryIO
 from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.system.files import open_to_read
 
-KEYS = ("text", "prompt", "content")  # of an object, the first that is there
-_MOST_BYTES = 10_000_000  # of a text: more than any model's context
+KEYS = ("text", "prompt", "content")  # the first key that an object has is read
+_MOST_BYTES = 10_000_000  # per text; exceeds every model's context
 _PIECE = 1 << 20
-_IN_MEMORY = 64 << 20  # bytes of standard input; the rest goes to a file
+_IN_MEMORY = 64 << 20  # bytes of standard input kept in memory; a longer input goes to a file
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a corpus: its `number` among the texts that are not empty, and the byte of the corpus where it ends."""
+    """A text of a corpus: its `number` among the texts that are not empty, and the byte of the corpus at which the text
+    ends."""
 
     number: int
     text: str
@@ -32,7 +33,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read again. `size` is in bytes, `sha256` covers all of them; `where` names them in errors."""
+    """Texts that can be read repeatedly. `size` is in bytes, `sha256` covers all bytes; `where` names the corpus in
+    errors."""
 
     where: str
     size: int
@@ -41,7 +43,7 @@ class Corpus:
     as_json: bool = False
 
     def __iter__(self) -> Iterator[Text]:
-        """Yield the texts in order, without empty ones; refuse a line that is not a text, with its number."""
+        """Yield the texts that are not empty, in order; refuse a line that is not a text, with the line's number."""
         number = end = 0
         for at, line in enumerate(self.lines(), 1):
             end += len(line)
@@ -51,17 +53,17 @@ class Corpus:
                 number += 1
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Read the texts of these numbers once more."""
+        """Read the texts with these numbers once more."""
         wanted = frozenset(numbers)
         return {one.number: one.text for one in self if one.number in wanted}
 
 
 @contextmanager
 def opened(source: str | os.PathLike[str] | Sequence[str]) -> Iterator[Corpus]:
-    """Open the corpus of a file's name, of `-` (standard input), or of a list of texts.
+    """Open a corpus: a file's name, `-` (standard input), or a list of texts.
 
-    A .jsonl file has a JSON string, or an object with the key `text`, `prompt` or `content`, in each line; in any other
-    file each line is a text.
+    Each line of a .jsonl file is a JSON string, or an object with the key `text`, `prompt` or `content`; in other files
+    each line is a text.
     """
     if not isinstance(source, (str, os.PathLike)):
         yield _given(source)
@@ -93,7 +95,7 @@ def _copy_stdin(kept: BinaryIO) -> None:
     try:
         while piece := sys.stdin.buffer.read(_PIECE):
             kept.write(piece)
-    except (OSError, AttributeError, ValueError) as error:  # closed: None has no buffer
+    except (OSError, AttributeError, ValueError) as error:  # a closed stdin is None, which has no buffer
         why = error.strerror if isinstance(error, OSError) else "it is closed"
         raise FFNError(f"{option('prompts')}: cannot read standard input: {why}") from None
 
@@ -113,7 +115,7 @@ def _of_file(file: BinaryIO, where: str, as_json: bool) -> Corpus:
 
 
 def _text(line: bytes, where: str, as_json: bool) -> str:
-    """Return a line's text; refuse a line without one."""
+    """Return a line's text; refuse a line that has no text."""
     if len(line) > _MOST_BYTES:
         raise FFNError(f"{where}: a text of more than {_MOST_BYTES:,} bytes")
     try:
