@@ -58,7 +58,7 @@ class FitRow:
 
 @dataclass(frozen=True)
 class Fit:
-    """A row, and the best seed's float64 weights by canonical name for the case's steps; empty if all seeds diverged."""
+    """A row, and the best seed's float64 weights by canonical name; empty if all seeds diverged."""
 
     row: FitRow
     case: FitCase

@@ -76,7 +76,7 @@ class CorpusQuestion(ReadingQuestion):
     places, and its `top_contexts` largest values. `outliers` is the magnitude from which an input dimension is an
     outlier (6). `save` writes the table of units (.csv, .parquet); `resume` names a file that stores progress, so that
     an interrupted run can resume. The other arguments are the command line's options. Raises FFNError for whatever the
-    command line refuses, and for an argument of another type, naming the accepted.
+    command line refuses, and for an argument of the wrong type.
     """
 
     top_units: shared.TopUnits = None
@@ -208,7 +208,7 @@ class ExpertsQuestion(ReadingQuestion):
 
 
 def mixture(question: ExpertsQuestion) -> ReadingModel:
-    """Return the model of a question about experts, with its layers that have experts; refuse a model without experts."""
+    """Return the model of a question about experts, and its layers with experts; refuse a model without experts."""
     if (path := question.routes_path) is not None:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")

@@ -1,4 +1,4 @@
-"""The figures of a corpus as records and as a table: layers, units, outliers, and places with the text of their tokens."""
+"""The figures of a corpus as records and as a table: layers, units, outliers, and places with their tokens' text."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class LayerSums(Receiver):
         return tensors, {"count": self.massive.count, "kept": [asdict(one) for one in self.massive.kept]}
 
     def restore(self, tensors: Mapping[str, Tensor], massive: MassiveFigures, device: str) -> None:
-        """Restore the figures that `state` returned. Raise KeyError, ValueError or RuntimeError for any other tensors."""
+        """Restore what `state` returned. Raise KeyError, ValueError or RuntimeError for any other tensors."""
         if "inputs.count" in tensors:
             self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit, device)
             self.inputs.restore({name: tensors[f"inputs.{name}"] for name in self.inputs.state()})
@@ -279,7 +279,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _SavedRun:
-    """The record in a run's file: everything its figures depend on, its progress, and each layer's massive activations."""
+    """The record in a run's file: what its figures depend on, its progress, and each layer's massive activations."""
 
     run: Mapping[str, Any]
     progress: Progress
