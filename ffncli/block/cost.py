@@ -47,7 +47,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 class Additive:
-    """The base of a record of counts: the counts of parts add up to those of the whole."""
+    """The base of a record of counts: the counts of the parts add up to the counts of the whole."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))

@@ -98,7 +98,7 @@ STORED = (
     DType("mxfp8", 33, block=32, other_bytes=2),
     DType("mxfp6", 25, block=32, other_bytes=2),
     DType("mxfp4", 17, block=32, other_bytes=2),
-    # 16 weights share an fp8 scale; the one fp32 scale of the tensor is not counted.
+    # 16 weights share an fp8 scale; the tensor's single fp32 scale is not counted.
     DType("nvfp4", 9, block=16, other_bytes=2),
     # bitsandbytes: 64 weights of the flattened tensor share an fp32 maximum, before any double quantization.
     DType("nf4", 36, block=64, other_bytes=2, flat=True),

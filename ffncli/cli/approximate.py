@@ -41,7 +41,7 @@ def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) ->
             set_threads()
             from ffncli.run.approximate.approximate import fits  # torch
 
-            # adds the fits one by one, so that an interruption keeps the finished ones
+            # adds the fits one by one, so that an interruption keeps the finished fits
             finished.extend(fits(question, planned, advance))
     except (KeyboardInterrupt, Terminated) as signal:  # show the finished rows before stopping
         if not finished:

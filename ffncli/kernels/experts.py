@@ -137,7 +137,7 @@ def _others(steps: Steps) -> list[str]:
 
 
 def padded(x: Tensor, axis: int) -> Tensor:
-    """Pad an axis of x with zeros up to the next multiple; return x itself if it already is one."""
+    """Pad an axis of x with zeros up to the next multiple; return x itself if no padding is needed."""
     missing = -x.shape[axis] % _MULTIPLE
     after = x.dim() - 1 - axis % x.dim()  # functional.pad counts from the last axis
     return functional.pad(x, (0, 0) * after + (0, missing)) if missing else x

@@ -1,4 +1,4 @@
-"""The parts of an answer, before any rendering. Table is one: named columns of raw values, and their formats."""
+"""The parts of an answer, before any rendering. Among them Table: named columns of raw values."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def planning_defaults() -> PlanningDefaults:
 
 @cache
 def protocols() -> tuple[Protocol, ...]:
-    """Return NCCL's protocols, from the one for small messages to the one for large messages."""
+    """Return NCCL's protocols, ordered from small to large messages."""
     return tuple(Protocol(**row) for row in _rows("protocols"))
 
 

@@ -71,7 +71,7 @@ _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 class Shape:
     """The extremes of a curve; a missing bound is ±inf.
 
-    `minimum` is the greatest lower bound, and `minimum_at` the point where it is reached, the one nearest to zero if
+    `minimum` is the greatest lower bound, and `minimum_at` the point where it is reached, the point nearest to zero if
     there are several, or None if the bound is only approached; `maximum` likewise. `lipschitz` is the least L with
     |f(a) - f(b)| ≤ L |a - b|; `steepest_at` is the only point where the slope has that size, or None if there is no
     such point or a whole interval of them.

@@ -101,8 +101,8 @@ FORMATS = {form.name: form for form in _ALL}
 
 @cache
 def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """Return 0 and every number of a format (for fp32, one in _STRIDE) with a size from 2^-14 to 64, in ascending
-    order.
+    """Return 0 and every number of a format (for fp32, every _STRIDE-th number) with a size from 2^-14 to 64, in
+    ascending order.
 
     A std below 1 lowers the first bound to 2^-14 std, a std above 1 raises the second to 64 std.
     """

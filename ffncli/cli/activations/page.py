@@ -23,7 +23,7 @@ from ffncli.show.text import finite, in_percent, interval, percent, plural
 if TYPE_CHECKING:
     from ffncli.run.activations.rounding import RoundingError
 
-_AT_0 = 1e-3  # kinks this close to 0 are shown in the column "at 0"; xielu has one at -1e-6
+_AT_0 = 1e-3  # kinks this close to 0 are shown in the column "at 0"; xielu's is at -1e-6
 DIFFERENCE_CONVENTIONS = {
     "max_difference": "the least upper bound of |f - g| for all x, where g is --against; null if there is none",
     "ulps": "steps from one number of a format to another: 0 the same, 1 neighbours; +0 and -0 are the same",
@@ -259,7 +259,7 @@ def _about(facts: Sequence[Facts]) -> list[Part]:
 
 
 def _checked(checks: Sequence[Checked]) -> Table:
-    """Show the stated values, with wrong ones in bold."""
+    """Show the stated values, with wrong values in bold."""
     several = len({one.name for one in checks}) > 1
     columns = ("name", "x", "stated", "f(x)", "f(x)/x", "verdict")
     rows = [

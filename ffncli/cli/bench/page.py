@@ -381,7 +381,7 @@ def selftest_answer(outcome: SelfTest) -> Answer:
 
 
 def failed_selftest(outcome: SelfTest) -> FFNError | None:
-    """Return the error for a failed selftest, with the wrong verdicts; None for one that passed."""
+    """Return the error for a failed selftest, with the wrong verdicts; None if it passed."""
     if not outcome.failed:
         return None
     what = "; ".join(map(_known_difference, outcome.failed))

@@ -11,7 +11,7 @@ from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.parts import Line
 from ffncli.show.text import percent, plural
 
-STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full words for the short ones in the CSV
+STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full words for the CSV's short words
 
 
 def verdict(row: ResultRow) -> str:

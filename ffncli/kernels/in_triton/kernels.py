@@ -41,7 +41,7 @@ Products = tuple[Tensor, Tensor]
 
 
 def refuses(steps: Steps) -> str | None:
-    """Return why these kernels cannot compute a block: they need a dense one with functions written in Triton."""
+    """Return why these kernels cannot compute a block: it must be dense, and its functions must have Triton code."""
     shape = dense(steps)
     if shape is None:
         return refuses_all_but_dense(steps)
