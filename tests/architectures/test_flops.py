@@ -5,8 +5,6 @@ It cannot count a mixture of experts (which experts run depends on values), so t
 each family's own config fields and not from what ffn reads of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ tt-metal#51335 and #52453, mlxcel#1334, llama.cpp#26185): experts in a narrower 
 widened, shared experts at full width.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

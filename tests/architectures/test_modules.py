@@ -4,8 +4,6 @@ The counts of test_table.py cannot see a routing, a norm's place, a multiplier o
 corrections and biases are random, all of them; what enters a layer's block and what leaves the layer are caught.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Every text architecture of transformers: config, headers, module and trace agree, as the committed tables say."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

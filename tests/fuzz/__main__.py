@@ -3,8 +3,6 @@
 Exit 1 for a wrong answer, or for more memory than any answer needs.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """One command line in this process, and what is wrong with its answer: a traceback, a bug, an escape code, no end."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import resource

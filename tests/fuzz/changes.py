@@ -1,7 +1,5 @@
 """Seeded changes of bytes, JSON values and words, as damaged or hostile files have shown them; cases of words alone."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Sequence

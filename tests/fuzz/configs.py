@@ -4,8 +4,6 @@ The right count is that of the model that transformers builds from the same chan
 transformers refuses the config, or reads it as before, there is nothing to hold an answer to but that it is one.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The formats by name: each makes the files of a case, from a seed, and the command line that reads them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Mapping

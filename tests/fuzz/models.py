@@ -1,7 +1,5 @@
 """Cases whose source is a model: its config, safetensors headers, an index of shards, a GGUF file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

@@ -1,8 +1,6 @@
 """Cases of `ffn bench` and `ffn compare`: results, and an unfinished run's journal and rounds, with a worker that
 measures nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

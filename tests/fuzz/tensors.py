@@ -1,7 +1,5 @@
 """Cases of files with tensors: saved traces of each kind, and files that --input names."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

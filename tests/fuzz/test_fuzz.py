@@ -1,7 +1,5 @@
 """Some hundred drawn cases of every format; `make fuzz` runs thousands of the same."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

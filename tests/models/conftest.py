@@ -1,7 +1,5 @@
 """open_hub as a user meets it: in a process of its own, because huggingface_hub reads the environment when imported."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

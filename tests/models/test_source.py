@@ -1,7 +1,5 @@
 """SOURCE: what it and the dimension options mean; models, the blocks of the texts, and who uses which activation."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every converter takes shell text and Python values alike, and refuses what it does not say that it takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules between options: each breaks for the options that it names, and for no others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

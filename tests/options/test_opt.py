@@ -1,7 +1,5 @@
 """A record of options, and the call that is made of one."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Every activation a second time, from torch and transformers alone: nothing here reads ffncli's table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

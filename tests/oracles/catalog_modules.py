@@ -4,8 +4,6 @@ Nothing is allocated; a model takes 0.1 to 4 s. `make catalog` builds all that `
 differ: 40 s, so the tests build a few.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tiny checkpoints written by hand, files that safetensors would not write, and what a refusal looks like."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

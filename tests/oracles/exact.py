@@ -3,8 +3,6 @@
 Constants are the double nearest to the decimal that the definition gives, as in any implementation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mpmath import erf, exp, expm1, log1p, mpf, ncdf, pi, sqrt, tanh

@@ -1,7 +1,5 @@
 """A tiny Llama as llama.cpp's converter writes it: a GGUF file with a tokenizer, and the model that it is of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """safetensors headers that are broken or odd, and what the library itself makes of a file."""
 
-from __future__ import annotations
-
 import json
 
 import safetensors

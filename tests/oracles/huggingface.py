@@ -5,8 +5,6 @@ random value (transformers starts biases, routers and norms at 0 or 1) and saves
 have the family's published tensor names, whatever the modules are called in memory.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Layers put together by hand: names and shapes of one FFN in any way of writing it, and what must be seen in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 

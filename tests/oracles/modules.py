@@ -1,7 +1,5 @@
 """The block as anybody would write it in torch, from plain nn modules: what steps, costs and traces are held to."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -4,8 +4,6 @@ Computed outside this project, in float32 as the notebook runs, with numpy from 
 solve its printout.
 """
 
-from __future__ import annotations
-
 
 def _rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]

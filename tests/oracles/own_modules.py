@@ -1,7 +1,5 @@
 """FFN modules as learners write them, as the text of a file, and what each one is."""
 
-from __future__ import annotations
-
 HEAD = """
 import math
 import torch

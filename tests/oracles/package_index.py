@@ -1,7 +1,5 @@
 """A package index on 127.0.0.1 with small wheels, which counts what is downloaded from it."""
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """Quantized checkpoints in small: integers really packed, files really written, and what must be counted of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

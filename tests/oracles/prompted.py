@@ -1,7 +1,5 @@
 """Tiny models with a tokenizer, run by hand: what enters and leaves a module; dense families' FFNs in float64."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A git repository for a test, with a branch main; nothing of the user's configuration is read."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

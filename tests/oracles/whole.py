@@ -3,8 +3,6 @@
 Nothing is allocated, so real sizes cost no more than tiny ones. Tied weights are counted once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bars, intervals, heat maps in text, and colour: who decides about it, and that a page is the same page in it."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

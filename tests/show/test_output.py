@@ -1,7 +1,5 @@
 """The sink: one answer in every format, in a pipe, in a terminal, in a file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A stand-in for torch with a GPU that cannot be used, and for a machine that has one: by the texts torch raises."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """Cores that benchmarks next to each other do not share."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files: only files are opened, nothing waits and nothing is read without end; a file as a commit has it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Whether a GPU can be used: what torch says in every situation, as one line, through every command that computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

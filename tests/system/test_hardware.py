@@ -1,7 +1,5 @@
 """The table of accelerators: rates as their chips' widths and clocks give them, dense, found by their names only."""
 
-from __future__ import annotations
-
 from math import isclose
 
 import pytest

@@ -1,7 +1,5 @@
 """What the machine has, from made-up /proc and /sys, and from this machine beside what others say of it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

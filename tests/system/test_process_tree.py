@@ -1,7 +1,5 @@
 """A process, what is below it and what it prints: from a made-up /proc, and from real processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """config.json from anywhere: whatever cannot be a model is refused in one line naming file, field and value."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decoders, encoders and pairs: fields that change the FFN say what the module holds, or are refused."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

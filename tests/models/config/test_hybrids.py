@@ -1,7 +1,5 @@
 """Hybrids and composites: the fields that change their FFNs, held to transformers' modules, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers that differ, residual streams, tables of n-grams and by tokens: against transformers' own modules."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

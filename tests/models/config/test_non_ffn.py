@@ -3,8 +3,6 @@
 Sizes are odd on purpose: heads are not d_model / head_dim, key-value heads are fewer, positions and vocabulary differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

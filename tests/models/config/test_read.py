@@ -1,7 +1,5 @@
 """config.json against transformers' own classes: the same widths and routing; published, changed and new ones."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter

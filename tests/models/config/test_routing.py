@@ -1,7 +1,5 @@
 """Mixtures' rows: routers, lists and limits per layer, against published numbers and transformers; what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

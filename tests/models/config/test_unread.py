@@ -1,7 +1,5 @@
 """No silent field: what sounds like a size or arithmetic of the FFN is read, known to be harmless, noted or refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--assert`: conditions on the keys of a row, for CI. 0 where all hold, 1 where one does not, 2 where one is none."""
 
-from __future__ import annotations
-
 import json
 import operator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Counts of a model, its traffic and time floors, by hand; rates from measurements on machines that are made up."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

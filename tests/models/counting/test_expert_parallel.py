@@ -1,7 +1,5 @@
 """Experts: tokens for each against draws, what each rank holds and sends against routings that are walked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, permutations
 from math import comb, prod

@@ -1,7 +1,5 @@
 """Blocks of equal size, against published widths, torch's modules and the shapes; sweeps."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans and times of collectives by hand, against the counts of --tp, and draws of the router's choices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Splits: against torch's chunks and its own column- and row-parallel styles, and a ring that is walked."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given

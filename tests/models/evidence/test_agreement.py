@@ -1,7 +1,5 @@
 """config.json against the tensors beside it: what differs is named as the config names it, and the answer stands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

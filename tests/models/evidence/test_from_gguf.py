@@ -1,7 +1,5 @@
 """GGUF files are run: values as the library unpacks them, the block as the same model's safetensors have it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

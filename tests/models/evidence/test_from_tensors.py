@@ -1,7 +1,5 @@
 """Models from their tensors alone: an unknown model_type, no config.json, GGUF. What nothing says is null."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

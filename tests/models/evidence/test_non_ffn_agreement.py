@@ -1,7 +1,5 @@
 """Attention and vocabulary, config against tensors: what must differ does, and nothing that transformers builds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache

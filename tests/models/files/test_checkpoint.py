@@ -1,7 +1,5 @@
 """Checkpoints: what is read is what was stored, what does not fit is named; the inventory; `.pt` files."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

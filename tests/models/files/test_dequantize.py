@@ -1,7 +1,5 @@
 """Packed weights become the numbers that their format defines; a traced FFN is that of the unpacked weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """GGUF files: what is read is what the library wrote and reads itself; what is broken is refused, at once."""
 
-from __future__ import annotations
-
 import random
 import struct
 import sys

@@ -1,7 +1,5 @@
 """safetensors headers: both ways through one, and slow ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress

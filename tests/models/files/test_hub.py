@@ -1,7 +1,5 @@
 """`hf://org/name`: which ids there are, what is asked of the Hub and of its cache, and what is not."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

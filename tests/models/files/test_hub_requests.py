@@ -1,7 +1,5 @@
 """A Hub that refuses, fails, lies or is not there: one line, a fitting code, a bounded number of requests."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

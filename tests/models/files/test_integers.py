@@ -1,7 +1,5 @@
 """Integers in words: GPTQ and AWQ as their packers write them, compressed-tensors as its library reads them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The inventory of a checkpoint: every tensor once, experts together, against the library's own reading."""
 
-from __future__ import annotations
-
 import json
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed matrices: parameters are those of the Linear that was packed, bytes those that the file takes for it."""
 
-from __future__ import annotations
-
 import json
 import random
 from math import ceil, prod

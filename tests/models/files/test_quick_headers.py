@@ -1,7 +1,5 @@
 """The quick way through a safetensors header takes nothing that the careful way does not, and says the same."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

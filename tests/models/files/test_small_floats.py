@@ -1,7 +1,5 @@
 """Floats of 4, 6 and 8 bits, and int8: what is read is what compressed-tensors and transformers make of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

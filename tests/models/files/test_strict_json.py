@@ -1,7 +1,5 @@
 """JSON that nobody vouches for: what is refused, in which words; records of it, refused with the path of the field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """How a layer's tensors are read: by names and shapes, by the family where these do not tell, else as usual."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which other readings a file's shapes allow: none that does not fit, and each that does once."""
 
-from __future__ import annotations
-
 from ffncli.block.steps import Axis
 from ffncli.models.tensors.layout import Located, misreadings, mixed_misreadings
 from ffncli.models.tensors.slices import StoredSlice

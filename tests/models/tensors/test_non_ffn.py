@@ -1,7 +1,5 @@
 """What lies beside the FFNs by the tensors alone, against the modules that transformers builds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from math import prod

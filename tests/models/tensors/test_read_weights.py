@@ -1,8 +1,6 @@
 """What is read of a layer's weights: the right numbers in their places, every byte once, and clear words where one is
 not there."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

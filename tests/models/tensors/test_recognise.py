@@ -1,7 +1,5 @@
 """FFNs and experts found by names and shapes: every way of naming them, in layers put together by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

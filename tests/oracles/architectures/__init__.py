@@ -5,8 +5,6 @@ the FFN's. The patterns are written by hand; `doubled` checks them: with every d
 them may change, which needs no knowledge of names at all.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Mapping

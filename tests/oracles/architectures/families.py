@@ -1,7 +1,5 @@
 """Cases of each kind of text architecture: how each is built tiny, and which parameters are its FFN's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.oracles.architectures import Architecture

@@ -5,8 +5,6 @@ MEDIA are those of models that hear, speak, see or read documents, built as the 
 transformers builds only inside a composite is not counted, and `reason` says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

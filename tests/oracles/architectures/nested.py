@@ -4,8 +4,6 @@ transformers says which tower it is (`get_text_config`), which kinds the other t
 the tower stands. What the FFN's parameters are called there is what the tower's own case says of it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

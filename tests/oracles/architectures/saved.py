@@ -1,7 +1,5 @@
 """Tiny models as transformers saves them: the FFN parameters counted from the module, the config and the headers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stand-ins for optional packages that transformers needs to build a model, for parts that no FFN of its text is in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

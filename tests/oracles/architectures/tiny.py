@@ -1,7 +1,5 @@
 """One architecture's tiny model, built once and saved once: every statement about the architecture reads this one."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ at the modules that `live_ffn` names, and so is what goes through its norms and 
 group is compared. Errors are max|a − b| / max|b| with transformers' tensor as b.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ image encoder and models of audio codes are among them, and so are composites, w
 The source is read because importing every module takes half a minute, and some import what is not installed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

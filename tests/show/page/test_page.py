@@ -1,7 +1,5 @@
 """Pages: texts and data cannot become markup, charts place what they are given, nothing is named outside."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 import math

@@ -1,7 +1,5 @@
 """A plot as text: axes, curves of dots, and what stands where, in Braille and in ASCII, in a pipe and in a terminal."""
 
-from __future__ import annotations
-
 import math
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Plots as files: the same bytes each time, whole XML that names its axes, and curves where their numbers are."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
