@@ -25,7 +25,7 @@ import transformers
 from benchmarks import script
 from tests.oracles.architectures import Architecture
 from tests.oracles.architectures.nested import architectures
-from tests.oracles.architectures.saved import COLUMNS, row
+from tests.oracles.architectures.tiny import COLUMNS, row
 
 
 def main() -> int:

@@ -23,8 +23,7 @@ from ffncli.run.engine.execute import function
 from tests import ROOT
 from tests.oracles.architectures import Architecture, cases, matching, numbers, outside, text_architectures, towers
 from tests.oracles.architectures.nested import composites, uncounted
-from tests.oracles.architectures.saved import COLUMNS, counts
-from tests.oracles.architectures.tiny import statement, tiny
+from tests.oracles.architectures.tiny import COLUMNS, counts, statement, tiny
 from tests.oracles.architectures.traced import APART, FP32, compare, row
 from tests.oracles.architectures.traced import COLUMNS as TRACE_COLUMNS
 from tests.oracles.architectures.walk import walk

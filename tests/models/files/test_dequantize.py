@@ -1,4 +1,6 @@
-"""Packed weights become the numbers that their format defines; a traced FFN is that of the unpacked weights."""
+"""Packed weights become the numbers that their format defines, as compressed-tensors and transformers make them too;
+a traced FFN is that of the unpacked weights.
+"""
 
 import json
 from pathlib import Path
@@ -10,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from ffncli.models.files.packing import LogicalTensor
 from ffncli.models.files.rows import FLOAT8 as OF_TORCH
 from tests.oracles.checkpoints import LLAMA, MIXTRAL, expect_refusal, folder, tensors
-from tests.oracles.packed import BNB, FP8, UP, unpacked
+from tests.oracles.packed import BNB, FP8, UP, by_library, config_groups, counted, unpacked
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-UPS = f"{UP}.weight"
+W = f"{UP}.weight"
 pytestmark = pytest.mark.usefixtures("block")
 
 
@@ -50,7 +53,7 @@ def test_fp8_is_value_times_scale(
 ):  # fmt: skip
     weight, scale = float8(*shape, dtype=dtype), torch.rand(scales) + 0.5
     config = {"quant_method": "fp8", **({"weight_block_size": blocks} if blocks else {})}
-    found = unpacked(tmp_path, {UPS: weight, UPS + named: scale}, quantization=config)
+    found = unpacked(tmp_path, {W: weight, W + named: scale}, quantization=config)
     grid = scale.view(*scales, *[1] * (len(shape) - len(scales)))
     for axis in (-2, -1):
         size = blocks[axis] if blocks else whole_blocks(shape[axis], grid.shape[axis])
@@ -65,7 +68,7 @@ def test_fp8_is_what_transformers_makes_of_it(dtype: torch.dtype, tmp_path: Path
 
     weight, scale = float8(256, 384), (torch.rand(2, 3) + 0.5).to(dtype)
     theirs = Fp8Dequantize(SimpleNamespace())._dequantize_one(weight, scale, torch.float32)
-    assert torch.equal(unpacked(tmp_path, {UPS: weight, f"{UPS}_scale_inv": scale}, quantization=FP8), theirs)
+    assert torch.equal(unpacked(tmp_path, {W: weight, f"{W}_scale_inv": scale}, quantization=FP8), theirs)
 
 
 @pytest.mark.parametrize(
@@ -78,28 +81,28 @@ def test_fp8_is_what_transformers_makes_of_it(dtype: torch.dtype, tmp_path: Path
 )  # fmt: skip
 def test_fp8_scales_that_cannot_be(scale: Tensor | None, says: str, call, tmp_path: Path):
     stored = tensors("llama")
-    stored[UPS] = float8(6, 4)
+    stored[W] = float8(6, 4)
     config = {**LLAMA, "quantization_config": {"quant_method": "fp8", "weight_block_size": [2, 1]}}
-    stored |= {} if scale is None else {f"{UPS}_scale_inv": scale}
-    expect_refusal(call("trace", folder(tmp_path, config, stored)), "model.safetensors", UPS, says)
+    stored |= {} if scale is None else {f"{W}_scale_inv": scale}
+    expect_refusal(call("trace", folder(tmp_path, config, stored)), "model.safetensors", W, says)
 
 
 @pytest.mark.parametrize("stated", [[0, 0], ["a", None], [2.5, 1], [True, 1], 7, "128", [128]])
 def test_a_block_size_that_says_nothing_does_no_harm(stated: Any, tmp_path: Path):
     """It is looked at by `logical` where it matters; for one scale a row it does not."""
     weight, scale = float8(6, 4), torch.rand(6)
-    found = unpacked(tmp_path, {UPS: weight, f"{UPS}_scale": scale}, quantization={"weight_block_size": stated})
+    found = unpacked(tmp_path, {W: weight, f"{W}_scale": scale}, quantization={"weight_block_size": stated})
     assert torch.equal(found, weight.float() * scale[:, None])
 
 
 def test_blocks_of_no_known_size(tmp_path: Path):
     with pytest.raises(FFNError, match=r"do not divide \[300, 10\] into equal blocks"):
-        unpacked(tmp_path, {UPS: float8(300, 10), f"{UPS}_scale": torch.ones(7, 10)})
+        unpacked(tmp_path, {W: float8(300, 10), f"{W}_scale": torch.ones(7, 10)})
 
 
 def test_a_dtype_that_this_torch_does_not_have(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(OF_TORCH, "F8_E4M3", "float8_of_tomorrow")
-    stored = {**tensors("llama"), UPS: float8(6, 4), f"{UPS}_scale": torch.ones(())}
+    stored = {**tensors("llama"), W: float8(6, 4), f"{W}_scale": torch.ones(())}
     says = "model.safetensors holds F8_E4M3 values, which torch"
     expect_refusal(call("trace", folder(tmp_path, LLAMA, stored)), says, "pip install -U torch", code=3)
 
@@ -141,7 +144,7 @@ def test_mxfp4_of_other_writers(tmp_path: Path):
     blocks = torch.randint(0, 256, (6, 2, 16), dtype=torch.uint8, generator=g)
     scales = torch.randint(100, 140, (6, 2), dtype=torch.uint8, generator=g)
     blocked = unpacked(tmp_path, {"w_blocks": blocks, "w_scales": scales}, "w")
-    plain = unpacked(tmp_path, {f"{UPS}_packed": blocks.flatten(1), f"{UPS}_scale": scales})
+    plain = unpacked(tmp_path, {f"{W}_packed": blocks.flatten(1), f"{W}_scale": scales})
     assert torch.equal(plain, blocked)
 
 
@@ -256,12 +259,12 @@ def test_the_evidence_of_a_packed_weight_names_its_format(made: Any, config: Any
 
 
 def nf4() -> dict[str, Tensor]:
-    return {UPS: torch.zeros(96 * 32, 1, dtype=torch.uint8), f"{UPS}.absmax": torch.zeros(96),
-            f"{UPS}.quant_state.bitsandbytes__nf4": torch.zeros(9, dtype=torch.uint8)}  # fmt: skip
+    return {W: torch.zeros(96 * 32, 1, dtype=torch.uint8), f"{W}.absmax": torch.zeros(96),
+            f"{W}.quant_state.bitsandbytes__nf4": torch.zeros(9, dtype=torch.uint8)}  # fmt: skip
 
 
 def int8() -> dict[str, Tensor]:
-    return {UPS: torch.zeros(96, 64, dtype=torch.int8), f"{UP}.SCB": torch.zeros(96)}
+    return {W: torch.zeros(96, 64, dtype=torch.int8), f"{UP}.SCB": torch.zeros(96)}
 
 
 def torchao() -> dict[str, Tensor]:
@@ -290,3 +293,153 @@ def test_one_packed_expert_of_many_is_named(call, tmp_path: Path):
     name = "model.layers.0.block_sparse_moe.experts.2.w1.weight"
     stored = {**tensors("mixtral"), name: torch.zeros(6, 4, dtype=torch.int8), name[:-6] + "SCB": torch.zeros(6)}
     expect_refusal(call("trace", folder(tmp_path, MIXTRAL, stored)), f"'{name}' is packed as bnb-int8")
+
+
+FP4 = {"num_bits": 4, "type": "float", "symmetric": True}
+NVFP4 = {**FP4, "strategy": "tensor_group", "group_size": 16}
+OCP = {"strategy": "group", "group_size": 32, "symmetric": True, "type": "float", "scale_dtype": torch.uint8}
+EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+
+
+def amounts(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=torch.bfloat16) + 0.05
+
+
+def nvfp4(weight: Tensor, whole: float = 37.0) -> tuple[dict[str, Tensor], Tensor]:
+    """compressed-tensors' file of a weight, and the bfloat16 that it makes of it."""
+    scale = (weight.float().unflatten(1, (-1, 16)).abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn).bfloat16()
+    more = {"weight_global_scale": torch.tensor([whole])}
+    return by_library("nvfp4-pack-quantized", weight, scale, NVFP4, **more)
+
+
+def as_modelopt(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same file under ModelOpt's names, whose scale of the tensor multiplies."""
+    return {
+        W: tensors[f"{W}_packed"], f"{W}_scale": tensors[f"{W}_scale"],
+        f"{W}_scale_2": tensors[f"{W}_global_scale"].reciprocal().squeeze(), f"{UP}.input_scale": torch.ones(()),
+    }  # fmt: skip
+
+
+def test_nvfp4_is_what_the_library_decompresses(tmp_path: Path):
+    """Bit for bit in bfloat16, to which it rounds the float32 product."""
+    tensors, theirs = nvfp4(some(48, 64))
+    found = unpacked(tmp_path, tensors, quantization=config_groups(NVFP4))
+    assert (found.dtype, theirs.dtype) == (torch.float32, torch.bfloat16)
+    assert theirs.unique().numel() > 100
+    assert torch.equal(found.bfloat16(), theirs)
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    counted_ = counted(tmp_path, as_modelopt(tensors), config)
+    assert counted_ == {W: LogicalTensor((48, 64), 48 * 64, 48 * 36 + 8, "nvfp4")}
+
+
+def test_modelopts_nvfp4_is_its_converted_file(tmp_path: Path):
+    """compressed-tensors converts ModelOpt's files: its scale of the tensor is one over theirs."""
+    from compressed_tensors.entrypoints.convert.converters import ModelOptNvfp4Converter
+
+    tensors, theirs = nvfp4(some(48, 64), 64.0)  # a power of two: one over it is exact
+    renamed = as_modelopt(tensors)
+    assert torch.equal(unpacked(tmp_path, renamed, quantization={"quant_method": "modelopt"}).bfloat16(), theirs)
+    converted = ModelOptNvfp4Converter(targets=["re:.*up_proj"]).process(dict(renamed))
+    assert torch.equal(unpacked(tmp_path, converted).bfloat16(), theirs)
+
+
+def test_stacked_nvfp4_experts(tmp_path: Path):
+    """Experts in one parameter, each with its scale or all with one; ModelOpt's Llama-4 has them transposed."""
+    made = [nvfp4(some(48, 64).roll(turn, 0), whole) for turn, whole in ((0, 64.0), (5, 32.0))]
+    wanted = torch.stack([theirs for _, theirs in made])
+    packed, scale = (torch.stack([one[f"{W}_{n}"] for one, _ in made]) for n in ("packed", "scale"))
+    whole = torch.tensor([1 / 64, 1 / 32])
+    rows = {EXPERTS: packed, f"{EXPERTS}_scale": scale, f"{EXPERTS}_scale_2": whole}
+    assert torch.equal(unpacked(tmp_path, rows, EXPERTS).bfloat16(), wanted)
+    upright = {EXPERTS: packed.mT, f"{EXPERTS}_weight_scale": scale.view(torch.uint8).mT.contiguous()}
+    upright[f"{EXPERTS}_weight_scale"] = upright[f"{EXPERTS}_weight_scale"].view(torch.float8_e4m3fn)
+    upright[f"{EXPERTS}_weight_scale_2"] = whole
+    assert torch.equal(unpacked(tmp_path, upright, EXPERTS).bfloat16(), wanted.mT)
+    assert counted(tmp_path, upright, None)[EXPERTS].shape == (2, 64, 48)
+    upright[f"{EXPERTS}_weight_scale_2"] = whole[:1].squeeze()
+    one = unpacked(tmp_path, upright, EXPERTS).bfloat16()
+    assert torch.equal(one[0], wanted[0].mT)
+    assert torch.equal(one[1], (wanted[1].float() / 2).bfloat16().mT)
+
+
+@pytest.mark.parametrize("form", ["mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized"])
+def test_ocp_formats_are_what_the_library_decompresses(form: str, tmp_path: Path):
+    weights = {**OCP, "num_bits": int(form[4])}
+    weight = some(48, 128)
+    scale = torch.exp2(torch.randint(-9, 3, (48, 4), generator=torch.Generator().manual_seed(0))).bfloat16()
+    tensors, theirs = by_library(form, weight, scale, weights)
+    found = unpacked(tmp_path, tensors, quantization=config_groups({**weights, "scale_dtype": "torch.uint8"}))
+    assert theirs.unique().numel() > 20
+    assert torch.equal(found.to(theirs.dtype), theirs)
+    assert counted(tmp_path, tensors, None)[W].format == form[:5]
+
+
+@pytest.mark.parametrize("shape", [(48, 128), (3, 48, 128)])
+@pytest.mark.parametrize("scale", [torch.uint8, torch.float8_e8m0fnu])
+def test_mxfp8_is_what_transformers_makes_of_it(scale: torch.dtype, shape: tuple[int, ...], tmp_path: Path):
+    """`quant_method` mxfp8: scales are bytes (Inkling-2), or have the dtype for them."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    weight = (8 * some(*shape)).to(torch.float8_e4m3fn)
+    powers = torch.randint(100, 140, (*shape[:-1], 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    theirs = Fp8Dequantize(SimpleNamespace())._dequantize_one(weight, powers, torch.float32)
+    tensors = {W: weight, f"{W}_scale_inv": powers.view(scale)}
+    config = {"quant_method": "mxfp8", "weight_block_size": [1, 32]}
+    assert torch.equal(unpacked(tmp_path, tensors, quantization=config), theirs)
+    assert counted(tmp_path, tensors, config)[W].format == "mxfp8"
+
+
+@pytest.mark.parametrize("name", [f"{UP}.qscale_weight", f"{UP}.scale"])
+def test_fp8_scales_of_other_names(name: str, tmp_path: Path):
+    """Mistral-Large-4's, DeepSeek-V4's: transformers renames them."""
+    weight, scale = some(128, 256).to(torch.float8_e4m3fn), torch.tensor([[0.5, 3.0]])
+    found = unpacked(tmp_path, {W: weight, name: scale, f"{UP}.qscale_act": torch.ones(())}, quantization=FP8)
+    assert torch.equal(found, weight.float() * scale.repeat_interleave(128, 1))
+
+
+@pytest.mark.parametrize(("strategy", "shape"), [("tensor", (1,)), ("channel", (48, 1)), ("group", (48, 4))])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_int8_in_place_is_what_the_library_decompresses(strategy: str, shape: Any, zeros: bool, tmp_path: Path):
+    weights = {"num_bits": 8, "type": "int", "strategy": strategy, "symmetric": not zeros}
+    weights |= {"group_size": 32} if strategy == "group" else {}
+    more = {"weight_zero_point": torch.randint(-20, 20, shape, dtype=torch.int8)} if zeros else {}
+    tensors, theirs = by_library("int-quantized", some(48, 128), amounts(*shape), weights, **more)
+    found = unpacked(tmp_path, tensors, quantization=config_groups(weights))
+    assert torch.equal(found.bfloat16(), theirs)
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+E4M3 = torch.ones(48, 4).to(torch.float8_e4m3fn)
+BYTES = torch.zeros(48, 32, dtype=torch.uint8)
+WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
+    "no scale of the tensor": ({W: BYTES, f"{W}_scale": E4M3}, "weight_scale_2' is missing"),
+    "a scale for each row": (
+        {W: BYTES, f"{W}_scale": E4M3, f"{W}_scale_2": torch.ones(48)}, r"is F32 \[48\]; NVFP4 requires one float",
+    ),
+    "whole scales": ({W: BYTES, f"{W}_scale": E4M3, f"{W}_scale_2": torch.ones(1).int()}, "is I32"),
+    "NVFP4 scales that are bytes": (
+        {W: BYTES, f"{W}_scale": E4M3.view(torch.uint8), f"{W}_scale_2": torch.ones(1)}, "as U8; NVFP4 stores them",
+    ),
+    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "scales as F32; MXFP4 stores them"),
+    "scales of 12 values": ({W: torch.zeros(48, 30, dtype=torch.uint8), f"{W}_scale": E4M3}, "cannot go with"),
+    "scales along columns": ({W: BYTES, f"{W}_scale": torch.ones(6, 32)}, "weight_scale_2' is missing"),
+    "zeros of another shape": (
+        {W: BYTES.to(torch.int8), f"{W}_scale": torch.ones(48, 1), f"{W}_zero_point": torch.zeros(48).to(torch.int8)},
+        "in the shape of the scales",
+    ),
+    "zeros that are floats": (
+        {W: BYTES.to(torch.int8), f"{W}_scale": torch.ones(48, 1), f"{W}_zero_point": torch.zeros(48, 1)}, "is F32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "says"), WRONG.values(), ids=WRONG)
+def test_pieces_that_cannot_be_are_refused(tensors: dict[str, Tensor], says: str, tmp_path: Path):
+    with pytest.raises(FFNError, match=says) as error:
+        unpacked(tmp_path, tensors)
+    assert "model.safetensors" in str(error.value)
