@@ -304,7 +304,8 @@ def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Exper
     """Count what the ranks that hold the experts send to each other. Raises FFNError if top_k is unknown."""
     _check_experts(model, ranks)
     if "top_k" in model.unknown:
-        raise FFNError(f"{model.name} does not specify its top_k, so its all-to-alls are unknown", "pass --top-k 2")
+        what = f"{model.name} does not specify its top_k, so its all-to-alls are unknown"
+        raise FFNError(what, f"pass {option('top_k', 2)}")
     mixed = [group for group in model.groups if group.spec.moe]
     groups = [_group_exchange(group, ranks, activation_dtype(weights)) for group in mixed]
     times = [len(group.layers) * group.runs for group in mixed]
