@@ -10,18 +10,7 @@ from typing import Any
 from tests.cli.test_any_input import OPTIONS, SOURCES
 
 BLOCK = [*"4x8:. -/\\", "512", "2048", "4x", "swiglu", "gelu", "relu", "gleu", "1e3", "X"]
-KEYS = [
-    "d_ff",
-    "ffn_params_total",
-    "gated",
-    "activation",
-    "name",
-    "experts",
-    "layers",
-    "FFN parameters",
-    "d_f",
-    "bytes",
-]
+KEYS = [*"d_ff ffn_params_total gated activation name experts layers".split(), "FFN parameters", "d_f", "bytes"]
 OPERATORS = [" == ", " < ", " >= ", " != ", "<=", "=", "==", "!"]
 OPERANDS = [
     "8",
@@ -94,57 +83,12 @@ def sweep(draw: Random, folder: Path) -> list[str]:
     return ["params", draw.choice(("4x8:swiglu", "gpt2")), *(word for text in texts for word in ("--sweep", text))]
 
 
-TEXTS = [
-    "",
-    "x",
-    "\x1b[31mred\x1b[0m",
-    "a\nb",
-    "a\r\nb",
-    "\0",
-    "\u202eabc",
-    "\u200b",
-    "=1+1",
-    "'",
-    '"',
-    ";",
-    ",",
-    "%s%n",
-    "../..",
-    "/dev/zero",
-    "é" * 50,
-    "A" * 5000,
-    "null",
-    "nan",
-    "1e999",
-    "²",
-    "-",
-    "[bold]",
-    "\udcff",
-]
-NUMBERS = [
-    0,
-    -1,
-    1,
-    2,
-    3,
-    7,
-    -0.0,
-    0.5,
-    -1e-300,
-    1e300,
-    1e-300,
-    2**31 - 1,
-    2**31,
-    2**53,
-    2**63,
-    2**64,
-    -(2**63),
-    10**30,
-    10**400,
-    float("nan"),
-    float("inf"),
-    float("-inf"),
-]
+_CONTROLS = ["", "x", "\x1b[31mred\x1b[0m", "a\nb", "a\r\nb", "\0", "\u202eabc", "\u200b"]
+_SIGNS = ["=1+1", "'", '"', ";", ",", "%s%n", "../..", "/dev/zero", "é" * 50, "A" * 5000]
+TEXTS = [*_CONTROLS, *_SIGNS, "null", "nan", "1e999", "²", "-", "[bold]", "\udcff"]
+_SMALL = [0, -1, 1, 2, 3, 7, -0.0, 0.5, -1e-300, 1e300, 1e-300]
+_LARGE = [2**31 - 1, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**30, 10**400]
+NUMBERS = [*_SMALL, *_LARGE, float("nan"), float("inf"), float("-inf")]
 OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"": None}, {"x": 1}, [1, "a"], [0] * 3000]
 
 

@@ -15,32 +15,13 @@ from tests.fuzz import changes
 from tests.oracles.checkpoints import GPT2, INDEX, LLAMA, MIXTRAL, T5, raw_safetensors, tensors
 
 DEEPSEEK = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "moe_intermediate_size": 4,
-    "num_hidden_layers": 3,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "vocab_size": 32,
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "q_lora_rank": 4,
-    "kv_lora_rank": 4,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 4,
-    "rms_norm_eps": 1e-6,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "moe_layer_freq": 1,
+    "model_type": "deepseek_v3", "hidden_size": 8, "intermediate_size": 12, "moe_intermediate_size": 4,
+    "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 4,
+    "topk_group": 2, "vocab_size": 32, "first_k_dense_replace": 1, "hidden_act": "silu", "num_attention_heads": 2,
+    "num_key_value_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+    "v_head_dim": 4, "rms_norm_eps": 1e-6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "moe_layer_freq": 1,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 QUANTIZED = {
     **LLAMA,
     "num_attention_heads": 2,

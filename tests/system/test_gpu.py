@@ -12,152 +12,103 @@ from tests.system.test_host import put
 CARD = "dev/nvidia3"  # a container with the fourth of several
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-# situation → (device, torch, files of the driver, variables, what is wrong, what to do)
+
+def told(why, hint, *stand_in, device="cuda", files=(CARD,), **variables):
+    """(device, torch, files of the driver, variables, what is wrong, what to do)."""
+    return device, FakeCudaTorch(*stand_in), files, variables, why, hint
+
+
 SITUATIONS = {
-    "a CPU build, no GPU": (
-        "cuda",
-        FakeCudaTorch(fake.NOT_COMPILED, 0, None),
-        (),
-        {},
+    "a CPU build, no GPU": told(
         "there is no GPU here (no driver, and torch was built for CPUs only)",
         "use --device cpu",
+        fake.NOT_COMPILED,
+        0,
+        None,
+        files=(),
     ),
-    "a CPU build next to a GPU": (
-        "cuda",
-        FakeCudaTorch(fake.NOT_COMPILED, 0, None),
-        (CARD,),
-        {},
+    "a CPU build next to a GPU": told(
         "torch 2.13.0+cu130 was built for CPUs only",
         "install one with CUDA: https://pytorch.org/get-started, or use --device cpu",
+        fake.NOT_COMPILED,
+        0,
+        None,
     ),
-    "no driver": (
-        "cuda",
-        FakeCudaTorch(fake.NO_DRIVER, 0),
-        (),
-        {},
-        "there is no GPU here (no driver)",
-        "use --device cpu",
-    ),
-    "a container without the driver's library": (
-        "cuda",
-        FakeCudaTorch(fake.NO_DRIVER, 0),
-        (CARD,),
-        {},
+    "no driver": told("there is no GPU here (no driver)", "use --device cpu", fake.NO_DRIVER, 0, files=()),
+    "a container without the driver's library": told(
         "the driver's library is not installed here",
         "in a container, start it with its GPUs (docker run --gpus all), or use --device cpu",
+        fake.NO_DRIVER,
+        0,
     ),
-    "an old driver": (
-        "cuda",
-        FakeCudaTorch(fake.OLD_DRIVER, 0),
-        (CARD,),
-        {},
+    "an old driver": told(
         "the driver is too old for torch 2.13.0+cu130 (it supports CUDA 11.4)",
         "update the driver, install a torch for an older CUDA, or use --device cpu",
+        fake.OLD_DRIVER,
+        0,
     ),
-    "hidden": (
-        "cuda",
-        FakeCudaTorch(fake.NONE_VISIBLE, 0),
-        (CARD,),
-        {"CUDA_VISIBLE_DEVICES": ""},
+    "hidden": told(
         "CUDA_VISIBLE_DEVICES= leaves no GPU",
         "unset it, or use --device cpu",
+        fake.NONE_VISIBLE,
+        0,
+        CUDA_VISIBLE_DEVICES="",
     ),
-    "not to be seen": (
-        "cuda",
-        FakeCudaTorch(fake.NONE_VISIBLE, 0),
-        (CARD,),
-        {},
-        "torch sees no GPU",
-        "nvidia-smi lists them; or use --device cpu",
+    "not to be seen": told("torch sees no GPU", "nvidia-smi lists them; or use --device cpu", fake.NONE_VISIBLE, 0),
+    "out of range": told("there is 1 GPU here", "use cuda", device="cuda:1"),
+    "out of range of two": told("there are 2 GPUs here", "use cuda:0 to cuda:1", None, 2, device="cuda:2"),
+    "out of what is left": told(
+        "CUDA_VISIBLE_DEVICES=3 leaves 1 GPU", "use cuda", device="cuda:1", CUDA_VISIBLE_DEVICES="3"
     ),
-    "out of range": ("cuda:1", FakeCudaTorch(), (CARD,), {}, "there is 1 GPU here", "use cuda"),
-    "out of range of two": (
-        "cuda:2",
-        FakeCudaTorch(count=2),
-        (CARD,),
-        {},
-        "there are 2 GPUs here",
-        "use cuda:0 to cuda:1",
-    ),
-    "out of what is left": (
-        "cuda:1",
-        FakeCudaTorch(),
-        (CARD,),
-        {"CUDA_VISIBLE_DEVICES": "3"},
-        "CUDA_VISIBLE_DEVICES=3 leaves 1 GPU",
-        "use cuda",
-    ),
-    "busy": (
-        "cuda:1",
-        FakeCudaTorch(fake.BUSY, 2),
-        (CARD,),
-        {},
+    "busy": told(
         "the GPU is busy: another process has it in exclusive mode, or its compute mode is prohibited",
         "nvidia-smi shows both; wait for that process, or use --device cpu",
+        fake.BUSY,
+        2,
+        device="cuda:1",
     ),
-    "full": (
-        "cuda",
-        FakeCudaTorch(fake.FULL),
-        (CARD,),
-        {},
+    "full": told(
         "no memory is left on the GPU: 0.0 of 85.9 GB are free",
         "nvidia-smi shows who uses it; or use --device cpu",
+        fake.FULL,
     ),
-    "full for the allocator": (
-        "cuda",
-        FakeCudaTorch(fake.OUT_OF_MEMORY),
-        (CARD,),
-        {},
+    "full for the allocator": told(
         "no memory is left on the GPU: 0.0 of 85.9 GB are free",
         "nvidia-smi shows who uses it; or use --device cpu",
+        fake.OUT_OF_MEMORY,
     ),
-    "too new": (
-        "cuda",
-        FakeCudaTorch(fake.TOO_NEW),
-        (CARD,),
-        {},
+    "too new": told(
         "torch 2.13.0+cu130 has no kernels for this GPU (sm_120",
         "it has sm_80, sm_90); install a build that has them: https://pytorch.org/get-started, or use --device cpu",
+        fake.TOO_NEW,
     ),
-    "not ready": (
-        "cuda",
-        FakeCudaTorch(fake.NOT_READY, 0),
-        (CARD,),
-        {},
+    "not ready": told(
         "the GPUs are not ready: the fabric manager does not run",
         "start nvidia-fabricmanager, or use --device cpu",
+        fake.NOT_READY,
+        0,
     ),
-    "half updated": (
-        "cuda",
-        FakeCudaTorch(fake.MISMATCH, 0),
-        (CARD,),
-        {},
+    "half updated": told(
         "the driver was updated, and its parts no longer match",
         "restart the machine, or use --device cpu",
+        fake.MISMATCH,
+        0,
     ),
-    "cuda-compat": (
-        "cuda",
-        FakeCudaTorch(fake.OLD_CARD, 0),
-        (CARD,),
-        {},
+    "cuda-compat": told(
         "this GPU does not support the CUDA compatibility library that is installed",
         "remove cuda-compat, or use --device cpu",
+        fake.OLD_CARD,
+        0,
     ),
-    "broken memory": (
-        "cuda",
-        FakeCudaTorch(fake.ECC),
-        (CARD,),
-        {},
+    "broken memory": told(
         "the GPU reports a memory error that it could not correct",
         "nvidia-smi -q -d ECC shows it, or use --device cpu",
+        fake.ECC,
     ),
-    "anything else": (
-        "cuda",
-        FakeCudaTorch(fake.UNKNOWN),
-        (CARD,),
-        {},
+    "anything else": told(
         "the GPU cannot be used: CUDA error: unspecified launch failure",
         "`ffn doctor` checks it, or use --device cpu",
+        fake.UNKNOWN,
     ),
 }
 
