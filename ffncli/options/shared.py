@@ -70,8 +70,7 @@ Position = Annotated[
     ),
 ]  # fmt: skip
 Tokens = Annotated[
-    int | None,
-    Opt("-n", "--tokens", metavar="N", accepts=COUNT, group=INPUT, daily=True, help="Number of tokens."),
+    int | None, Opt("-n", "--tokens", metavar="N", accepts=COUNT, group=INPUT, daily=True, help="Number of tokens.")
 ]
 TokenList = Annotated[
     Counts | None,

@@ -130,11 +130,7 @@ ACTIVE = {
 }
 
 # Bytes of all tensors of the released files: the `total_size` of the model.safetensors.index.json on the Hub.
-STORED_BYTES = {
-    "llama-3.1-8b": 16_060_522_496,
-    "mixtral-8x7b": 93_405_585_408,
-    "gpt-oss-20b": 13_761_264_768,
-}
+STORED_BYTES = {"llama-3.1-8b": 16_060_522_496, "mixtral-8x7b": 93_405_585_408, "gpt-oss-20b": 13_761_264_768}
 
 # Bytes per FFN weight as released, by the dtype of the tensors in the files; none for those without any.
 WIDTHS = {

@@ -190,12 +190,7 @@ def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -
         device=device.name,
         speeds=measured or SheetSpeeds(device, given.gemm_efficiency or 1.0, given.memory_efficiency or 1.0),
         memory_bytes=None if largest is None else round(largest * 1e9 * given.usable_memory),
-        wires=Wires(
-            known.get(given.link or ""),
-            known.get(given.network or ""),
-            given.per_node,
-            given.link_efficiency,
-        ),
+        wires=Wires(known.get(given.link or ""), known.get(given.network or ""), given.per_node, given.link_efficiency),
     )
 
 

@@ -58,8 +58,7 @@ def test_values_of_every_kind(text: str, expected: bool):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "d_ff", "==", "== 3072", "d_ff ==", "d_ff = 3072", "d_ff =! 3", "d_ff 3072", "3072 == d_ff"],
+    "text", ["", "d_ff", "==", "== 3072", "d_ff ==", "d_ff = 3072", "d_ff =! 3", "d_ff 3072", "3072 == d_ff"]
 )
 def test_what_is_no_condition(text: str, call):
     out = expect_refusal(call("params", "gpt2", "--assert", text), "--assert")

@@ -59,8 +59,7 @@ def test_experts_are_one_entry(style: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["experts.7", "experts.gate_up_proj", "shared_experts.up.weight", "experts7.up", "expert.7.up", "l.3.up"],
+    "name", ["experts.7", "experts.gate_up_proj", "shared_experts.up.weight", "experts7.up", "expert.7.up", "l.3.up"]
 )
 def test_what_has_no_experts_number_keeps_its_name(name: str, tmp_path: Path):
     assert shared_name(name) == name

@@ -100,14 +100,7 @@ def test_what_cannot_be_shown_on_a_log_axis_is_left_out():
     assert text(plot)[-1] == "  a a   b never"
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [],
-        [Series("none", [])],
-        [Series("lost", [(0.0, math.nan), (math.inf, 1.0)])],
-    ],
-)
+@pytest.mark.parametrize("lines", [[], [Series("none", [])], [Series("lost", [(0.0, math.nan), (math.inf, 1.0)])]])
 def test_a_plot_of_nothing_says_so(lines):
     assert text(Plot("Title", "x", "y", lines)) == ["Title", "  no points to draw"]
 

@@ -77,8 +77,7 @@ TEXT_TYPES: Mapping[str, str] = {
     **{name: name + ending for ending, names in _ENDING.items() for name in names.split()},
 }
 REFUSED: Mapping[str, str] = dict.fromkeys(
-    ("diffusion_gemma_text", "diffusion_gemma"),
-    "its MLP and its experts run side by side, each between its own norms",
+    ("diffusion_gemma_text", "diffusion_gemma"), "its MLP and its experts run side by side, each between its own norms"
 )
 
 
