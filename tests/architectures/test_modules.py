@@ -179,7 +179,7 @@ LAYERS = {
     "git": ("git.encoder.layer.{}", "intermediate", "", ""),
     "musicgen": ("decoder.model.decoder.layers.{}", "final_layer_norm", "", ""),
     "blt": ("model.global_transformer.layers.{}", "post_attention_layernorm", "mlp", ""),
-}  # fmt: skip
+}
 SPELLINGS = {
     "gate.weight": r"(gate_proj|w1|proj_up_gate)\.weight", "gate.bias": r"(gate_proj|w1|proj_up_gate)\.bias",
     "up.weight": r"(up_proj|w3|proj_up|fc1|intermediate\.dense)\.weight",

@@ -204,7 +204,7 @@ def test_an_encoder_decoder_is_two_models_of_any_family() -> None:
         ({"model_type": "encoder-decoder", "encoder": BERT}, "decoder is missing"),
         ({"model_type": "encoder-decoder", "encoder": T5, "decoder": BERT}, "is not a single stack"),
     ],
-)  # fmt: skip
+)
 def test_what_a_block_cannot_say_is_refused_by_name(values: dict[str, Any], said: str) -> None:
     with pytest.raises(FFNError, match=r"config\.json") as caught:
         read(values)

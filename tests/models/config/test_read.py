@@ -428,7 +428,7 @@ def test_a_wrong_value_inside_text_config_is_placed_there(call, tmp_path: Path):
             ["groups", "3"],
         ),
     ],
-)  # fmt: skip
+)
 def test_experts_that_cannot_be(changes: dict[str, object], parts: list[object], call, tmp_path: Path):
     expect_refusal(call("params", folder(tmp_path, {**MIXTRAL, **changes})), "config.json", *parts)
 

@@ -198,9 +198,7 @@ def test_a_tensor_of_no_role_is_a_difference(config: dict[str, Any] | None, call
     ("learned", "activation"),
     [(("act_fn.alpha_p", "act_fn.alpha_n"), "xielu"), (("act_fn.alpha_p",), None), (("x.alpha_p", "x.alpha_n"), None)],
 )
-def test_learned_parameters_of_an_activation(
-    learned: tuple[str, ...], activation: str | None, call, tmp_path: Path
-):  # fmt: skip
+def test_learned_parameters_of_an_activation(learned: tuple[str, ...], activation: str | None, call, tmp_path: Path):
     stored = {n: t for n, t in tensors("llama").items() if "gate_proj" not in n}
     stored |= {f"model.layers.{i}.mlp.{name}": torch.zeros(1) for i in range(2) for name in learned}
     code, out, _ = call("params", folder(tmp_path, None, stored), "--json")
@@ -256,9 +254,7 @@ def test_a_config_of_an_unknown_model_that_says_otherwise(
 
 
 @pytest.mark.parametrize(("family", "said"), SAYS_THE_SAME)
-def test_a_config_of_an_unknown_model_that_may_mean_the_same(
-    family: str, said: dict[str, Any], call, tmp_path: Path
-):  # fmt: skip
+def test_a_config_of_an_unknown_model_that_may_mean_the_same(family: str, said: dict[str, Any], call, tmp_path: Path):
     assert row_of(call("params", folder(tmp_path, {**UNKNOWN, **said}, tensors(family)), "--json"))["differences"] == []
 
 

@@ -196,7 +196,7 @@ def test_a_file_of_another_model(call, tmp_path: Path):
         ("mixtral", {"intermediate_size": 7}, "intermediate_size: the config says 7, the tensors 6", "experts.0."),
         ("mixtral", {"num_local_experts": 3}, "num_local_experts: the config says 3, the tensors 4", "moe."),
     ],
-)  # fmt: skip
+)
 def test_shapes_that_contradict_the_config(
     family: str, changes: dict[str, Any], says: str, tensor: str, call, tmp_path: Path
 ):

@@ -285,7 +285,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "packed zeros missing": ("packed", {f"{UP}.weight_zero_point": None}, "weight_zero_point' is missing"),
     "zeros not packed": ("packed", {f"{UP}.weight_zero_point": torch.zeros(OUT, 2).int()}, r"should be I32 \[12, 2\]"),
     "scales missing": ("packed", {f"{UP}.weight_scale": None}, "weight_scale' is missing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("form", "changes", "says"), WRONG.values(), ids=WRONG)

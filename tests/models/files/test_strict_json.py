@@ -156,7 +156,7 @@ def test_what_fits_becomes_the_record():
         ({"word": "z"}, "word must be one of x, y, got 'z'"),
         ({"digits": "1a"}, "digits does not have the required form"),
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_refused_by_its_path(change: dict[str, Any], words: str):
     with pytest.raises(FFNError) as error:
         record_of(Whole, GOOD | change, "f, line 3", "hint")

@@ -35,16 +35,15 @@ _CORRECTION = r".*(e_score_correction_bias|expert_bias|router\.bias)|.*balancing
 # model_type → (attention, norms) of layer 1 (layer 0 of the decoder where there are two stacks): patterns by hand
 _BERT = (r".*\.layer\.1\.attention\.(self|output\.dense)\..*", r".*\.layer\.1\.(attention\.)?output\.LayerNorm\..*")
 _LLAMA = (r"model\.layers\.1\.self_attn\..*", r"model\.layers\.1\.\w+norm\d?\.weight")
-_BART = (
-    r"model\.encoder\.layers\.1\.self_attn\..*", r"model\.encoder\.layers\.1\.(self_attn|final)_layer_norm\..*"
-)  # fmt: skip
+_BART = (r"model\.encoder\.layers\.1\.self_attn\..*", r"model\.encoder\.layers\.1\.(self_attn|final)_layer_norm\..*")
 PARTS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("ernie", "rembert", "deberta", "deberta-v2", "roformer", "nystromformer", "tapas", "mra"), _BERT),
     "esm": (_BERT[0], r"esm\.encoder\.layer\.1\.(attention\.)?LayerNorm\..*"),
     "roberta-prelayernorm": (_BERT[0], r".*\.layer\.1\.(attention|intermediate)\.LayerNorm\..*"),
     "mpnet": (r"mpnet\.encoder\.layer\.1\.attention\.attn\..*", r".*\.layer\.1\.(attention|output)\.LayerNorm\..*"),
     "xlnet": (
-        r"transformer\.layer\.1\.rel_attn\.(?!layer_norm).*", r"transformer\.layer\.1\.(rel_attn|ff)\.layer_norm\..*"
+        r"transformer\.layer\.1\.rel_attn\.(?!layer_norm).*",
+        r"transformer\.layer\.1\.(rel_attn|ff)\.layer_norm\..*",
     ),
     "ctrl": (r"transformer\.h\.1\.multi_head_attention\..*", r"transformer\.h\.1\.layernorm[12]\..*"),
     "dbrx": (
@@ -56,16 +55,15 @@ PARTS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("afmoe", "diffllama", "deepseek_v32", "hyperclovax", "internlm3", "iquestcoder"), _LLAMA),
     **dict.fromkeys(("blenderbot", "pegasus", "marian", "mvp", "plbart"), _BART),
     "longt5": (
-        r"encoder\.block\.1\.layer\.0\.LocalSelfAttention\..*", r"encoder\.block\.1\.layer\.[01]\.layer_norm\.weight"
+        r"encoder\.block\.1\.layer\.0\.LocalSelfAttention\..*",
+        r"encoder\.block\.1\.layer\.[01]\.layer_norm\.weight",
     ),
     "voxtral_realtime": (r"(?!)", r"(?!)"),  # a small MLP scales its norm
     "longcat_flash": (r"(?!)", r"(?!)"),  # two attentions and three FFNs in a layer
     "bamba": (r"model\.layers\.1\.mamba\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"),
-    "falcon_h1": (
-        r"model\.layers\.1\.(mamba|self_attn)\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"
-    ),
+    "falcon_h1": (r"model\.layers\.1\.(mamba|self_attn)\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"),
     "xlstm": (r"backbone\.blocks\.1\.mlstm_layer\..*", r"backbone\.blocks\.1\.norm_(mlstm|ffn)\.weight"),
-}  # fmt: skip
+}
 
 # What a file holds that is not the text model's.
 APART = r".*(vision|audio|visual|image_|multi_modal_projector|embed_vision|embed_audio|vision_embed_tokens)\b.*"

@@ -299,7 +299,8 @@ HYBRIDS: Mapping[str, Architecture] = {
     ),
     # intermediate_size here is not d_ff: 600 makes 512, and twice as much 1024.
     "lfm2": Architecture(
-        _LFM.ffn, _LFM.norm,
+        _LFM.ffn,
+        _LFM.norm,
         {"intermediate_size": 600, "layer_types": ["conv", "full_attention"] * 2},
     ),
     "lfm2_moe": Architecture(
@@ -331,7 +332,5 @@ HYBRIDS: Mapping[str, Architecture] = {
         r"model\.layers\.\d+\.shared_transf\.pre_ff_layernorm\.weight",
         {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     ),
-    "zamba2": Architecture(
-        reason="each use of its shared FFN adds an adapter of its own to the shared weights"
-    ),
-}  # fmt: skip
+    "zamba2": Architecture(reason="each use of its shared FFN adds an adapter of its own to the shared weights"),
+}
