@@ -25,13 +25,7 @@ from ffncli.system.cgroup import ROOT, text
 KILLED = -9
 _REAPING = 10.0  # seconds; a process that waits for a driver cannot be killed until the driver answers
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SIGNALS = {
-    -11: "segmentation fault",
-    -6: "aborted",
-    -7: "bus error",
-    -8: "arithmetic error",
-    -4: "illegal instruction",
-}
+_DEATHS = {-11: "segmentation fault", -6: "aborted", -7: "bus error", -8: "arithmetic error", -4: "illegal instruction"}
 
 
 def settle() -> None:
@@ -120,7 +114,7 @@ def ending(code: int | None) -> str:
     if code == KILLED:
         return "was killed (signal 9), probably for lack of memory"
     if code < 0:
-        return f"was ended by signal {-code}" + (f" ({_SIGNALS[code]})" if code in _SIGNALS else "")
+        return f"was ended by signal {-code}" + (f" ({_DEATHS[code]})" if code in _DEATHS else "")
     return f"ended with exit code {code}"
 
 

@@ -223,13 +223,9 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment,
-            timeout=_PATIENCE,
-            check=False,
-        )
+            ["git", "-C", str(folder), *arguments], stdin=subprocess.DEVNULL, capture_output=True, env=environment,
+            timeout=_PATIENCE, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         why = "it is not installed" if isinstance(error, FileNotFoundError) else clean(str(error))
         raise FFNError(f"cannot run git: {why}", "a file at a commit needs it", ExitCode.ENVIRONMENT) from None

@@ -183,13 +183,6 @@ def _old_driver(match: re.Match[str], torch: Any, index: int, root: Path) -> Gpu
     )
 
 
-def _busy(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
-    return GpuProblem(
-        "the GPU is busy: another process has it in exclusive mode, or its compute mode is prohibited",
-        f"nvidia-smi shows both; wait for that process, or {_ON_CPU}",
-    )
-
-
 def _full(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
     try:
         free, total = torch.cuda.mem_get_info(index)
@@ -218,7 +211,10 @@ _KNOWN: Mapping[str, Callable[[re.Match[str], Any, int, Path], GpuProblem]] = {
     r"found no nvidia driver|no hip driver": _no_driver,
     r"driver on your system is too old|driver version is insufficient": _old_driver,
     r"no (cuda|hip) gpus are available|no (cuda|rocm)-capable device": _none_visible,
-    r"busy or unavailable": _busy,
+    r"busy or unavailable": _plain(
+        "the GPU is busy: another process has it in exclusive mode, or its compute mode is prohibited",
+        "nvidia-smi shows both; wait for that process",
+    ),
     r"out of memory": _full,
     r"no kernel image|invalid device function|not compatible with the current pytorch": _no_kernels,
     r"error 802|system not yet initialized": _plain(

@@ -238,9 +238,8 @@ def steal(root: Path = ROOT) -> float | None:
     fields = text(root / "proc/stat").partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu" or not all(map(str.isdigit, fields[1:9])):
         return None
-    ticks = [
-        int(field) for field in fields[1:9]
-    ]  # user nice system idle iowait irq softirq steal; user includes the guests' time
+    # user nice system idle iowait irq softirq steal; user includes the guests' time
+    ticks = [int(field) for field in fields[1:9]]
     return ticks[7] / sum(ticks) if sum(ticks) else None
 
 

@@ -33,18 +33,9 @@ from ffncli.models.model import OTHER_TOWERS, Group, Model, NotCounted, Resolved
 
 MOST_LAYERS = 10_000  # the deepest known model has 126
 TOWERS = [
-    "text_config",
-    "thinker_config",
-    "llm_config",
-    "language_config",
-    "language_model_config",
-    "text_model_config",
-    "decoder",
-    "decoder_config",
-    "generator",
-    "vlm_config",
-    "esmc_config",
-]
+    "text_config", "thinker_config", "llm_config", "language_config", "language_model_config", "text_model_config",
+    "decoder", "decoder_config", "generator", "vlm_config", "esmc_config",
+]  # fmt: skip
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second name was used before compressed-tensors 0.7

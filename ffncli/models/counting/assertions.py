@@ -180,17 +180,10 @@ def _digits(value: object) -> str:
 
 
 # key → (label for one source, label for several sources side by side)
-LABELS: Mapping[str, tuple[str, str]] = {
+_PLAIN = ("d_model", "d_ff", "activation", "gated", "bias", "layers", "experts", "top_k", "tokens", "dtype")
+LABELS: Mapping[str, tuple[str, str]] = {name: (name, name) for name in _PLAIN} | {
     name: (label, short or label)
     for name, label, short in (
-        ("d_model", "d_model", ""),
-        ("d_ff", "d_ff", ""),
-        ("activation", "activation", ""),
-        ("gated", "gated", ""),
-        ("bias", "bias", ""),
-        ("layers", "layers", ""),
-        ("experts", "experts", ""),
-        ("top_k", "top_k", ""),
         ("shared_experts", "shared experts", ""),
         ("latent", "latent width of the experts", "latent width"),
         ("ffn_params_per_layer", "parameters per layer", "parameters/layer"),
@@ -202,10 +195,8 @@ LABELS: Mapping[str, tuple[str, str]] = {
         ("elementwise_flops_per_token", "elementwise FLOPs per token and layer", "elementwise FLOPs/token"),
         ("ffn_params_total", "parameters, all layers", "parameters"),
         ("ffn_params_active", "active, all layers", "active"),
-        ("tokens", "tokens", ""),
         ("matmul_flops_total", "matmul FLOPs", ""),
         ("elementwise_flops_total", "elementwise FLOPs", ""),
-        ("dtype", "dtype", ""),
         ("weight_bytes", "weight bytes", ""),
         ("model_params_total", "whole model, parameters", "whole model"),
         ("model_params_active", "whole model, active", "whole model active"),

@@ -188,13 +188,8 @@ _OF_MAIN = (
 
 
 _OF_STORED = (
-    "ffn_params_stored",
-    "ffn_stored_bytes",
-    "ffn_bits_per_weight",
-    "stored_params",
-    "stored_bytes",
-    "bits_per_weight",
-)
+    "ffn_params_stored", "ffn_stored_bytes", "ffn_bits_per_weight", "stored_params", "stored_bytes", "bits_per_weight",
+)  # fmt: skip
 
 
 def _group(model: Model, group: Group, one: Cost) -> GroupCount:

@@ -25,15 +25,8 @@ _LARGEST = 1e300  # matplotlib's arithmetic overflows beyond this
 # Okabe and Ito's colours, which can be told apart with any colour vision, and dashes that work without colour.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
 _DASHES = (
-    "-",
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (6, 2, 1, 2)),
-    (0, (10, 3)),
-    (0, (3, 1, 1, 1, 1, 1)),
-    (0, (1, 4)),
-    (0, (2, 2)),
-)
+    "-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (10, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)), (0, (2, 2)),
+)  # fmt: skip
 _MARKS = "os^DvPX*"
 # Text stays text in SVG, so that browsers can search it; names are not parsed as formulas; files contain no date and no
 # version.
