@@ -12,23 +12,7 @@ from tests.cli.test_any_input import OPTIONS, SOURCES
 BLOCK = [*"4x8:. -/\\", "512", "2048", "4x", "swiglu", "gelu", "relu", "gleu", "1e3", "X"]
 KEYS = [*"d_ff ffn_params_total gated activation name experts layers".split(), "FFN parameters", "d_f", "bytes"]
 OPERATORS = [" == ", " < ", " >= ", " != ", "<=", "=", "==", "!"]
-OPERANDS = [
-    "8",
-    "1_000",
-    "6.7e9",
-    "60 %",
-    "1.5 GB",
-    "true",
-    "null",
-    "'gelu'",
-    '"',
-    "1e999",
-    "0",
-    "96",
-    "silu",
-    "-0",
-    " and ",
-]
+OPERANDS = "8|1_000|6.7e9|60 %|1.5 GB|true|null|'gelu'|\"|1e999|0|96|silu|-0| and ".split("|")
 SIZES, WORDS = ["1x", "4x", "8", "16", "8:64:8"], ["yes", "no"]
 AXES = {
     "d_ff": SIZES, "d_model": ["8", "16", "4:16:4"], "tokens": ["1", "32"], "activation": ["gelu", "swiglu", "relu"],

@@ -22,27 +22,14 @@ def module(name: str) -> nn.Module:
 
 
 ORACLES: dict[str, Oracle] = {
+    **{name: module(name) for name in "relu2 prelu quick_gelu gelu_10 laplace xielu".split()},
+    **{name: getattr(functional, name) for name in "relu relu6 leaky_relu gelu silu mish hardswish elu selu".split()},
     "identity": nn.Identity(),
-    "relu": functional.relu,
-    "relu2": module("relu2"),
-    "relu6": functional.relu6,
-    "leaky_relu": functional.leaky_relu,
-    "prelu": module("prelu"),
-    "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "quick_gelu": module("quick_gelu"),
-    "gelu_10": module("gelu_10"),
-    "silu": functional.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
-    "mish": functional.mish,
-    "hardswish": functional.hardswish,
     "softplus": softplus,
     "sqrtsoftplus": lambda x: softplus(x).sqrt(),  # transformers' class has softplus's switch at 20; see above
-    "elu": functional.elu,
-    "selu": functional.selu,
-    "laplace": module("laplace"),
-    "xielu": module("xielu"),
 }
 TRANSFORMERS_NAMES = sorted(ACT2CLS)
 

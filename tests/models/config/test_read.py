@@ -107,14 +107,9 @@ def test_shared_experts_are_as_wide_as_routed_ones_when_they_are_asked_for():
 
 @pytest.mark.parametrize(
     "choices",
-    [
-        {"norm": "batchnorm"},
-        {"norm_position": "mid"},
-        {"residual_scale": float("nan")},
-        {"dropout": "x"},
-        {"limits": hard_limits("7")},
-    ],
-)
+    [{"norm": "batchnorm"}, {"norm_position": "mid"}, {"residual_scale": float("nan")}, {"dropout": "x"},
+     {"limits": hard_limits("7")}],
+)  # fmt: skip
 def test_a_choice_that_is_none_is_refused(choices):
     from ffncli.block.recipe import FFNSpec
 
@@ -319,9 +314,15 @@ NO_OBJECT = {
 HOSTILE = ["\x1b[31mred", "[/x]", "a\nb", "\x9b2J", "a\u202eb", "x" * 100_000, '__import__("os").system("id")']
 
 
+@pytest.fixture
+def refused(call, tmp_path: Path):
+    """A function that checks that `ffn params` refuses a config in one line with these parts."""
+    return lambda config, *parts: expect_refusal(call("params", folder(tmp_path, config)), "config.json", *parts)
+
+
 @pytest.mark.parametrize("raw", NO_OBJECT.values(), ids=NO_OBJECT)
-def test_a_file_that_holds_no_config(raw: bytes, call, tmp_path: Path):
-    expect_refusal(call("params", folder(tmp_path, raw)), tmp_path / "config.json")
+def test_a_file_that_holds_no_config(raw: bytes, refused):
+    refused(raw)
 
 
 def test_a_config_that_is_not_there_or_is_a_directory(call, tmp_path: Path):
@@ -333,11 +334,9 @@ def test_a_config_that_is_not_there_or_is_a_directory(call, tmp_path: Path):
 
 @pytest.mark.parametrize("field", ["hidden_size", "intermediate_size", "num_hidden_layers"])
 @pytest.mark.parametrize("token", NO_SIZE, ids=lambda t: t[:12])
-def test_a_size_that_cannot_be(field: str, token: str, call, tmp_path: Path):
+def test_a_size_that_cannot_be(field: str, token: str, refused):
     where = () if len(token) > 4000 else (field,)  # Python's parser does not say where so long a number stood
-    expect_refusal(
-        call("params", folder(tmp_path, with_token(LLAMA, field, token))), "config.json", *where, NO_SIZE[token]
-    )
+    refused(with_token(LLAMA, field, token), *where, NO_SIZE[token])
 
 
 @pytest.mark.parametrize("field", [*LLAMA, "num_local_experts", "num_experts_per_tok"])
@@ -359,17 +358,13 @@ def test_a_value_that_the_family_has_a_default_for(config: dict[str, object], ca
     expect_refusal(call("params", folder(tmp_path, {**GPT2, "n_inner": 0})), "config.json", "n_inner", "0")
 
 
-def test_a_default_that_becomes_too_large(call, tmp_path: Path):
-    expect_refusal(
-        call("params", folder(tmp_path, {**GPT2, "n_inner": None, "n_embd": 2**31 - 1})), "config.json", "d_ff"
-    )
+def test_a_default_that_becomes_too_large(refused):
+    refused({**GPT2, "n_inner": None, "n_embd": 2**31 - 1}, "d_ff")
 
 
 @pytest.mark.parametrize("layers", [100_001, 2**31 - 1, 10**18])
-def test_more_layers_than_any_model_has(layers: int, call, tmp_path: Path):
-    expect_refusal(
-        call("params", folder(tmp_path, {**LLAMA, "num_hidden_layers": layers})), "num_hidden_layers", layers
-    )
+def test_more_layers_than_any_model_has(layers: int, refused):
+    refused({**LLAMA, "num_hidden_layers": layers}, "num_hidden_layers", layers)
 
 
 @pytest.mark.parametrize(
@@ -377,8 +372,8 @@ def test_more_layers_than_any_model_has(layers: int, call, tmp_path: Path):
     [("lama", "did you mean 'llama'"), ("foo", "give the model's tensors"), ("", "''"), (5, "a string, got 5"),
      ([], "got []"), (True, "got True"), ("\x1b[31m", r"\x1b[31m")],
 )  # fmt: skip
-def test_a_family_that_is_not_known(value: object, says: str, call, tmp_path: Path):
-    expect_refusal(call("params", folder(tmp_path, {**LLAMA, "model_type": value})), "config.json", "model_type", says)
+def test_a_family_that_is_not_known(value: object, says: str, refused):
+    refused({**LLAMA, "model_type": value}, "model_type", says)
 
 
 @pytest.mark.parametrize(
@@ -391,22 +386,18 @@ def test_a_family_that_is_not_known(value: object, says: str, call, tmp_path: Pa
     [("sliu", "did you mean 'silu'"), ('__import__("os")', "unknown activation"), ("", "''"), (5, "a string, got 5"),
      ("\x1b]0;x\x07", r"\x1b]0;x\x07")],
 )  # fmt: skip
-def test_an_activation_that_is_not_known(
-    config: dict[str, object], field: str, value: object, says: str, call, tmp_path: Path
-):
-    expect_refusal(call("params", folder(tmp_path, {**config, field: value})), "config.json", field, says)
+def test_an_activation_that_is_not_known(config: dict[str, object], field: str, value: object, says: str, refused):
+    refused({**config, field: value}, field, says)
 
 
 @pytest.mark.parametrize("value", [5, "x", [], True, 0.5])
-def test_a_text_config_that_is_no_object(value: object, call, tmp_path: Path):
-    expect_refusal(
-        call("params", folder(tmp_path, {**LLAMA, "text_config": value})), "config.json", "text_config", "object"
-    )
+def test_a_text_config_that_is_no_object(value: object, refused):
+    refused({**LLAMA, "text_config": value}, "text_config", "object")
 
 
-def test_a_wrong_value_inside_text_config_is_placed_there(call, tmp_path: Path):
+def test_a_wrong_value_inside_text_config_is_placed_there(refused):
     config = {"model_type": "llama", "text_config": {**LLAMA, "hidden_size": 0}}
-    expect_refusal(call("params", folder(tmp_path, config)), "config.json", "text_config", "hidden_size", "got 0")
+    refused(config, "text_config", "hidden_size", "got 0")
 
 
 @pytest.mark.parametrize(
@@ -429,8 +420,8 @@ def test_a_wrong_value_inside_text_config_is_placed_there(call, tmp_path: Path):
         ),
     ],
 )
-def test_experts_that_cannot_be(changes: dict[str, object], parts: list[object], call, tmp_path: Path):
-    expect_refusal(call("params", folder(tmp_path, {**MIXTRAL, **changes})), "config.json", *parts)
+def test_experts_that_cannot_be(changes: dict[str, object], parts: list[object], refused):
+    refused({**MIXTRAL, **changes}, *parts)
 
 
 @pytest.mark.parametrize(
@@ -439,8 +430,8 @@ def test_experts_that_cannot_be(changes: dict[str, object], parts: list[object],
      ({"rms_norm_eps": "small"}, ["rms_norm_eps", "'small'"]), ({"mlp_bias": "yes"}, ["mlp_bias", "'yes'"]),
      ({"mlp_bias": 1}, ["mlp_bias", "got 1"])],
 )  # fmt: skip
-def test_other_fields_are_read_as_strictly(changes: dict[str, object], parts: list[object], call, tmp_path: Path):
-    expect_refusal(call("params", folder(tmp_path, {**LLAMA, **changes})), "config.json", *parts)
+def test_other_fields_are_read_as_strictly(changes: dict[str, object], parts: list[object], refused):
+    refused({**LLAMA, **changes}, *parts)
 
 
 # --- text that would act on a terminal --------------------------------------------------------------------------------
@@ -469,9 +460,7 @@ UNREAD = [
 @pytest.mark.parametrize("command", ["params", "trace"])
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda v: repr(v)[:15])
 @pytest.mark.parametrize(("config", "field"), UNREAD)
-def test_nor_one_that_is_not_used(
-    config: dict[str, object], field: str, value: str, command: str, call, tmp_path: Path
-):
+def test_nor_one_that_is_not_used(config: dict, field: str, value: str, command: str, call, tmp_path: Path):
     code, out, err = call(command, folder(tmp_path, {**config, field: value}))
     assert code in (0, 2)
     _harmless(out + err, value)
@@ -503,8 +492,8 @@ def _harmless(text: str, value: str) -> None:
           "activation_function": "relu"}, "encoder_ffn_dim is missing"),
     ],
 )  # fmt: skip
-def test_the_fields_of_another_family(changes: dict[str, object], says: str, call, tmp_path: Path):
-    expect_refusal(call("params", folder(tmp_path, json.dumps(LLAMA | changes))), "config.json", says)
+def test_the_fields_of_another_family(changes: dict[str, object], says: str, refused):
+    refused(json.dumps(LLAMA | changes), says)
 
 
 def test_a_list_where_a_flag_belongs(call, tmp_path: Path):

@@ -17,36 +17,23 @@ from ffncli.models.files.json_records import Form, OneOf, Range, checker, record
 from ffncli.models.files.strict_json import parse_object, read_object
 
 REFUSED = {
-    "empty": (b"", "empty"),
-    "white space": (b" \n\t", "empty"),
-    "words": (b"not json", "not JSON"),
-    "single quotes": (b"{'a': 1}", "not JSON"),
-    "comma at the end": (b'{"a": 1,}', "not JSON"),
-    "cut off": (b'{"a": [1', "not JSON"),
-    "something after it": (b'{"a": 1} x', "not JSON"),
-    "a NUL": (b"\0", "not JSON"),
-    "a raw control character": (b'{"a": "\x1b[31m"}', "not JSON"),
-    "a list": (b"[1]", "array"),
-    "a string": (b'"x"', "string"),
-    "a number": (b"1", "number"),
-    "a float": (b"1.5", "number"),
-    "true": (b"true", "boolean"),
-    "null": (b"null", "null"),
+    "empty": (b"", "empty"), "white space": (b" \n\t", "empty"), "words": (b"not json", "not JSON"),
+    "single quotes": (b"{'a': 1}", "not JSON"), "comma at the end": (b'{"a": 1,}', "not JSON"),
+    "cut off": (b'{"a": [1', "not JSON"), "something after it": (b'{"a": 1} x', "not JSON"),
+    "a NUL": (b"\0", "not JSON"), "a raw control character": (b'{"a": "\x1b[31m"}', "not JSON"),
+    "a list": (b"[1]", "array"), "a string": (b'"x"', "string"), "a number": (b"1", "number"),
+    "a float": (b"1.5", "number"), "true": (b"true", "boolean"), "null": (b"null", "null"),
     "a key twice": (b'{"a": 1, "a": 2}', "'a' appears twice"),
     "a key twice, once escaped": (b'{"a": 1, "\\u0061": 2}', "'a' appears twice"),
     "a key twice, deep inside": (b'{"b": [{"a": 1, "a": 1}]}', "'a' appears twice"),
-    "a key with ESC twice": (b'{"\\u001b[2J": 1, "\\u001b[2J": 1}', r"\x1b[2J"),
-    "NaN": (b'{"a": NaN}', "NaN"),
-    "Infinity": (b'{"a": Infinity}', "Infinity"),
-    "-Infinity": (b'{"a": [-Infinity]}', "-Infinity"),
+    "a key with ESC twice": (b'{"\\u001b[2J": 1, "\\u001b[2J": 1}', r"\x1b[2J"), "NaN": (b'{"a": NaN}', "NaN"),
+    "Infinity": (b'{"a": Infinity}', "Infinity"), "-Infinity": (b'{"a": [-Infinity]}', "-Infinity"),
     "5000 digits": (b'{"a": ' + b"1" * 5000 + b"}", "digits"),
     "100,000 lists": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
-    "100,000 objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "deep"),
-    "Latin-1": (b'{"a": "\xe9"}', "UTF-8"),
-    "UTF-16": ('{"a": 1}'.encode("utf-16"), "UTF-8"),
-    "UTF-16 without a mark": ('{"a": 1}'.encode("utf-16-le"), "not"),
+    "100,000 objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "deep"), "Latin-1": (b'{"a": "\xe9"}', "UTF-8"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "UTF-8"), "UTF-16 without a mark": ('{"a": 1}'.encode("utf-16-le"), "not"),
     "an encoded surrogate": (b'{"a": "\xed\xa0\x80"}', "UTF-8"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("raw", "says"), REFUSED.values(), ids=REFUSED)
