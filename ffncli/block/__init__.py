@@ -1,2 +1,1 @@
-"""The definition of a block: its steps, the recipe that builds them, its activations and costs. Pure Python; no torch,
-no numpy, no rich."""
+"""What a block is: steps, the recipe that builds them, activations, costs. Pure Python: no torch, numpy or rich."""

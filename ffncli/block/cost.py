@@ -83,8 +83,7 @@ class Cost(Additive):
         return round(self.params * width)
 
     def activation_bytes(self, width: float) -> int:
-        """Return the bytes of all intermediates, each written once, for all tokens: what an unfused forward keeps for
-        backward."""
+        """Return the bytes of all intermediates, each written once: what an unfused forward keeps for backward."""
         return round(self.elements * width)
 
 
@@ -136,8 +135,7 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
 
 
 def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
-    """Return the cost of a mixture: the parameters of all experts, and the work of top_k experts per token plus the
-    mixing of their outputs."""
+    """Return a mixture's cost: all experts' parameters, the work of top_k experts per token and the mixing."""
     one = cost(op.program, tokens=prod(x[:-1]))
     weighed = out if op.weigh == "output" else x
     mixing = top_k * prod(weighed) + (top_k - 1) * prod(out)

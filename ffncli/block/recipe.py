@@ -1,5 +1,4 @@
-"""FFNSpec, the choices that define a block; `steps`, which turns them into the list of assignments; variants of that
-list."""
+"""FFNSpec, the choices that define a block; `steps`, which makes them a list of assignments; its variants."""
 
 from __future__ import annotations
 
@@ -169,8 +168,7 @@ class FFNSpec:
 
 
 def size(field: str, value: Any, high: int = MAX_SIZE, low: int = 1) -> int:
-    """Return `value` if it is a whole number from `low` to `high`, as the size of an axis; else raise FFNError naming
-    `field`."""
+    """Return an axis's size if it is a whole number from `low` to `high`; else raise FFNError naming `field`."""
     if type(value) is not int or not low <= value <= high:
         raise FFNError(f"{field} must be a whole number from {low} to {high}, got {shown(value)}")
     return value
@@ -312,8 +310,7 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
 
 
 def route_of(spec: FFNSpec) -> Route:
-    """Return the Route of a mixture. Its axis has one entry per router logit; identity, skip or shared experts come
-    last."""
+    """Return a mixture's Route, with an entry per router logit; identity, skip and shared experts come last."""
     assert spec.moe is not None
     moe = spec.moe
     always = moe.shared_experts if moe.shared_routed else 0
@@ -353,8 +350,7 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
 
 
 def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[Step]:
-    """Build the shared experts, their gate, and the sum with the routed experts' output `mixed`; no steps if there are
-    no shared experts."""
+    """Build the shared experts, their gate, and the sum with `mixed`, the routed experts' output, if there are any."""
     if not moe.shared_experts:
         return []
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
@@ -388,8 +384,7 @@ def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
 
 
 def _norm(spec: FFNSpec, axis: Axis, shared: bool = False, after: bool = False) -> Norm:
-    """Build a norm of the block; a norm `after` the FFN or an expert may have a different eps and may apply its weight
-    differently."""
+    """Build a norm; one `after` the FFN or an expert may have another eps, and apply its weight differently."""
     kind: Literal["layernorm", "rmsnorm"] = "rmsnorm" if spec.norm == "rmsnorm" else "layernorm"
     if spec.norm == "none":  # a sub_norm without any other norm is an RMSNorm (BitNet)
         kind = "rmsnorm"
@@ -410,8 +405,7 @@ STATE = "previous_router_state"  # an additional input of the block
 
 
 def router_steps(x: str, d_model: Axis, experts: Axis, norm: Norm, carries: bool) -> list[Step]:
-    """Build the steps from the router's input `x` to its logits, `router`; with `carries` the previous layer's router
-    passes on its state."""
+    """Build the steps from `x` to the logits, `router`; with `carries`, the previous layer's state takes part."""
     width = norm.axis
     body = [Step("router_in", Linear(d_model, width, bias=True), (x,))]
     if carries:

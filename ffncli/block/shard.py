@@ -91,8 +91,7 @@ def _shard(
     reduced: dict[str, str] = {}
 
     def whole(name: str) -> str:
-        """Return the name of the tensor that is complete on every rank; appends an AllReduce if `name` is still a
-        partial sum."""
+        """Return the tensor's name that is complete on every rank; a partial sum gets an AllReduce."""
         if name in partial and name not in reduced:
             reduced[name] = f"{name}.sum"
             out.append(Step(reduced[name], AllReduce(ranks), (name,)))
@@ -114,8 +113,7 @@ def _shard(
 
 
 def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
-    """Return (this rank's part of the op, whether it sums over the split axis); the op is unchanged if there is nothing
-    to split."""
+    """Return (this rank's part of the op, whether it sums over the split axis)."""
     op = step.op
     if isinstance(op, Norm) and op.axis.name == axis and ranks > 1:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")

@@ -52,8 +52,7 @@ class Op:
         return {}
 
     def shape(self, *inputs: Shape) -> Shape:
-        """Return the output's shape. The leading axes are tokens (or batch, position); the last axis holds the
-        features."""
+        """Return the output's shape: leading axes are tokens (or batch, position), the last holds the features."""
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -532,8 +531,7 @@ NORM_GATE = "norm_gate."  # prefix of the names of the steps that gate the norm 
 
 
 def of_norm(step: Step) -> bool:
-    """Return True if a step's parameters count as a norm's: for the norm itself, and for a gate that multiplies its
-    output."""
+    """Return True if a step's parameters count as a norm's: a norm, and a gate of a norm's output."""
     return isinstance(step.op, Norm) or step.output.startswith(NORM_GATE)
 
 

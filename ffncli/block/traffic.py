@@ -105,16 +105,14 @@ def launches(
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
-    """Return the expected number of distinct experts chosen by `tokens` tokens, each choosing `top_k`, if all experts
-    are equally likely."""
+    """Return the expected distinct experts of `tokens` tokens choosing `top_k`, all equally likely."""
     if tokens == 1 or top_k == experts:
         return top_k
     return -experts * expm1(tokens * log1p(-top_k / experts))  # 1 - (1 - k/E)^T cancels where k/E is small
 
 
 def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
-    """Return how many of a rank's `experts` are expected to be chosen if each of `ranks` ranks contributes `tokens`
-    tokens."""
+    """Return how many of a rank's `experts` are expected to be chosen by `tokens` of each rank."""
     everywhere = experts_touched(experts * ranks, top_k, tokens * ranks)
     return everywhere if ranks == 1 else everywhere / ranks  # division by 1 would turn an int into a float
 

@@ -65,8 +65,7 @@ def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitt
 
 
 def answer(question: FitQuestion, rows: Sequence[FitRow], planned: int, noisy: Sequence[Overfitting] = ()) -> Answer:
-    """Build the answer, with one row per block; `planned` is the number of planned rows, `noisy` holds the verdicts on
-    fits to noisy samples."""
+    """Build the answer: a row per block, the number of `planned` rows, verdicts on `noisy` fits."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
     body: dict[str, Any] = {

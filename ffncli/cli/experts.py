@@ -70,8 +70,7 @@ def command(*, typed: TypedTexts, question: ExpertsQuestion, show: OutputOptions
 
 
 def experts_answer(survey: ExpertsSurvey) -> Answer:
-    """Build the answer: `layers` in JSON, one row per expert in CSV, and tables of all layers and the most important
-    experts."""
+    """Build the answer: `layers` in JSON, a CSV row per expert, tables of layers and important experts."""
     figures = ("where", "texts", "tokens", "cut", "ablated_texts", "ablated_tokens", "seconds")
     body = {
         "model": {"name": survey.model.model.name, "source": survey.model.source},

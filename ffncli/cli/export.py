@@ -37,8 +37,7 @@ class ExportedOutputOptions(OutputOptions):
         return OutputOptions.output(replace(self, out=None))
 
     def path(self, form: str) -> str | None:
-        """Return the path to write to, or None for stdout. Raises FFNError for a file that cannot be written, or has
-        the wrong suffix."""
+        """Return the path to write, None for stdout. FFNError if it cannot be written or has the wrong suffix."""
         suffix, out = FORMS[form].suffix, None if self.out is None else os.path.expanduser(self.out)
         page = self.json or self.csv or self.format is not None
         if out in (None, "-"):

@@ -58,8 +58,7 @@ def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) 
 
 
 def answer(verdict: Verdict, verbose: bool = False) -> Answer:
-    """Build the answer: all `rows` in JSON, one line per row in CSV; on the page one line per check, or with `verbose`
-    one table per check."""
+    """Build the answer: `rows` in JSON, a line per row in CSV; a line per check, or a table if `verbose`."""
     from ffncli.run.verify.checks.case import CONVENTIONS
     from ffncli.run.verify.verify import CHECKS
 

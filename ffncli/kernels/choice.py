@@ -48,8 +48,7 @@ class KernelChoice:
 
     @property
     def file(self) -> Path | None:
-        """The absolute path of the user's file; None for a kernel of the package. With a `ref` it need not exist on
-        disk."""
+        """The absolute path of the user's file, which need not exist with a `ref`; None for a kernel of the package."""
         return Path(os.path.abspath(os.path.expanduser(self.kernel))) if self.kernel.endswith(".py") else None
 
     @property

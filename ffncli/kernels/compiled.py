@@ -161,8 +161,7 @@ def _with_code(function: Computes) -> Computes:
 
 
 def recompiles() -> int:
-    """Return the number of graphs that torch has compiled in this process. If it rises while timing, compiling was
-    timed."""
+    """Return how many graphs torch has compiled here; if it rises while timing, compiling was timed."""
     return _counted("stats", "unique_graphs")
 
 

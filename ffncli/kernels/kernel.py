@@ -171,8 +171,7 @@ def cxx() -> str | None:
 
 
 def interprets_triton() -> bool:
-    """Return True if TRITON_INTERPRET makes Triton run its kernels as Python, even on a CPU: for checks, never for
-    timing."""
+    """Return True if TRITON_INTERPRET runs Triton's kernels as Python: for checks, never for timing."""
     return os.environ.get("TRITON_INTERPRET", "").strip().lower() in ("1", "true", "yes", "on", "y")
 
 

@@ -107,8 +107,7 @@ def mixture(steps: Steps, body: Callable[[Dense], Body], summed: Summed) -> Body
 
 
 def looped(steps: Steps, body: Callable[[Dense], Body]) -> Summed:
-    """Compute the chosen experts one after the other, each built by `body`. This reads the router's choice, so a GPU
-    waits for the host."""
+    """Compute the chosen experts in turn, each by `body`. Reading the choice makes a GPU wait for the host."""
     experts = routed_experts(steps)
     expert, sources = body(experts.shape), _sources(experts)
 
@@ -142,8 +141,7 @@ def _sources(experts: RoutedExperts) -> list[tuple[Experts, str, int]]:
 
 
 def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (experts chosen per token, their weights), both [tokens, top_k + always]; `params` are keyed by the
-    route's own names."""
+    """Return (chosen experts, their weights), both [tokens, top_k + always]; `params` have the route's own names."""
     work = logits if op.score_dtype == "input" else logits.float()
     made = _one_by_one(op, work) if op.order == "one_by_one" else _together(op, work, params, ids)
     chosen, share = made

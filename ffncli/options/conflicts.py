@@ -54,9 +54,7 @@ def given(*records: Options) -> dict[str, Any]:
 
 
 def check(rules: Iterable[Conflict], *records: Options | Mapping[str, Any]) -> None:
-    """Raise FFNError for the first rule that these records or mappings break. In a mapping, options that are None,
-    False or () count as not given.
-    """
+    """Raise FFNError for the first broken rule; in a mapping, None, False and () count as not given."""
     options: dict[str, Any] = {}
     for record in records:
         if isinstance(record, Options):

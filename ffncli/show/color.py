@@ -1,6 +1,4 @@
-"""Whether to use colour, and the few styles of all output, as escape codes; a progress bar on stderr if it is a
-terminal.
-"""
+"""Whether to use colour; the few styles of all output, as escape codes; a progress bar on a terminal's stderr."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ def curve_style(style: int | str) -> str:
 
 @dataclass(frozen=True)
 class Advance:
-    """A function to call with the progress since the last call. `doing` names the current work; without a bar nothing
-    happens."""
+    """A function to call with the progress since its last call; `doing` names the work, if there is a bar."""
 
     bar: Progress | None = None
     task: TaskID | None = None

@@ -150,8 +150,7 @@ class HeatMap:
         return ["".join(self._character(value) for value in row) for row in self.cells]
 
     def colors(self) -> list[list[tuple[Color, Color | None]]]:
-        """Return one line per two rows of cells: the colours of the upper and the lower cell (None without a lower
-        row)."""
+        """Return a line per two rows of cells: colours of the upper and lower cell (None if missing)."""
         out = []
         for at in range(0, len(self.cells), 2):
             lower = self.cells[at + 1] if at + 1 < len(self.cells) else [None] * len(self.cells[at])

@@ -84,8 +84,7 @@ def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
 
 
 def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
-    """Return why torch cannot compute on the GPU with that number, or None if it can. Tested by creating a tensor and
-    running a kernel."""
+    """Return why torch cannot compute on that GPU, by making a tensor and running a kernel, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch also reports some of these problems as warnings of several lines
         if not (torch.version.cuda or getattr(torch.version, "hip", None)):
@@ -101,8 +100,7 @@ def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
 
 
 def gpu_failure(error: BaseException, torch: Any = None) -> FFNError | None:
-    """Return an error for the user (exit 3) if `error` was reported by a GPU's driver; None if torch rejected a
-    function's arguments."""
+    """Return an error (exit 3) if a GPU's driver reported `error`; None if torch rejected arguments."""
     if not is_gpu_error(error):
         return None
     problem = explained(str(error), torch, 0)

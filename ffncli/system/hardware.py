@@ -50,8 +50,7 @@ class Device:
     memory_efficiency: float
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
-        """Return the peak rate of products in this dtype in FLOP/s; for fp32 with TF32 on, TF32's rate. None if the
-        device has no such rate."""
+        """Return the peak FLOP/s of products in this dtype (TF32's for fp32 with TF32 on), or None."""
         rate = self.tflops.get(dtype)
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
@@ -122,8 +121,7 @@ class PlanningDefaults:
 
 @cache
 def _sections() -> tuple[str, Mapping[str, Sequence[str]]]:
-    """Return the text before the first row, and the rows' texts by kind; rows are parsed one by one, because parsing
-    all takes 20 ms."""
+    """Return the text before the first row, and the rows' texts by kind: parsing all takes 20 ms."""
     text = files("ffncli.system").joinpath("hardware.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]

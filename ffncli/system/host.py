@@ -214,8 +214,7 @@ def return_freed_memory() -> bool:
 
 
 def load() -> float | None:
-    """Return the mean number of processes running or waiting for a CPU over the last minute; None if the system does
-    not count them."""
+    """Return the mean number of processes running or waiting for a CPU in the last minute, or None."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -223,8 +222,7 @@ def load() -> float | None:
 
 
 def busy_threads(process: str = "self") -> dict[str, int]:
-    """Return the nanoseconds for which each thread of a process has run, keyed by thread id; empty if the system does
-    not report them."""
+    """Return thread id → nanoseconds for which a process's thread has run; empty if unknown."""
     folder, times = Path("/proc") / process / "task", {}
     with suppress(OSError):
         for thread in os.listdir(folder):
@@ -280,8 +278,7 @@ def sysctl(name: str) -> str:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Return the fields of the first processor in /proc/cpuinfo, on some ARM kernels also the fields after the
-    processors."""
+    """Return the first processor's fields in /proc/cpuinfo, and the fields after it on some ARM kernels."""
     fields: dict[str, str] = {}
     for line in text(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")

@@ -1,5 +1,4 @@
-"""An activation as a function of one Python float: its curve, its extremes and zeros, its integrals over a normally
-distributed x."""
+"""An activation of one Python float: its curve, extremes and zeros, and integrals over a normally distributed x."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from ffncli.block.value import NEAR_ZERO
 
 @dataclass(frozen=True)
 class Curve:
-    """f and its slope on floats, with learned parameters at their initial values, and the sorted kinks
-    (`ActivationRow`)."""
+    """f and its slope on floats, with initial learned parameters, and the sorted kinks (`ActivationRow`)."""
 
     row: ActivationRow
     f: Callable[[float], float]
@@ -119,8 +117,7 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
 
 
 def exact_zero_share(c: Curve, std: float = 1.0) -> float:
-    """Return P(f(X) = 0) for X ~ N(0, std²), in exact arithmetic: the probability of the intervals between kinks on
-    which f is zero."""
+    """Return P(f(X) = 0) for X ~ N(0, std²), exactly: the share of the intervals on which f is zero."""
     ends = [-math.inf, *c.kinks, math.inf]
     flat = ((a, b) for a, b in pairwise(ends) if all(c.f(x) == 0.0 for x in _some(a, b)))
     return math.fsum(normal_share(a, b, std) for a, b in flat)

@@ -160,8 +160,7 @@ class RoundedDifference:
 def rounded_differences(
     names: Sequence[str], against: str, forms: Sequence[NumberFormat] = (), std: float = 1.0
 ) -> tuple[RoundedDifference, ...]:
-    """Return how far each of `names` (canonical) is from `against`, for x ~ N(0, std²), in exact arithmetic and in each
-    format."""
+    """Return how far `names` are from `against`, for x ~ N(0, std²), exactly and in each format."""
     differences = [difference(name, against, std) for name in names]
     return tuple(RoundedDifference(d, tuple(survival(d, form, std) for form in forms)) for d in differences)
 

@@ -83,8 +83,7 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
 
 
 def _activation(op: Activation) -> str:
-    """Return the function and its limits in the order in which they apply: `min 10, silu`, `silu, min 7`, `clip -7 to
-    7, + 1`."""
+    """Return the function and its limits in order: `min 10, silu`, `silu, min 7`, `clip -7 to 7, + 1`."""
     before = _clip(op.low, op.high)
     after = [
         *([] if op.soft_cap is None else [f"soft cap {op.soft_cap:g}"]),

@@ -279,8 +279,7 @@ def _best_line(c: Curve, std: float) -> _BestLine:
 
 
 def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, float] | None]:
-    """Return (the greatest value of a · b, or the least if `sign` is -1; its location): a corner of the rectangle of
-    both ranges."""
+    """Return (the greatest a · b, the least if `sign` is -1; where): a corner of both ranges."""
     corners = [
         (_product(x, y), x_at, y_at)
         for x, x_at in ((a.minimum, a.minimum_at), (a.maximum, a.maximum_at))

@@ -68,8 +68,7 @@ def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) 
 
 
 def _judge_differences(comparison: Comparison) -> None:
-    """Raise FFNError (exit 1), after the page, if a difference exceeds the tolerance; gated units are judged only at
-    the points shown."""
+    """Raise FFNError (exit 1), after the page, for a difference, of gated units at a shown point, above tolerance."""
     tolerance = comparison.question.tolerance
     if tolerance is None:
         return

@@ -46,8 +46,7 @@ def parts(rows: Sequence[Row]) -> list[Part]:
 
 
 def against_parts(comparison: Comparison) -> list[Part]:
-    """Show how far the units are from the reference: the region in which they are the same, then the difference at each
-    up and gate."""
+    """Show the region in which the units equal the reference, then the difference at each up and gate."""
     compared = comparison.unit_differences
     if not compared:
         return []
@@ -179,8 +178,7 @@ def _values(rows: Sequence[Row], up: float) -> list[Part]:
 
 
 def _iso(rows: Sequence[Row]) -> list[Part]:
-    """Show the plain and the gated block, whose sizes are the same for every unit; then the cost of the steps between
-    their projections."""
+    """Show the plain and the gated block, equal for all units; then the cost of the steps in between."""
     first = rows[0]["iso_params"]
     rounded = f", d_ff a multiple of {first['multiple_of']}" if first["multiple_of"] > 1 else ""
     blocks = [

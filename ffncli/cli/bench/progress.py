@@ -92,8 +92,7 @@ _LEAST_COLUMNS, _BAR_COLUMNS = 30, 50  # minimum width of the text next to the b
 
 @dataclass
 class ClusterProgress:
-    """Progress callback of a run on other machines: a bar in a terminal (`line` then prints only news), otherwise a
-    line per finished case."""
+    """Progress of a run on other machines: a bar in a terminal, else a line per finished case."""
 
     advance: Advance
     line: Callable[[str], None]

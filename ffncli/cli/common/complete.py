@@ -63,8 +63,7 @@ def candidates(
 
 
 def _values(command: Any, param: Any, incomplete: str) -> Iterator[str]:
-    """Yield values of an option or an argument; in a comma-separated list, candidates for the last value that are not
-    in the list yet."""
+    """Yield values of an option or argument; in a comma-separated list, those that are not yet in it."""
     import typer
 
     listed, comma, last = incomplete.rpartition(",") if ",..." in (param.metavar or "") else ("", "", incomplete)
@@ -74,8 +73,7 @@ def _values(command: Any, param: Any, incomplete: str) -> Iterator[str]:
 
 
 def _bash_words() -> list[str]:
-    """Return the words up to the cursor; bash passes all words and the cursor's word number, and splits `--color=al`
-    into three words."""
+    """Return the words up to the cursor; bash passes all words, and splits `--color=al` into three."""
     words = _split(os.environ.get("COMP_WORDS", ""))
     at = int(os.environ.get("COMP_CWORD", "0"))
     typed = [*words[1 : at + 1], *([""] if at >= len(words) else [])]

@@ -42,8 +42,7 @@ def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
 
 
 def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
-    """Return `fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token` for a device's cheapest split; if there is none,
-    what is missing."""
+    """Return `fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token` of the cheapest split, or what is missing."""
     device = rows[0].device
     best = next((row for row in plan.cheapest if row.device == device), None)
     what = plan.name if plan.whole else f"{plan.name} (FFN weights only)"

@@ -73,8 +73,7 @@ def _csv_keys(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    """Return a CSV cell: active units as `3`, `7:3` inside expert 7, or `shared:3`; non-finite tensors by kind and
-    name."""
+    """Return a CSV cell: units as `3`, `7:3` inside expert 7, `shared:3`; non-finite tensors by kind and name."""
     if not isinstance(value, tuple) or not all(isinstance(one, dict) for one in value):
         return value
     return tuple(

@@ -130,8 +130,7 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
 
 @register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, per dtype and per set of sizes that 16
-    divides."""
+    """Compute down(act(gate(x)) · up(x)); compiled at first calls, by dtype and divisibility by 16."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle = act_launcher(shape)
 

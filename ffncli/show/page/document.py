@@ -141,8 +141,7 @@ _MOST_ROWS = 100
 
 
 def record_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return the rows as an HTML table with a caption; floats have four digits, None is empty, a last row counts
-    omitted rows."""
+    """Return rows as an HTML table with a caption; floats have four digits, a last row counts omitted ones."""
     every = [*rows]
     head = element("tr", [element("th", name) for name in columns])
     body = [element("tr", [element("td", _cell(cell)) for cell in row]) for row in every[:_MOST_ROWS]]

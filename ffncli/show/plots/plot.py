@@ -78,8 +78,7 @@ class PlotAxis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return a value's position: 0 at the low end, 1 at the high end; NaN if there is none, as for -1 on a log
-        axis."""
+        """Return a value's position from 0 (low end) to 1; NaN without one, as for -1 on a log axis."""
         if self.log:
             value = math.log10(value) if value > 0 else math.nan
         return self._share(value) if math.isfinite(value) else math.nan
@@ -135,8 +134,7 @@ def number(value: Decimal) -> str:
 
 
 def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
-    """Return a formatter for round numbers: the same number of decimals for all, or shortest forms if they are very
-    large or small."""
+    """Return a formatter for round numbers: equal decimals, or shortest forms if very large or small."""
     steps = [b - a for a, b in pairwise(values)]
     if any(abs(value) >= Decimal("1e6") for value in values) or any(step < Decimal("1e-4") for step in steps):
         return number
