@@ -24,7 +24,7 @@ Kind: TypeAlias = tuple[int, bool]
 
 
 def aliases(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Return the weights in step order as new tensors on the same memory: `PerWeights` starts anew for them."""
+    """Return the weights in step order as new tensors on the same memory: `PerWeights` starts again for them."""
     return tuple(weights[name].detach() for name in parameters(steps))
 
 
