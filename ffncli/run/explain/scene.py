@@ -90,7 +90,7 @@ class Scene:
         if name.removeprefix(prefix) not in place.step.parameters():
             return None
         op = place.outer.op if place.outer else None
-        common = isinstance(op, Experts) and op.is_common(name)
+        common = isinstance(op, Experts) and op.is_common(name.removeprefix(prefix))
         share = () if place.expert is None or common else (place.expert,)
         return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)
 

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ffncli
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import parameters
 from ffncli.errors import FFNError
+from ffncli.run.engine.changes import WeightChange, changes_of
 from ffncli.run.pretrained.what_if import PredictionChange
 from tests.oracles.prompted import DENSE, PROMPT, SINGLE, ids, in_double, made
 
@@ -255,3 +258,15 @@ def test_ablated_units_in_30_families(name: str) -> None:
         new = model(**given).logits[0, -1]
     assert change is not None
     assert_from_old_to_new(change, old.double(), new.double(), 1e-9)
+
+
+def test_a_norm_that_experts_share_is_set_once() -> None:
+    block = steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, expert_norm=True)))
+    shapes = {name: [axis.size for axis in axes] for name, axes in parameters(block).items()}
+    (change,) = changes_of(block, ["expert_norm.weight[1]=5"], [])
+    weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    assert isinstance(change, WeightChange)
+    weights[change.name][change.index] = change.value
+    assert weights["expert_norm.weight"].tolist() == [0, 5, 0, 0, 0, 0]
+    with pytest.raises(FFNError, match=r"not an expert's weight; give expert_norm.weight\[...\]"):
+        changes_of(block, ["experts.0.expert_norm.weight[1]=5"], [])
