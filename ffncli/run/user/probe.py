@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, shown_path
 from ffncli.models.dimensions import Dimensions, whole
 from ffncli.run.user.identify import EPS, ModuleSample, biases
 from ffncli.run.user.python_file import user_code
