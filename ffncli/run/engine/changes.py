@@ -132,9 +132,9 @@ def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], boo
                 shape = tuple(axis.size for axis in axes)
                 matrix = parameter == "weight" and isinstance(one.op, Linear)
                 symbol = weight_symbol(one.output, parameter, inner if per_expert else steps)
-                own = isinstance(step.op, Experts) and not step.op.is_common(name)
-                out.setdefault(symbol, (prefix + name, shape, matrix, own))
-                out.setdefault(name, (prefix + name, shape, False, own))
+                each = isinstance(step.op, Experts) and not step.op.is_common(name)
+                out.setdefault(symbol, (prefix + name, shape, matrix, each))
+                out.setdefault(name, (prefix + name, shape, False, each))
     return out
 
 
