@@ -424,7 +424,7 @@ def test_numbers_need_no_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_prompt_needs_one(tmp_path: Path) -> None:
-    with pytest.raises(FFNError, match=r"has no tokenizer \(tokenizer.json\); input_ids takes"):
+    with pytest.raises(FFNError, match=r"has no tokenizer \(tokenizer.json\); input_ids accepts token ids"):
         tokens_of(Prompt("Hello"), None, tmp_path)
 
 
