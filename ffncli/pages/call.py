@@ -26,7 +26,8 @@ from ffncli.system.packages import package_errors
 
 _MOST_FILES = 20
 _ABOUT = (
-    "each step's time by itself, laid end to end; the block above them is its own time, which need not be their sum"
+    "each step was timed by itself, and the steps are laid end to end; the block above them was timed as a whole,"
+    " so its time need not be their sum"
 )
 
 
@@ -82,7 +83,7 @@ def write_report(question: ReportQuestion) -> Report:
     sections: tuple[str, ...] = ()
     if target.suffix.lower() == ".json":
         if len(chosen) > 1 or _kind(chosen[0]) != "results":
-            what = "a trace of events is made of one result of ffn bench --by-step"
+            what = "a trace of events is made from one result of ffn bench --by-step"
             raise FFNError(f"{option('output')} of .json: {what}")
         text = json.dumps(_timeline(read_rows(chosen[0])), allow_nan=False)
     else:
@@ -138,7 +139,7 @@ def _kind(path: Path) -> str:
         with path.open("rb") as file:
             if b"schema_version" in file.readline(65536) or path.stat().st_size == 0:
                 return "results"
-        hint = "a trace is shown from .safetensors, .npz or .json (ffn trace --save)"
+        hint = "a trace must be .safetensors, .npz or .json (ffn trace --save)"
         raise FFNError(f"{shown_path(path)} is not a result of ffn bench", hint)
     raise FFNError(
         f"{shown_path(path)} cannot be shown on a page",
@@ -162,7 +163,7 @@ def _timeline(rows: Sequence[ResultRow]) -> dict[str, Any]:
             cases.setdefault(row.case, []).append(row)
     if not any(row.kernel.startswith(STEP) for group in cases.values() for row in group):
         raise FFNError(
-            "a trace of events is made of steps, and this result has none", "measure with ffn bench --by-step"
+            "a trace of events is made from steps, but this result has no steps", "measure with ffn bench --by-step"
         )
     events: list[dict[str, Any]] = []
     for process, (case, group) in enumerate(cases.items(), 1):

@@ -20,7 +20,7 @@ _FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
     ("Extremes after the activation", "value", ("min", "max")),
     ("Entropy of the experts' load", "bits", ("entropy_bits", "max_entropy_bits")),
-    ("Against the model's own FFN", "relative error", ("relative_error",)),
+    ("Difference from the model's own FFN", "relative error", ("relative_error",)),
 )
 _Rows = Sequence[Mapping[str, Any]]
 
@@ -39,7 +39,7 @@ def document_parts(path: Path, name: str) -> PageParts:
         )
         raise FFNError(
             f"{shown_path(path)} is {what}",
-            "a page is made of results, saved traces, ffn verify, ffn compare, ffn experts and ffn trace --layer all",
+            "a page is made from results, saved traces, ffn verify, ffn compare, ffn experts and ffn trace --layer all",
         )
     children: list[Child] = []
     for key in ("certificate", "block"):

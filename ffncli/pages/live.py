@@ -38,7 +38,7 @@ def live_block(saved: Saved) -> dict[str, Any]:
     inputs = {name: tensor.reshape(-1, tensor.shape[-1]).double() for name, tensor in entered.items()}
     for name, tensor in {**weights, **inputs}.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise FFNError(f"{_PAGE} needs finite numbers; {name} has others", _AGAIN)
+            raise FFNError(f"{_PAGE} needs finite numbers, but {name} has NaN or infinity", _AGAIN)
     steps = _Unrolled(weights).steps(saved)
     tokens = max(len(rows) for rows in inputs.values())
     values = tokens * sum(step["width"] for step in steps)

@@ -91,14 +91,14 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
     verdicts = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
     baselines = ", ".join(dict.fromkeys(row.baseline for row in timed))
     out: list[Child] = (
-        [element("p", f"Time over that of {baselines}, lower is faster. Of {len(timed):,}: {verdicts}.")]
+        [element("p", f"Time relative to {baselines}; lower is faster. Verdicts on {len(timed):,}: {verdicts}.")]
         if timed
         else []
     )
     if drawn:
-        out.append(element("figure", intervals(drawn, f"time over that of {baselines}")))
+        out.append(element("figure", intervals(drawn, f"time relative to {baselines}")))
     if len(timed) > len(drawn):
-        out.append(element("p", f"The first {len(drawn):,} of {len(timed):,}; the table has all.", class_="muted"))
+        out.append(element("p", f"Only the first {len(drawn):,} of {len(timed):,} are drawn.", class_="muted"))
     wrong = [row for row in rows if row.status not in ("ok", "skipped", "")]
     out += [element("p", f"{labels[row.case]}: {row.kernel} is {row.status}: {row.note}") for row in wrong[:20]]
     skipped = [row for row in rows if row.status == "skipped"]
@@ -182,7 +182,7 @@ def _errors(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> list[Child]
         )
         for kernel, group in _grouped(known, lambda row: row.kernel).items()
     ]  # fmt: skip
-    return [lines(series, "time over the baseline's", "error against float64, ‖a−b‖ / ‖b‖")] if series else []
+    return [lines(series, "time relative to the baseline", "error against float64, ‖a−b‖ / ‖b‖")] if series else []
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
@@ -252,21 +252,21 @@ def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
 def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
     """The section of two results. Raises FFNError if they have nothing in common."""
     result = compare(read_rows(base), read_rows(new), Rules(allow_mismatch=True))
-    children: list[Child] = [element("p", f"The time in {new.name} over the time in {base.name}, lower is faster.")]
+    children: list[Child] = [element("p", f"Time in {new.name} relative to {base.name}; lower is faster.")]
     if result.mismatches:
         listed = "; ".join(f"{m.field}: {m.base}, then {m.new}" for m in result.mismatches)
-        children.append(element("p", f"The two were measured in different environments: {listed}. Nothing is decided."))
+        children.append(element("p", f"The environments differ, which may explain the differences: {listed}."))
     drawn = [
         RatioBar(_label(row), row.ratio, row.ratio_low, row.ratio_high, row.verdict or "", row.verdict or "")
         for row in result.rows
         if row.ratio is not None
     ][:_MOST_RATIOS]
     if drawn:
-        children.append(element("figure", intervals(drawn, f"time over that in {base.name}")))
+        children.append(element("figure", intervals(drawn, f"time relative to {base.name}")))
     children.append(element("div", data_table=name))
     for which, left in ((base.name, result.only_in_base), (new.name, result.only_in_new)):
         if left:
-            children.append(element("p", f"Only in {which}: {len(left):,} cases and kernels.", class_="muted"))
+            children.append(element("p", f"Only in {which}: {len(left):,} rows.", class_="muted"))
     asked = [column for column in CASE_COLUMNS if any(getattr(row, column) for row in result.rows)]
     names = (*asked, "kernel", *_OF_COMPARISON)
     rows = [[getattr(row, column) for column in names] for row in result.rows]
@@ -283,19 +283,19 @@ def _label(row: ComparedRow) -> str:
 
 
 _RATIO = (
-    "A ratio is a kernel's time over the baseline's in the same rounds of the same processes: they alternate, so what "
-    "slows the machine down slows both. Its interval covers the differences between processes, at 95 %."
+    "A ratio is a kernel's time divided by the baseline's time in the same rounds of the same processes. The two "
+    "alternate, so a slower machine slows both. The 95 % interval covers the differences between processes."
 )
 _VERDICT = (
-    "faster and slower: the whole interval lies on that side of 1, outside of the requested precision. same: it lies "
-    "within that precision. inconclusive: it is too wide to say; more processes or more time make it narrower."
+    "faster or slower: the whole interval is below or above 1 by more than the margin. same: the whole interval is "
+    "within the margin. inconclusive: the interval is too wide to tell; more processes or more time make it narrower."
 )
 _ROOF = (
-    "The roof is the best rate that the same run measured on the same threads: of a large product, or of reading "
-    "memory. Above 100 % the machine was faster while the kernel ran than while its roof was measured."
+    "The roof is the best rate that the same run measured on the same threads, for a large product or for reading "
+    "memory. Above 100 %, the machine was faster while the kernel ran than while the roof was measured."
 )
 _ERROR = (
-    "The error is that of the output against float64, ‖a−b‖ / ‖b‖. A kernel that is faster because it computes in "
-    "fewer bits shows it there."
+    "The error of the output is measured against float64: ‖a−b‖ / ‖b‖. It is larger for a kernel that is faster "
+    "because it computes in fewer bits."
 )
 _HOW_TO_READ: tuple[Child, ...] = tuple(element("p", text) for text in (_RATIO, _VERDICT, _ROOF, _ERROR))

@@ -38,8 +38,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
     sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
     text: Child = (
-        "Change an input, a weight or the activation: every number of this part that follows is computed again, in "
-        "float64, and marked where it differs. The parts below keep the saved numbers."
+        "Change an input, a weight or the activation: every number in this part that depends on it is computed "
+        "again, in float64, and marked if it changes. The parts below keep the saved numbers."
     )
     try:
         data[f"{name}-live"] = live_block(saved)

@@ -115,7 +115,7 @@ def test_a_trace_that_a_page_does_not_compute(tmp_path: Path) -> None:
     ("4x6:relu", {"save_weights": False}, "t.safetensors has none; add --save-weights"),
     ("4x6:relu", {"dropout": 0.5, "train": True}, "computes without dropout; add --eval"),
     ("4x6:swiglu", {"experts": 4, "dropout": 0.5, "train": True}, "computes without dropout; add --eval"),
-    ("1x2:relu", {"input": [[math.inf]]}, "needs finite numbers; x has others"),
+    ("1x2:relu", {"input": [[math.inf]]}, "needs finite numbers, but x has NaN or infinity"),
 ])  # fmt: skip
 def test_why_a_page_does_not_compute_a_block(block: str, options: dict[str, Any], why: str, tmp_path: Path) -> None:
     ffncli.trace(block, save=tmp_path / "t.safetensors", **options)

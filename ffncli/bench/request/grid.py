@@ -347,7 +347,7 @@ def build_request(
     if cluster is not None:
         require_any_gpu(devices)
     if grid.ranks.world_size > 1 and (len(set(devices)) > 1 or set(devices) - {"cpu", "cuda"}):
-        what = f"over ranks {option('device')} is cpu or cuda: every rank has a GPU of its own"
+        what = f"over ranks, {option('device')} must be cpu or cuda: every rank has its own GPU"
         raise FFNError(what, f"as in {option('device', 'cuda')}")
     if method.in_model:
         folder_of(load_block(os.fspath(grid.source or ""), Dimensions()), option("in_model"))

@@ -164,7 +164,7 @@ def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
                 low, high = (None if end is None else scale.share(end) for end in (row.ratio_low, row.ratio_high))
                 bar = interval_bar(low, scale.share(row.ratio), high, scale.share(1.0), _COLUMNS)
                 lines.append((row.kernel, bar, ratio(row)))
-        parts.append(Table(("kernel", "time over the baseline's", "ratio"), lines, title=case))
+        parts.append(Table(("kernel", "time relative to the baseline", "ratio"), lines, title=case))
     text = f"from {min(ends):.3g} to {max(ends):.3g} on a logarithmic scale; │ is 1, ├ and ┤ end the interval"
     return [*parts, Line(text, quiet=True)]
 

@@ -266,8 +266,8 @@ def test_a_case_of_one_rank_is_as_before():
         ({"method": Method(sustained=True)}, "tp contradicts sustained"),
         ({"method": Method(launch="graphs")}, "tp contradicts launch='graphs'"),
         ({"passes": ("forward+backward",)}, "tp contradicts passes='forward+backward'"),
-        ({"device": ("cuda:1",)}, "a GPU of its own"),
-        ({"device": ("cpu", "cuda")}, "a GPU of its own"),
+        ({"device": ("cuda:1",)}, "its own GPU"),
+        ({"device": ("cpu", "cuda")}, "its own GPU"),
         ({"ranks": Ranks(), "kernels": ["dtensor"]}, "dtensor computes blocks that are split over ranks"),
     ],
 )
