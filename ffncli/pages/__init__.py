@@ -1,1 +1,1 @@
-"""WHAT A PAGE SHOWS: results, comparisons, saved traces and certificates as one page of HTML."""
+"""THE CONTENTS OF A PAGE: results, comparisons, saved traces and certificates as one HTML page."""

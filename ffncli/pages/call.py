@@ -1,4 +1,4 @@
-"""`ffncli.report`: what `ffn report` does."""
+"""`ffncli.report` and `ffn report`: write a page, or a trace of events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ABOUT = (
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written: its `path`, its size, the files that it shows and its sections' titles."""
+    """A written page: its `path` and size, the files that it shows, and the titles of its sections."""
 
     path: str
     bytes: int
@@ -44,12 +44,12 @@ class Report:
 @dataclass(frozen=True, kw_only=True)
 class ReportQuestion(Options):
     """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
-    the JSON of `ffn verify`, `ffn compare`, `ffn experts` and `ffn trace --layer all`, as `ffn report` does. Two
-    results and more are compared one after the other. `about` is the line under the title.
+    the JSON of `ffn verify`, `ffn compare`, `ffn experts` and `ffn trace --layer all`, as `ffn report` does. If there
+    are several results, each is compared with the next. `about` is the line under the title.
 
-    With an `output` of .json a result of `--by-step` becomes a trace of events, which Perfetto and Chrome open.
+    If `output` ends in .json, a result of `--by-step` is written as a trace of events, which Perfetto and Chrome open.
 
-    Raises FFNError for a file that is none of these, and (exit 3) for a page that cannot be written.
+    Raises FFNError for any other kind of file, and (exit 3) if the page cannot be written.
     """
 
     files: Annotated[
@@ -60,7 +60,7 @@ class ReportQuestion(Options):
             " experts and ffn trace --layer all.",
         ),
     ] = field(kw_only=False)  # fmt: skip
-    output: FilePath = field(default="report.html", kw_only=False)  # as a command's -o it is `out`
+    output: FilePath = field(default="report.html", kw_only=False)  # other commands call their -o `out`
     title: Annotated[
         str | None,
         Opt("--title", metavar="WORDS", group="Page", daily=True, help="The page's title. [default: the files' names]"),
@@ -71,7 +71,7 @@ class ReportQuestion(Options):
 
 @package_errors()
 def write_report(question: ReportQuestion) -> Report:
-    """Write the page, or the trace of events, that a question is about."""
+    """Write the page, or the trace of events, that the question asks for."""
     chosen = [Path(os.path.expanduser(path)) for path in listed(question.files)]
     if not chosen or len(chosen) > _MOST_FILES:
         raise FFNError(f"a page shows 1 to {_MOST_FILES} files, got {len(chosen)}")
@@ -102,7 +102,7 @@ report = call(ReportQuestion, write_report, "report")
 
 
 def _parts(paths: list[Path]) -> list[PageParts]:
-    """The comparisons of results first, then every file in order."""
+    """Return the parts of the page: first the comparisons of results, then every file in order."""
     kinds = [_kind(path) for path in paths]
     results = [path for path, kind in zip(paths, kinds, strict=True) if kind == "results"]
     out = [comparison_parts(base, new, f"compared{at}") for at, (base, new) in enumerate(pairwise(results), 1)]
@@ -121,13 +121,13 @@ def _parts(paths: list[Path]) -> list[PageParts]:
 
 
 def _named(name: str, parts: PageParts) -> PageParts:
-    """The sections of one file among several, with its name."""
+    """Put the file's name in front of the titles of its sections."""
     titles = (one.title if one.title.startswith(name) else f"{name}: {one.title}" for one in parts.sections)
     return replace(parts, sections=tuple(replace(one, title=t) for one, t in zip(parts.sections, titles, strict=True)))
 
 
 def _kind(path: Path) -> str:
-    """What a file holds: `results`, `trace` or `document`. Raises FFNError for anything else."""
+    """Return the kind of a file: `results`, `trace` or `document`. Raises FFNError for anything else."""
     if not path.exists():
         raise FFNError(f"{shown_path(path)} does not exist")
     if path.suffix.lower() == ".json":
@@ -151,9 +151,9 @@ def _kind(path: Path) -> str:
 
 
 def _timeline(rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """A result of `ffn bench --by-step` in Chrome's Trace Event Format, which Perfetto opens too: complete events
-    ("X"), times in microseconds. Every case is a process: the block, and its steps in their order; steps inside experts
-    lie under those of the block.
+    """Return a result of `ffn bench --by-step` in Chrome's Trace Event Format, which Perfetto also opens: complete
+    events ("X"), with times in microseconds. Every case is a process with three threads: the block, its steps in order,
+    and the steps inside experts.
 
     Raises FFNError for a result without steps.
     """
@@ -168,7 +168,7 @@ def _timeline(rows: Sequence[ResultRow]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for process, (case, group) in enumerate(cases.items(), 1):
         events.append({"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": case}})
-        ends = [0.0, 0.0, 0.0]  # of the block, its steps, the steps inside experts
+        ends = [0.0, 0.0, 0.0]  # end times so far: of the block, its steps, the steps inside experts
         for row in group:
             name = row.kernel.removeprefix(STEP)
             thread = 0 if row.kernel == BLOCK else 2 if "[e]." in name else 1

@@ -1,5 +1,5 @@
-"""JSON answers as sections: of `ffn verify` (a certificate, or its checks) and `ffn compare` records and a table; of
-`ffn trace --layer all`, `ffn trace --prompts` and `ffn experts` pictures over the layers."""
+"""Turn JSON answers into sections: records and a table for `ffn verify` (a certificate, or its checks) and `ffn
+compare`; charts over the layers for `ffn trace --layer all`, `ffn trace --prompts` and `ffn experts`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffncli.show.page.document import Child, PageParts, Section, definitions, el
 
 _MOST_BYTES = 50_000_000
 _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}
-# What is drawn in one frame: its name, and the keys, one line each. Only keys that the rows have are drawn.
+# Charts: the title, the unit of the y axis, and the keys, which are one line each. Only keys in the rows are drawn.
 _FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
     ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
@@ -26,7 +26,7 @@ _Rows = Sequence[Mapping[str, Any]]
 
 
 def document_parts(path: Path, name: str) -> PageParts:
-    """The section of one JSON answer. Raises FFNError for any other JSON."""
+    """Return the section of one JSON answer. Raises FFNError for any other JSON."""
     values = read_object(path, _MOST_BYTES)
     command, rows, corpus = values.get("command"), values.get("rows"), values.get("corpus")
     layers: Any = (corpus if command == "trace" and isinstance(corpus, Mapping) else values).get("layers")
@@ -52,7 +52,7 @@ def document_parts(path: Path, name: str) -> PageParts:
 
 
 def _record(record: Mapping[str, Any]) -> Child:
-    """A record's fields with their values; those of records inside it in the same list."""
+    """List a record's fields with their values, including the fields of nested records."""
     fields = [
         pair
         for key, value in record.items()
@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
 
 
 def _table(rows: _Rows, left_out: Container[str]) -> dict[str, Any]:
-    """The rows, without keys that have a record anywhere; a list is a cell of text."""
+    """Return the rows as a table, without keys that hold a record in any row; a list becomes a cell of text."""
     keys = [
         key
         for key in dict.fromkeys(key for row in rows for key in row)
@@ -89,9 +89,9 @@ def _cell(value: Any) -> Any:
 
 
 def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
-    """The section of an answer about layers: charts over their numbers, the load of experts, a table."""
+    """Return the section of an answer about layers: charts over the layers, the load of experts, and a table."""
     drawn = []
-    for row in rows:  # with the figures of its routing, and the share of its units that are dead
+    for row in rows:  # add the figures of the layer's routing, and the share of its units that are dead
         routing, units, dead = row.get("routing"), row.get("units"), row.get("dead_units")
         more = {**routing} if isinstance(routing, Mapping) else {}
         if units and dead is not None and _is_number(units) and _is_number(dead):
@@ -114,7 +114,7 @@ def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts
 
 
 def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
-    """A line for each key and stack."""
+    """Return a line for each key and stack."""
     stacks = list(dict.fromkeys(str(row.get("stack", "")) for row in rows))
     out = []
     for key in keys:
@@ -128,7 +128,7 @@ def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
 
 
 def _loads(row: Mapping[str, Any]) -> list[float]:
-    """The tokens that each routed expert of a layer receives."""
+    """Return the number of tokens that each routed expert of a layer receives."""
     routing = row.get("routing")
     loads = routing.get("tokens_per_expert") if isinstance(routing, Mapping) else None
     if not isinstance(loads, list):
@@ -138,7 +138,8 @@ def _loads(row: Mapping[str, Any]) -> list[float]:
 
 
 def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """A heat map with a row for each layer of as many experts as the first has, a column for each expert."""
+    """Return a heat map with a column for each expert, and a row for each layer that has as many experts as the first
+    layer."""
     import torch
 
     from ffncli.pages.traces import heat_data

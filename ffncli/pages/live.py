@@ -1,7 +1,8 @@
-"""A small block as a page computes it: its inputs, its weights, and its steps in order, each expert's among them.
+"""Prepare a small block for the page's script, which computes it: inputs, weights, and steps in order, including the
+steps of each expert.
 
-An expert becomes assignments like all others: `received` takes the rows of the tokens that go to it, the steps of its
-program follow under the names that a trace prints (`experts.3.gate`), and `experts` adds the results up.
+An expert becomes ordinary steps: `received` selects the rows of the expert's tokens, the steps of its program follow
+under the names that a trace prints (`experts.3.gate`), and `experts` adds up the results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ffncli.errors import FFNError
 from ffncli.run.saved.saved import Saved, SavedAssignment, SavedStep, axis_size
 
 MOST_WEIGHTS = 4096
-_MOST_VALUES = 32_768  # of all steps, each expert's counted for every token
+_MOST_VALUES = 32_768  # over all steps, with each expert's steps counted for every token
 _OPS = ("input", "linear", "activation", "multiply", "add", "norm", "dropout", "route", "experts")
 _FUNCTIONS = tuple(name for name, row in TABLE.items() if not row.learned)
 _PAGE = "an editable page (-o page.html)"
@@ -27,9 +28,10 @@ _Step = dict[str, Any]
 
 
 def live_block(saved: Saved) -> dict[str, Any]:
-    """For the script of a page: `steps`, `weights`, `inputs`, and the `functions` to choose from.
+    """Return the data for the page's script: `steps`, `weights`, `inputs`, and the activation `functions` to choose
+    from.
 
-    Raises FFNError for a block that is too large to be changed number by number, or that a page cannot compute.
+    Raises FFNError for a block that is too large to edit number by number, or that the script cannot compute.
     """
     _require_small(saved.weight_count, "weights", MOST_WEIGHTS, _AGAIN)
     _require_computable(saved)
@@ -43,7 +45,7 @@ def live_block(saved: Saved) -> dict[str, Any]:
     tokens = max(len(rows) for rows in inputs.values())
     values = tokens * sum(step["width"] for step in steps)
     _require_small(values, "values", _MOST_VALUES, f"use fewer tokens, or {_AGAIN}")
-    read = {}  # by the names under which the steps read them: `gate.weight[3]` is the third expert's
+    read = {}  # by the names that the steps use: `gate.weight[3]` is the weight of expert 3
     for key in dict.fromkeys(name for step in steps for name in step["weights"].values()):
         name, _, expert = key.partition("[")
         read[key] = (weights[name] if not expert else weights[name][int(expert.removesuffix("]"))]).tolist()
@@ -79,7 +81,7 @@ def _require_computable(saved: Saved) -> None:
 
 
 class _Unrolled:
-    """The steps of a block one by one, each with its width and with the weights it reads."""
+    """Unrolls a block into single steps, each with its width and the weights that it reads."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
@@ -100,7 +102,7 @@ class _Unrolled:
         return out
 
     def _parameters(self, prefix: str) -> dict[str, str]:
-        """What a step calls its weights → their names in the file."""
+        """Map a step's own names for its weights to their names in the file."""
         return {name.rpartition(".")[2]: name for name in self._weights if name.rpartition(".")[0] == prefix}
 
     def _step(
@@ -126,7 +128,7 @@ class _Unrolled:
         }
 
     def _expert(self, step: SavedStep, e: int, entry: int) -> list[_Step]:
-        """The steps of one expert, from the rows of its tokens on."""
+        """Return the steps of one expert, starting with the selection of its tokens' rows."""
         x, route = step.inputs
         inner, common = {one.name for one in step.program}, step.detail.get("common", "").split(", ")
         start = next(name for one in step.program for name in one.inputs if name not in inner)
@@ -148,7 +150,7 @@ class _Unrolled:
 
 
 def _entry_names(saved: Saved, route: str, width: int) -> list[str]:
-    """What each entry of a route stands for."""
+    """Return the meaning of each entry of a route."""
     readers = [step for step in saved.steps if step.op == "experts" and step.inputs[1] == route]
     if not readers:
         return []

@@ -1,4 +1,5 @@
-"""Where the numbers of a heat map come from: of each cell the place of its value, and what it was computed from."""
+"""Trace where the numbers of a heat map come from: the position of each cell's value, and the numbers that it was
+computed from."""
 
 from __future__ import annotations
 
@@ -11,20 +12,21 @@ from torch import Tensor
 from ffncli.run.measure.statistics import span
 from ffncli.run.saved.saved import Saved, SavedStep
 
-_TERMS = 3  # of a product of matrices: the largest by size
-_MOST_NUMBERS = 12_000  # of a linear step, so that a page stays small: then fewer terms, then none
-_MOST_CELLS = 1_500  # of an element-wise step
-_ULPS = 8  # in the last place of the largest sum: more than rounding
+_TERMS = 3  # list at most this many terms of a sum: those with the largest absolute value
+_MOST_NUMBERS = 12_000  # of a linear step, to keep the page small: beyond it, fewer terms or none are listed
+_MOST_CELLS = 1_500  # limit for an element-wise step
+_ULPS = 8  # a rest beyond this many units in the last place is more than rounding
 
 
 def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
-    """For the heat map of a step, `grid` rows and columns of cells: `origins`, one list for each cell, row by row.
+    """Return the origins of a step's heat map, which has `grid` rows and columns of cells: `origins` is a list with an
+    entry for each cell, row by row.
 
-    Each begins with the place [token, unit] of the cell's value, the largest by size, counted from the cell's first. Of
-    a linear step there follow its largest terms, each its index in the sum and its value, then what all others add up
-    to, the bias among them; of experts whose inner steps are in the file each expert's share likewise; of other steps
-    the values of their inputs there, with `of_row` where they read the whole row. Empty where the file does not have
-    what the step read, and where the map is too large to carry them.
+    Each entry begins with the position (token, unit) of the cell's largest absolute value, relative to the cell's first
+    value. For a linear step, the largest terms follow, each as its index in the sum and its value, and then the sum of
+    all other terms, including the bias. For experts whose inner steps are in the file, the experts' terms follow in the
+    same way. For other steps, the values of the inputs at this position follow, and `of_row` says whether the step
+    reads the whole row. Returns {} if the file does not have the step's inputs, or if the map is too large.
     """
     x, inputs = tensors[step.name], [_rows_of(saved, step, tensors, name) for name in step.inputs]
     if any(one is None for one in inputs) or not inputs:
@@ -46,7 +48,7 @@ def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: 
 
 
 def _rows_of(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], name: str) -> Tensor | None:
-    """An input of a step, row by row as the step reads it; None where the file does not have it."""
+    """Return an input of a step, with the rows that the step reads; None if the file does not have it."""
     if not step.inner or name.startswith(step.name.rpartition(".")[0] + "."):
         return tensors.get(name)
     outer = next(one for one in saved.steps if one.name == step.place[0])
@@ -54,7 +56,7 @@ def _rows_of(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], name:
 
 
 def _weight(saved: Saved, step: SavedStep) -> Tensor | None:
-    """The matrix [out, in] of a linear step; None where the file does not have it."""
+    """Return the matrix [out, in] of a linear step; None if the file does not have it."""
     if not step.inner:
         name = f"{step.name}.weight"
         return saved.weight(name) if name in saved.weights else None
@@ -64,8 +66,8 @@ def _weight(saved: Saved, step: SavedStep) -> Tensor | None:
 
 
 def _mixed(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
-    """The terms route[token, e] · expert_e[token, unit] and that of the identities, if the file has what every expert
-    that is chosen computed."""
+    """Return the largest terms route[token, e] · expert_e[token, unit], including the identities' term; {} unless the
+    file has the output of every chosen expert."""
     x, entered, route = (tensors[name] for name in (step.name, *step.inputs))
     entries, last = step.entries(route.shape[1]), step.program[-1].name if step.program else ""
     outputs = {e: f"{step.name}.{e}.{last}" for e in range(step.experts)}
@@ -75,7 +77,7 @@ def _mixed(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: t
     terms = torch.zeros(rows.numel(), step.experts + 1, dtype=torch.float64)
     for e, name in outputs.items():
         if name in tensors:
-            at = torch.full((len(x),), -1)  # each token's row among the expert's
+            at = torch.full((len(x),), -1)  # each token's row in the expert's output
             at[saved.tokens(name)] = torch.arange(len(tensors[name]))
             here = at[rows] >= 0
             share = 1 if step.weighs_input else route[rows[here], entries[e]]
@@ -87,7 +89,7 @@ def _mixed(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: t
 
 
 def _places(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """(token, unit) of the value that each cell shows."""
+    """Return the tokens and the units of the values that the cells show."""
     rows, columns = [], []
     for i in range(grid[0]):
         for j in range(grid[1]):
@@ -100,7 +102,7 @@ def _places(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def _inside_cells(x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor) -> list[list[int]]:
-    """Places counted from the first of their cell."""
+    """Return the positions relative to the first value of their cell."""
     down, across = (
         [span(at, size, count).start for at in range(count)] for size, count in zip(x.shape, grid, strict=True)
     )
@@ -109,7 +111,7 @@ def _inside_cells(x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tenso
 
 
 def _products(a: Tensor, w: Tensor, step: SavedStep, x: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
-    """The largest terms of Σ a[token, k] · w[unit, k], in float64."""
+    """Return the largest terms of Σ a[token, k] · w[unit, k], in float64."""
     rows, columns = _places(x, grid)
     return _largest(a.double()[rows] * w.double()[columns], step, x, grid, rows, columns)
 
@@ -117,8 +119,8 @@ def _products(a: Tensor, w: Tensor, step: SavedStep, x: Tensor, grid: tuple[int,
 def _largest(
     terms: Tensor, step: SavedStep, x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor
 ) -> dict[str, Any]:
-    """The largest of each place's terms [places, k], and what all else adds to the value there; 0 for what can be the
-    rounding of the sum."""
+    """Return the largest of each position's terms [positions, k] and the rest of the value there; a rest that may be
+    the sum's rounding error is 0."""
     count = min(_TERMS, terms.shape[1], (_MOST_NUMBERS // rows.numel() - 3) // 2)
     if count < 1:
         return {}

@@ -1,5 +1,5 @@
-"""Results of `ffn bench` as sections of a page: ratios, times, roofline, errors, rounds, the table and the machine of
-one; of two, the newer's times over the older's with intervals."""
+"""Turn results of `ffn bench` into sections of a page. One result has ratios, times, roofline, errors, rounds, a table
+and the machine; a pair of results has the ratios of their times, with intervals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ffncli.show.page.document import Child, PageParts, Section, definitions, el
 from ffncli.show.text import plural
 from ffncli.system.files import open_to_read
 
-_MOST_RATIOS = 100  # drawn; the table has all
-_MOST_BLOCKS = 20_000  # of the rounds, over all cases
+_MOST_RATIOS = 100  # drawn at most; the table has all ratios
+_MOST_BLOCKS = 20_000  # blocks drawn at most, over all cases
 _MOST_ROUNDS_BYTES = 200_000_000
 _OF_CASE = ("source", *ASKED)
 _FIGURES = (*columns("figure", shown="always"), *columns("figure", shown="page"))
@@ -31,7 +31,8 @@ _MACHINE = ("started_utc", *columns("environment"), "threads", "precision", "pro
 
 
 def results_parts(path: Path, name: str) -> PageParts:
-    """The sections of one result; their anchors begin with `name`. Raises FFNError for a file that is not a result."""
+    """Return the sections of one result; their anchors begin with `name`. Raises FFNError for a file that is not a
+    result."""
     rows = read_rows(path)
     if not rows:
         raise FFNError(f"{path} has no rows")
@@ -65,7 +66,7 @@ def _optional(name: str, title: str, children: Sequence[Child]) -> list[Section]
 
 
 def _labels(rows: Sequence[ResultRow]) -> dict[str, str]:
-    """Every case by what differs among the rows."""
+    """Return a label for every case, made of the columns in which the rows differ."""
     differ = [name for name in _OF_CASE if len({getattr(row, name) for row in rows}) > 1] or ["source"]
     cases = {row.case: row for row in rows}
     return {case: ", ".join(filter(None, (_word(row, name) for name in differ))) for case, row in cases.items()}
@@ -80,7 +81,7 @@ def _word(row: ResultRow, name: str) -> str:
 
 
 def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child, ...]:
-    """Each kernel's time over the baseline's, with its interval; kernels without a time in words."""
+    """Draw each kernel's time relative to the baseline, with its interval; list the kernels without a time."""
     timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
     drawn = [
         RatioBar(row.kernel, row.ratio, row.ratio_low, row.ratio_high, row.verdict, row.verdict, labels[row.case])
@@ -109,7 +110,8 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
 
 
 def _times(rows: Sequence[ResultRow]) -> list[Child]:
-    """Per block and setting with several token counts: time against tokens, with the roof that the run measured."""
+    """Draw time against tokens for each block and setting with several token counts, with the roof that the run
+    measured."""
     out: list[Child] = []
     fields = [field for field in _OF_CASE if field not in ("tokens", "cache")]
     for key, alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).items():
@@ -134,7 +136,8 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
-    """The time that the measured roof allows for each token count: that of any kernel times its share of the roof."""
+    """Return the time that the measured roof allows for each token count: any kernel's time multiplied by its roof
+    fraction."""
     times: dict[int, float] = {}
     for row in rows:
         if row.roof_fraction and row.time_s and row.tokens:
@@ -143,7 +146,8 @@ def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
 
 
 def _roofline(rows: Sequence[ResultRow]) -> list[Child]:
-    """FLOP/s against FLOPs per byte, one point per row, under the roofs that the run measured: bandwidth, then rate."""
+    """Draw FLOP/s against FLOPs per byte, with a point per row, under the measured roof: first the bandwidth, then the
+    peak rate."""
     known = [row for row in rows if row.flops_per_byte and row.tflops]
     series = [
         ChartLine(kernel, [(row.flops_per_byte or 0, 1e3 * (row.tflops or 0)) for row in group], joined=False)
@@ -162,7 +166,8 @@ def _roofline(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _peaks(rows: Sequence[ResultRow]) -> tuple[float, float] | None:
-    """(GB/s, GFLOP/s) that the run measured: a row says one of them by its share of it, and the machine balance."""
+    """Return the (GB/s, GFLOP/s) that the run measured. A row's roof fraction gives one of the two; its machine
+    balance, which is their quotient, gives the other."""
     roofs = []
     for row in rows:
         if row.roof_fraction and row.ridge_flops_per_byte and row.tflops and row.flops_per_byte:
@@ -173,7 +178,7 @@ def _peaks(rows: Sequence[ResultRow]) -> tuple[float, float] | None:
 
 
 def _errors(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> list[Child]:
-    """The error against float64 and the ratio."""
+    """Draw the error relative to float64 against the ratio."""
     known = [row for row in rows if row.error_rel and row.ratio]
     series = [
         ChartLine(
@@ -189,7 +194,7 @@ def _errors(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> list[Child]
 
 
 def _rounds(path: Path, labels: Mapping[str, str]) -> tuple[dict[str, Any], str] | None:
-    """(the blocks of every case, a sentence about them) from the rounds file; None without one."""
+    """Return (the blocks of every case, a sentence about them) from the rounds file; None if there is no such file."""
     file = path.with_name(f"{path.name.removesuffix('.csv')}.rounds.csv")
     if not file.is_file():
         return None
@@ -216,7 +221,7 @@ def _rounds(path: Path, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]
 
 
 def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """The columns that differ or are filled, a row for each."""
+    """Return the rows as a table, without empty columns."""
     shown = [
         name
         for name in _COLUMNS
@@ -227,7 +232,7 @@ def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
 
 
 def _machine(rows: Sequence[ResultRow]) -> Child:
-    """What the rows say of the machine and the software; several values where the rows differ."""
+    """List the machine and the software of the rows, with several values if the rows differ."""
     texts: dict[str, str] = {}
     for name in _MACHINE:
         values = dict.fromkeys(str(value) for row in rows if (value := getattr(row, name)) not in (None, ""))
@@ -250,7 +255,7 @@ def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
 
 
 def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
-    """The section of two results. Raises FFNError if they have nothing in common."""
+    """Return the section that compares two results. Raises FFNError if they have nothing in common."""
     result = compare(read_rows(base), read_rows(new), Rules(allow_mismatch=True))
     children: list[Child] = [element("p", f"Time in {new.name} relative to {base.name}; lower is faster.")]
     if result.mismatches:
@@ -279,7 +284,7 @@ def _label(row: ComparedRow) -> str:
     return ", ".join(str(part) for part in (row.block, f"{row.tokens} tokens", row.dtype, row.kernel) if part)
 
 
-# --- how to read a page, in a few sentences ---------------------------------------------------------------------------
+# --- how to read a page ---------------------------------------------------------------------------
 
 
 _RATIO = (

@@ -1,5 +1,5 @@
-"""A saved trace as sections of a page: its steps with their costs, a heat map of each, and, of a small block, all its
-numbers to change.
+"""Turn a saved trace into sections of a page: its steps with their costs, a heat map of each step, and for a small
+block all its numbers, which can be edited.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ABOUT = (
     "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "norm", *_OF_EXPERTS, "weights", "mode", "dtype",
     "device",
 )  # fmt: skip
-_ROWS, _COLUMNS = 24, 96  # cells of a heat map at most
+_ROWS, _COLUMNS = 24, 96  # maximum number of cells in a heat map
 _MOST_STEPS = 40
 
 
 def trace_parts(path: Path, name: str) -> PageParts:
-    """The sections of one saved trace. Raises FFNError for a file that `ffn trace --save` did not write."""
+    """Return the sections of one saved trace. Raises FFNError for a file that `ffn trace --save` did not write."""
     saved = open_saved(path)
     shown = _shown(saved)
     tensors = {step.name: _rows(saved.tensor(step.name)) for step in shown}
@@ -47,7 +47,7 @@ def trace_parts(path: Path, name: str) -> PageParts:
             f"{name}-live", "Change a number", (element("p", text), element("div", data_live=f"{name}-live"))
         )
         sections.append(live)
-    except FFNError as error:  # nothing is asked of a large block, or of one without weights
+    except FFNError as error:  # not an error for a large block or a block without weights: nobody expects to edit it
         if 0 < saved.weight_count <= MOST_WEIGHTS:
             sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
     alike = [step for step in whole if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]
@@ -72,15 +72,15 @@ def trace_parts(path: Path, name: str) -> PageParts:
 
 
 def _shown(saved: Saved) -> list[SavedStep]:
-    """The steps on the page, in the file's order: those of the block before those inside experts, which have the room
-    that is left. Steps of an expert without tokens have no values."""
+    """Return the steps to show, in the file's order: the block's steps, and as many steps inside experts as still fit.
+    Steps of an expert without tokens are left out, since they have no values."""
     steps = sorted((step for step in saved.steps if 0 not in step.shape), key=lambda step: step.inner)
     names = {step.name for step in steps[:_MOST_STEPS]}
     return [step for step in saved.steps if step.name in names]
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """[..., features] as a matrix in float64."""
+    """Reshape [..., features] to a matrix in float64."""
     return tensor.reshape(-1, tensor.shape[-1]).double()
 
 
@@ -98,7 +98,8 @@ def _about(saved: Saved) -> Child:
 
 
 def _figures(x: Tensor) -> str:
-    """Shape, extremes, mean and spread of the finite values, and how many are not."""
+    """Return the shape, the extremes, mean and spread of the finite values, and the numbers of NaN, infinite and zero
+    values."""
     finite = x[x.isfinite()]
     text = f"{x.shape[0]} × {x.shape[1]}"
     if finite.numel():
@@ -112,8 +113,8 @@ def _figures(x: Tensor) -> str:
 
 
 def heat_data(name: str, x: Tensor) -> dict[str, Any]:
-    """The cells of a heat map of a matrix: each the largest value by size of those it stands for, and their mean. NaN
-    goes before all, then infinity, so that a cell with one shows it.
+    """Return the cells of a matrix's heat map, each with the largest absolute value that it covers, and the mean. NaN
+    takes precedence, then infinity, so that a cell containing either shows it.
     """
     cells, finite = cells_of(x, _ROWS, _COLUMNS), x[x.isfinite()]
     out: dict[str, Any] = {
@@ -127,12 +128,12 @@ def heat_data(name: str, x: Tensor) -> dict[str, Any]:
 
 
 def _word_of(value: float) -> float | str:
-    """A value for JSON, which has no NaN and no infinity."""
+    """Return a value for JSON, with NaN and infinity as text, since JSON cannot represent them."""
     return _digits(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def _tokens(count: int) -> list[str]:
-    """What each row of cells is: a token, or several."""
+    """Return a label for each row of cells: the token, or the range of tokens."""
     rows = [span(i, count, min(count, _ROWS)) for i in range(min(count, _ROWS))]
     return [str(r.start) if r.stop - r.start == 1 else f"{r.start} to {r.stop - 1}" for r in rows]
 

@@ -1,4 +1,5 @@
-"""The grid of a benchmark, the cases that it expands to, and the complete request, which can be stored as JSON."""
+"""The grid of a benchmark, the cases that it expands to, and the complete request: built, checked, and stored as
+JSON."""
 
 from __future__ import annotations
 
