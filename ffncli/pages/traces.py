@@ -47,7 +47,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
             f"{name}-live", "Change a number", (element("p", text), element("div", data_live=f"{name}-live"))
         )
         sections.append(live)
-    except FFNError as error:  # not an error for a large block or a block without weights: nobody expects to edit it
+    except FFNError as error:
+        # Not shown for a large block or a block without weights, which nobody expects to edit.
         if 0 < saved.weight_count <= MOST_WEIGHTS:
             sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
     alike = [step for step in whole if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]

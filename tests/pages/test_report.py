@@ -277,7 +277,7 @@ def test_steps_as_a_trace_of_events(tmp_path: Path) -> None:
     assert [event["dur"] for event in timed.values()] == pytest.approx([1e6 * time for time in times.values()])
     assert [event["tid"] for event in timed.values()] == [0, 1, 1, 2, 1]
     assert [timed[name]["ts"] for name in ("gate", "up", "down")] == pytest.approx([0, 1000, 2500])
-    with pytest.raises(FFNError, match="this result has none"):
+    with pytest.raises(FFNError, match="this result has no steps"):
         ffncli.report(RESULTS, tmp_path / "none.json")
     with pytest.raises(FFNError, match="one result of ffn bench --by-step"):
         ffncli.report([RESULTS, RESULTS], tmp_path / "none.json")
