@@ -1,1 +1,1 @@
-"""Kernels inside a user's own program: as a function of x, and in place of a loaded transformers model's FFNs."""
+"""Use kernels in a user's own program: as a function of x, or in place of the FFNs of a loaded transformers model."""

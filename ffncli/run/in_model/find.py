@@ -1,4 +1,4 @@
-"""A whole transformers model: loading it, its FFNs' modules, and which parameters are their weights."""
+"""Load a whole transformers model, and find the modules and the weights of its FFNs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from ffncli.run.pretrained.loading import Pretrained, load, offline, read_config
 from ffncli.run.pretrained.prompt import layers_of
 from ffncli.run.pretrained.tokens import with_texts
 
-_LEAST = 1e-3  # relative distance of two functions of the same name, in any dtype: some write √(2/π) with four digits
+# relative distance allowed between implementations of an activation, in any dtype: some round √(2/π) to four digits
+_LEAST = 1e-3
 
 
 class NotReplaced(Exception):
-    """An FFN that stays as it is; the text says why."""
+    """Raised for an FFN that stays as it is; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class FoundFFN:
-    """One FFN of a model in memory. `block` are its kernel steps, `located` where their weights are.
+    """One FFN of a model in memory. `block` are its kernel steps, `located` are the places of their weights.
 
-    `modules` compute it: a single one; or, where the layer calls its parts one by one, those of up, of the activation
-    (every module that could be it) and of down, whose output is the FFN's.
+    `modules` compute the FFN: either a single module, or, if the layer calls the parts one by one, the modules of up,
+    of the activation (every candidate) and of down.
     """
 
     layer: Layer
@@ -50,12 +51,12 @@ class FoundFFN:
 
     @property
     def width(self) -> int:
-        """Columns of its input."""
+        """The width of the FFN's input."""
         return self.layer.spec.d_model
 
 
 def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | None) -> list[Layer]:
-    """Return the layers meant by `layers`; all that have an FFN for None."""
+    """Return the layers that the argument `layers` names; None names all layers that have an FFN."""
     if wanted is None:
         return layers_of(resolved)
     several = [wanted] if isinstance(wanted, (int, str)) else [*wanted]
@@ -63,7 +64,7 @@ def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | 
 
 
 def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
-    """Locate a layer's FFN. Raise NotReplaced if no module, and no row of modules, computes it."""
+    """Locate a layer's FFN. Raise NotReplaced if neither one module nor a sequence of modules computes it."""
     block = kernel_steps(steps(layer.spec))
     wanted = {**parameters(block), **tables(block)}
     try:
@@ -81,19 +82,20 @@ def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
 
 
 def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
-    """Return the same FFN as the modules of up, activation and down, for one whose module computes more than it."""
+    """Return the FFN as the modules of up, activation and down, for an FFN whose module computes more."""
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in ffn.located}
     row = _row(model, ffn.block, owners, ffn.modules[0])
     return FoundFFN(ffn.layer, ffn.block, ffn.located, row)
 
 
 def kernel_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
-    """Return the canonical weights [out, in], contiguous: the model's own tensors if stored so, else copies."""
+    """Return the canonical weights [out, in], contiguous: the model's own tensors if they are stored that way, else
+    copies."""
     return {name: tensor.contiguous() for name, tensor in live_weights(model, ffn.located).items()}
 
 
 def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at: str) -> tuple[str, ...]:
-    """Return the modules of a plain FFN that are called one after the other: up, the activation, a norm, down."""
+    """Return the modules of a plain FFN in the order of their calls: up, the activation, a norm, down."""
     shape = dense(block)
     if shape is None or shape.gated or shape.prefix:
         raise NotReplaced(f"no module of {at} computes its FFN and nothing else")
@@ -122,7 +124,7 @@ def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) ->
     try:
         with torch.no_grad():
             out: Any = part(x.clone())
-    except Exception:  # whatever else a layer has among its modules
+    except Exception:  # the module may be anything that a layer contains
         return False
     if not isinstance(out, Tensor) or out.shape != x.shape or torch.equal(out, x):
         return False
@@ -130,9 +132,9 @@ def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) ->
 
 
 def forward_replaced(part: nn.Module) -> bool:
-    """Return whether something other than its class's method stands in place of a module's forward.
+    """Return whether a module's `forward` has been replaced by something other than its class's method.
 
-    In a copy of a replaced model that method itself does, bound to the copied module.
+    A copy of a replaced model has its class's method as an attribute, bound to the copied module; that does not count.
     """
     forward = vars(part).get("forward")
     bound = getattr(forward, "__self__", None) is part and getattr(forward, "__func__", None) is type(part).forward
@@ -140,7 +142,7 @@ def forward_replaced(part: nn.Module) -> bool:
 
 
 def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
-    """Raise NotReplaced if something already stands in place of a module's forward, or its weights are not loaded."""
+    """Raise NotReplaced if a module's `forward` has already been replaced, or if its weights are not loaded."""
     for path in ffn.modules:
         for part in model.get_submodule(path).modules():
             if forward_replaced(part):
@@ -151,9 +153,9 @@ def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
 
 
 def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretrained:
-    """Load the model with all layers and its language-model head, if transformers has one for it.
+    """Load the model with all layers, and with a language-model head if transformers has a head for it.
 
-    Its experts are computed as transformers does by default. Parameters that its files do not have are refused.
+    Experts use transformers' default implementation. Raise FFNError if a parameter is missing from the model's files.
     """
     path = folder_of(resolved, "--in-model")
     with offline() as transformers:
@@ -165,14 +167,15 @@ def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretraine
                 raise
             loaded = load(transformers, path, config, dtype, device)
     module: Any = loaded.module
-    if dtype != torch.float64:  # which the default for experts refuses
-        with suppress(Exception):  # where this model has no choice
+    if dtype != torch.float64:  # float64 is refused by the default implementation of experts
+        with suppress(Exception):  # this model may have no choice of implementation
             module.set_experts_implementation(module.get_correct_experts_implementation(None))
     return loaded
 
 
 def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int) -> ForwardInput:
-    """Return the arguments of a forward pass on one sequence of random tokens, if the model takes so many."""
+    """Return the arguments of a forward pass on one sequence of `count` random tokens; refuse more than the model's
+    maximum."""
     try:
         vocab = int(loaded.module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):

@@ -22,11 +22,12 @@ Block = FFNSpec | Sequence[Step]
 
 @dataclass
 class SharedKernel:
-    """A kernel's function, safe to call from anywhere: x [tokens, d_model] → the same, which no later call overwrites.
+    """A kernel's function for any thread: x [tokens, d_model] → output of the same shape, which no later call
+    overwrites.
 
-    A lock lets one thread in at a time: kernels keep buffers. `reuses` says that the kernel overwrites its last output,
-    which is copied then; None until the first call, which is made twice to see it. A user's kernel may take turns with
-    several buffers, so its output is always copied.
+    A lock admits one thread at a time, because kernels keep buffers. If `reuses`, the kernel overwrites its last
+    output, so the output is copied. `reuses` is None until the first call, which runs the kernel twice to find out. A
+    user's kernel may alternate between several buffers, so its output is always copied.
     """
 
     kernel: Kernel
@@ -38,7 +39,7 @@ class SharedKernel:
     lock: Lock = field(default_factory=Lock)
 
     def __call__(self, x: Tensor, params: Params) -> Tensor:
-        """Return the kernel's output."""
+        """Run the kernel."""
         with self.lock:
             out = self.compute(x, params)
             if self.reuses is None and isinstance(out, Tensor):
@@ -49,7 +50,7 @@ class SharedKernel:
 
 
 def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype) -> SharedKernel:
-    """Build the kernel for kernel steps; refuse steps that it cannot compute, with its reason."""
+    """Build the kernel for these steps; raise FFNError with the kernel's reason if it cannot compute them."""
     inputs = block_inputs(block)
     several = f"this block takes {' and '.join(inputs)}" if len(inputs) > 1 else None
     if reason := several or kernel.refusal(block, device, dtype):
@@ -59,9 +60,9 @@ def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype
 
 @dataclass(frozen=True)
 class KernelFunction:
-    """f(x): x [..., d_model] → a new tensor of the same shape, by one kernel, on its own weights.
+    """The function f(x): x [..., d_model] → a new tensor of the same shape, computed by one kernel with fixed weights.
 
-    Gradients flow to x, if the kernel has any. An x of another width, dtype or device is refused.
+    Gradients flow to x if the kernel supports them. Raise FFNError if x has another width, dtype or device.
     """
 
     built: SharedKernel
@@ -84,10 +85,10 @@ class KernelFunction:
 
 
 def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Tensor]) -> KernelFunction:
-    """Make f(x) from a block's canonical weights [out, in], which must not change while f is used.
+    """Build f(x) from a block's canonical weights [out, in], which must not change while f is in use.
 
-    The block runs from ffn_input to ffn_output, without norms around it, as in eval mode. Weights that are missing,
-    unknown, or of another shape, dtype or device are refused.
+    The block runs from ffn_input to ffn_output, without norms around it, as in eval mode. Raise FFNError for weights
+    that are missing or unknown, or that have another shape, dtype or device.
     """
     whole = steps(block) if isinstance(block, FFNSpec) else tuple(block)
     inner = kernel_steps(whole)
@@ -102,7 +103,8 @@ def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Te
 
 
 def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequence[Step]) -> dict[str, Tensor]:
-    """Return the weights of the inner steps, contiguous, without gradients; norms around them may be given too."""
+    """Return the weights of the inner steps, contiguous and detached; weights of surrounding norms are accepted and
+    ignored."""
     needed = {**parameters(inner), **tables(inner)}
     known = {**needed, **parameters(whole)}
     if unknown := next((name for name in weights if name not in known), None):
@@ -129,6 +131,6 @@ def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequen
 
 
 def dtype_text(dtype: torch.dtype) -> str:
-    """Return `bf16` as we write it; torch's own name for others."""
+    """Return ffncli's name of a dtype, such as `bf16`; torch's own name if ffncli has none."""
     row = find(str(dtype))
     return row.name if row else str(dtype).removeprefix("torch.")

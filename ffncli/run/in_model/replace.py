@@ -1,4 +1,4 @@
-"""The FFNs of a loaded transformers model, each by a kernel that is verified first, and back."""
+"""Replace the FFNs of a loaded transformers model by kernels that are verified first, and restore them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from ffncli.run.user.kernels import kernel_of
 from ffncli.run.user.module import described
 from ffncli.show.text import plural
 
-TOKENS = (1, 16)  # of the inputs that a kernel is verified on, unless others are requested
+TOKENS = (1, 16)  # default token counts of the inputs on which a kernel is verified
 Choose = Callable[[FFNSpec, torch.dtype, str], tuple[KernelChoice, str]]  # (the kernel, a note on the choice or "")
 
 
 class NothingReplaced(FFNError):
-    """No FFN of a model could be replaced; the text gives the first reason."""
+    """Raised if no FFN of a model could be replaced; the text gives the first reason."""
 
 
 @dataclass(frozen=True)
 class ReplacedFFN:
-    """One FFN that a kernel computes: its place in the model, and the kernel's name.
+    """One FFN computed by a kernel: its place in the model, and the kernel's name.
 
-    `error` is max|a-b| / max|b| of the kernel against float64, the largest on the verified inputs, `model_error` that
-    of the model's own FFN, `tolerance` the kernel's limit. `copied_bytes` counts the kernel's weights that it does not
-    share with the model.
+    `error` is max|a-b| / max|b| of the kernel compared with float64, the maximum over the verified inputs;
+    `model_error` is the same error of the model's own FFN; `tolerance` is the kernel's limit. `copied_bytes` counts the
+    bytes of weights that the kernel does not share with the model.
     """
 
     path: str
@@ -54,16 +54,16 @@ class ReplacedFFN:
 
 @dataclass(frozen=True)
 class KeptFFN:
-    """One FFN that stays the model's own, and why."""
+    """One FFN that was not replaced, and the reason."""
 
     layer: str
     reason: str
 
 
 class Replaced:
-    """What `ffncli.replace` did to a model; `restore` undoes it, as does the end of a `with` block.
+    """The result of `ffncli.replace`; `restore`, or the end of a `with` block, undoes the replacement.
 
-    `ffns` are the replaced FFNs, `kept` those that stay as they are, `notes` what was chosen and why.
+    `ffns` are the replaced FFNs, `kept` the FFNs that were not replaced; `notes` explain the choice of kernels.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Replaced:
 
     @property
     def calls(self) -> dict[str, int]:
-        """Count the calls of the FFNs that the kernels computed (`kernel`) and that the model computed, by reason."""
+        """The number of FFN calls computed by kernels (`kernel`), and of FFN calls computed by the model, by reason."""
         total: Counter[str] = Counter()
         for swap in self._swaps:
             total += swap.calls
@@ -90,9 +90,9 @@ class Replaced:
             swap.turn_on()
 
     def restore(self) -> None:
-        """Give the model its own FFNs back; a second time it does nothing.
+        """Restore the model's own FFNs; a second call does nothing.
 
-        If something else has replaced a forward since, it is an error; the other FFNs are back then.
+        Raise FFNError if something else has replaced a forward since; all other FFNs are restored first.
         """
         errors = []
         for swap in self._swaps:
@@ -104,9 +104,9 @@ class Replaced:
             raise errors[0]
 
     def refresh(self) -> None:
-        """Prepare the kernels' weights again, from the model's as they are now.
+        """Prepare the kernels' weights again from the model's current weights.
 
-        Only a write to single values that torch does not count (through `.data`) makes it necessary.
+        This is only needed after a write to single values that torch does not count, such as a write through `.data`.
         """
         for swap in self._swaps:
             swap.weights.renew()
@@ -134,8 +134,8 @@ def replace_ffns(
 ) -> Replaced:
     """Replace every FFN of the model by the kernel that `choose` names for its block, verified on random tokens.
 
-    All are verified before the first is replaced. Refused: a model of an unknown family, one without an FFN that can be
-    replaced, and (exit 1) a kernel whose output is not the block's.
+    All kernels are verified before the first FFN is replaced. Raise FFNError for a model of an unknown family, for a
+    model without a replaceable FFN, and (exit code 1) for a kernel whose output is not the block's output.
     """
     resolved = described(model)
     work = _Replacing(model, resolved, choose, tuple(tokens))
@@ -164,7 +164,8 @@ def replace_ffns(
 
 
 class _Replacing:
-    """One `replace_ffns`: the kernels that have been built, by block; layers of equal blocks share one."""
+    """The state of one `replace_ffns` call: the kernels built so far, by block; layers with equal blocks share a
+    kernel."""
 
     def __init__(self, model: nn.Module, resolved: Resolved, choose: Choose, tokens: tuple[int, ...]) -> None:
         self.model, self.resolved, self.choose, self.tokens = model, resolved, choose, tokens
@@ -174,7 +175,7 @@ class _Replacing:
     def replaced(
         self, layer: Layer, name: str, places: set[tuple[str, ...]]
     ) -> tuple[FoundFFN, FFNSwap | None, ReplacedFFN | None]:
-        """Verify the kernel of one layer's FFN. Raise NotReplaced with a reason, FFNError for a wrong kernel."""
+        """Verify the kernel for one layer's FFN. Raise NotReplaced with the reason, FFNError if the kernel is wrong."""
         ffn = find.find_ffn(self.model, self.resolved, layer)
         if ffn.modules in places:
             return ffn, None, None
@@ -197,7 +198,7 @@ class _Replacing:
         return ffn, swap, made
 
     def _by_modules(self, ffn: FoundFFN, cases: Sequence[_VerifiedInput]) -> tuple[FoundFFN, float]:
-        """Return (the FFN as modules that compute it and nothing else, their largest error). Raises NotReplaced."""
+        """Return (the FFN as modules that compute nothing but the FFN, their maximum error), or raise NotReplaced."""
         try:
             return ffn, max(_module_error(self.model, ffn, case) for case in cases)
         except NotReplaced:
@@ -225,7 +226,7 @@ class _Replacing:
 
 
 class _VerifiedInput:
-    """An FFN's weights and one input, with the answer in float64, and how far rounding may move it."""
+    """An FFN's weights and one input, the output in float64, and the error that rounding may cause."""
 
     def __init__(self, block: Sequence[Step], weights: dict[str, Tensor], x: Tensor, spec: FFNSpec) -> None:
         self.block, self.x = block, x
@@ -240,7 +241,7 @@ class _VerifiedInput:
     def error(self, out: object, whose: str) -> float:
         """Return max|a-b| / max|b| over the tokens that go to the same experts regardless of rounding.
 
-        Raise NotReplaced for anything that is not the block's output.
+        Raise NotReplaced if `out` cannot be the block's output.
         """
         if not isinstance(out, Tensor):
             raise NotReplaced(f"{whose} returns a {type(out).__name__}, not one tensor")
@@ -273,7 +274,7 @@ def _module_error(model: nn.Module, ffn: FoundFFN, case: _VerifiedInput) -> floa
 
 
 def _called(ffn: FoundFFN) -> list[str]:
-    """Return the modules in the order of their calls; of several that could be the activation, one."""
+    """Return the modules in the order of their calls, with only the first candidate for the activation."""
     if len(ffn.modules) == 1:
         return [*ffn.modules]
     owners = {item.names[0].rpartition(".")[0] for item in ffn.located if not item.parameter.startswith("act.")}
@@ -282,10 +283,10 @@ def _called(ffn: FoundFFN) -> list[str]:
 
 
 def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name: str) -> float:
-    """Return the kernel's error on the case's input; raise FFNError (exit 1) if it is not the block's output."""
+    """Return the kernel's error on the case's input; raise FFNError (exit code 1) if the kernel is wrong."""
     where = f"{ready.kernel.name} on {swap.ffn.label}"
     params, x = swap.weights.now(), case.x.clone()
-    assert params is not None  # they were prepared just now
+    assert params is not None  # the weights were prepared just now
     before = [tensor._version for tensor in params if not tensor.is_inference()]
     try:
         value = case.error(ready(x, params), ready.kernel.name)
@@ -303,14 +304,15 @@ def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name
 
 
 def _limit(case: _VerifiedInput, ready: SharedKernel) -> float:
-    """Return the error that a kernel may have: that of the dtype, or of the fewer bits that it declares."""
+    """Return the maximum error allowed for a kernel: the dtype's limit, or the limit of a coarser format that it
+    declares."""
     computes = ready.kernel.computes
     return max(case.tolerance, declared_tolerance(computes)[0]) if computes else case.tolerance
 
 
 @contextmanager
 def _in_eval(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode and without autocast; restore every module's own mode."""
+    """Put the model in eval mode without autocast; on exit, restore the mode of every module."""
     modes = [(part, part.training) for part in model.modules()]
     kind = next((p.device.type for p in model.parameters() if not p.is_meta), "cpu")
     try:

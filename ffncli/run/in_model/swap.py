@@ -1,4 +1,4 @@
-"""A kernel in place of one FFN of a model; it falls back to the model if results could differ."""
+"""Run a kernel in place of one FFN of a model; fall back to the model if results could differ."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from ffncli.run.in_model.kernel_call import SharedKernel, dtype_text
 
 
 class FFNSwap:
-    """The kernel of one FFN, and what stands in place of the forwards of its modules while it is `on`.
+    """The kernel of one FFN, and the replacements of its modules' forwards, which are in place while the swap is `on`.
 
-    `calls` counts the FFN's calls by who computed them: the kernel (`kernel`), or the model, with the reason.
+    `calls` counts the FFN's calls: under `kernel` if the kernel computed them, else under the reason for using the
+    model.
     """
 
     def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel, tokens: tuple[int, ...]) -> None:
@@ -44,17 +45,17 @@ class FFNSwap:
 
     @property
     def on(self) -> bool:
-        """Whether the kernel stands in place of the modules' forwards."""
+        """Whether the kernel is in place of the modules' forwards."""
         return any(vars(part).get("forward") is new for part, new in zip(self._modules, self._forwards, strict=True))
 
     def turn_on(self) -> None:
-        """Put the kernel in place. Raises FFNError if another has taken the place meanwhile."""
+        """Put the kernel in place. Raise FFNError if something else has replaced a forward since."""
         self._require_ours()
         for part, new in zip(self._modules, self._forwards, strict=True):
-            vars(part)["forward"] = new  # no module of its own: state_dict and named_modules stay
+            vars(part)["forward"] = new  # adds no module, so state_dict and named_modules stay the same
 
     def turn_off(self) -> None:
-        """Give the modules their own forwards back. Raises FFNError if another has taken the place meanwhile."""
+        """Restore the modules' own forwards. Raise FFNError if something else has replaced a forward since."""
         self._require_ours()
         for part in self._modules:
             vars(part).pop("forward", None)
@@ -77,9 +78,9 @@ class FFNSwap:
     def output(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
         """Return the kernel's output for a call with these arguments; None if the model must compute it."""
         x = args[0] if len(args) == 1 and not options else None
-        if torch.compiler.is_compiling():  # what is traced must be the model
+        if torch.compiler.is_compiling():  # torch.compile must trace the model itself
             return None
-        # Weights last: in train mode they change at every step, and preparing them again would be wasted.
+        # Check the weights last: in train mode they change at every step, and preparing them again would be wasted.
         why, params = self._obstacle(x), None
         if not why:
             params, why = self._params()
@@ -95,7 +96,7 @@ class FFNSwap:
             return self.built(flat, params).view(x.shape)
 
     def _params(self) -> tuple[Params | None, str]:
-        """Return the kernel's weights as the model's are now, or why there are none."""
+        """Return the kernel's weights, up to date with the model's weights, or None and the reason."""
         try:
             params = self.weights.now()
         except FFNError:
@@ -103,7 +104,7 @@ class FFNSwap:
         return params, "" if params is not None else self._elsewhere
 
     def _obstacle(self, x: Any) -> str:
-        """Return why the model must compute this call itself; empty if nothing is in the way."""
+        """Return the reason why the model must compute this call itself; empty if the kernel can."""
         if type(x) is not Tensor or x.numel() == 0:
             return "it was called with something else than one tensor"
         if any(part.training for part in self._inside):
@@ -122,7 +123,7 @@ class FFNSwap:
         return self._ready_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
 
     def _obstacle_inside(self) -> str:
-        """Check the modules inside too: a hook there would not be called, and another module would be left out."""
+        """Check the submodules, too: the kernel would not call their hooks, and would ignore an exchanged submodule."""
         if any(tuple(now.values()) != before for now, before in self._children):
             return "its modules were replaced"
         whole = len(self._modules) == 1
@@ -133,7 +134,7 @@ class FFNSwap:
 
 
 class _Forward:
-    """Stands in place of a module's forward. A copy of the model, or one that is pickled, has the model's own."""
+    """The replacement of a module's forward. A copied or pickled model gets the module's own forward back."""
 
     def __init__(self, swap: FFNSwap, module: nn.Module) -> None:
         self.swap, self.module = swap, module
@@ -144,7 +145,7 @@ class _Forward:
 
 
 class _Whole(_Forward):
-    """Of the one module that computes the FFN."""
+    """The replacement of the forward of a module that computes the whole FFN."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         out = self.swap.output(args, options)
@@ -152,7 +153,7 @@ class _Whole(_Forward):
 
 
 class _InRow(_Forward):
-    """Of a module in a row: the first computes the whole FFN, whose output the others hand on as it is."""
+    """The replacement for one of several modules: the first computes the whole FFN; the others pass its output through."""
 
     def __init__(self, swap: FFNSwap, module: nn.Module, handed: local) -> None:
         super().__init__(swap, module)
@@ -183,19 +184,20 @@ class _Last(_InRow):
 
 
 def _link(model: nn.Module, path: str) -> tuple[dict[str, Any], str, nn.Module]:
-    """Return the place of a module in its parent: the parent's dict of modules, the key there, the module."""
+    """Return (the dict of modules of a module's parent, the module's key in it, the module)."""
     owner, _, leaf = path.rpartition(".")
     home: dict[str, Any] = model.get_submodule(owner)._modules
     return home, leaf, model.get_submodule(path)
 
 
-_SAMPLES = 8  # values of each copied tensor that are compared at every call, on a CPU: each is a read from memory
+_SAMPLES = 8  # values of each copied tensor compared at every call, on a CPU; each costs a read from memory
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class _LiveTensor:
-    """A tensor of the model when the weights were prepared. If it was copied, `kept` has values then, `seen` now."""
+    """A tensor of the model when the weights were prepared. If copied, `kept` are sampled values, `seen` a view on
+    them."""
 
     home: MutableMapping[str, Any]
     leaf: str
@@ -214,7 +216,7 @@ class _LiveTensor:
 
 
 class PreparedWeights:
-    """A kernel's params for one FFN of a model, prepared again when the model's tensors have changed."""
+    """A kernel's params for one FFN of a model, prepared again whenever the model's tensors change."""
 
     def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel) -> None:
         self._model, self._found, self._built = model, ffn, built
@@ -228,7 +230,7 @@ class PreparedWeights:
         self.renew()
 
     def renew(self) -> None:
-        """Prepare the kernel's weights from the model's tensors as they are."""
+        """Prepare the kernel's weights from the model's current tensors."""
         tensors = [home[leaf] for home, leaf in self._places]
         if self._built.device == "cpu":
             needed = sum(t.nbytes for t in tensors) * max(1, self._built.kernel.forms(self._built.dtype))
@@ -241,7 +243,7 @@ class PreparedWeights:
         copies = {storage.data_ptr(): storage.nbytes() for storage in plain}
         self.copied_bytes = sum(size for pointer, size in copies.items() if pointer not in live)
         self.copied_bytes += sum(onednn.nbytes(p) for p in self._params if p.is_mkldnn)
-        if self._built.kernel.per_weights:  # made at its first call, for each number of tokens
+        if self._built.kernel.per_weights:  # such a kernel copies weights at the first call for each number of tokens
             self.copied_bytes += sum(t.nbytes for t in tensors)
         self._sources = tuple(
             _source(home, leaf, tensor, self.copied_bytes > 0)
@@ -249,16 +251,16 @@ class PreparedWeights:
         )
 
     def now(self) -> Params | None:
-        """Return the params of the tensors as they are, prepared again if these have changed; None if they have been
-        moved to another dtype or device, or have another shape: the kernel was verified for what they were.
+        """Return the params for the model's current tensors, prepared again if the tensors have changed. Return None if
+        a tensor has another dtype, device or shape, since the kernel has not been verified for it.
 
-        A write that torch does not count (through `.data`) is seen if the kernel has copies, on a CPU, by 8 values of
-        each tensor.
+        On a CPU, if the kernel has copies of the weights, 8 sampled values of each tensor also reveal writes that torch
+        does not count (through `.data`).
         """
         with self._lock:
             if self._sources and all(source.unchanged for source in self._sources):
                 return self._params
-            self._sources, self._params = (), ()  # what they hold of the former tensors is freed
+            self._sources, self._params = (), ()  # frees the former tensors before new copies are made
             if [_kind(home.get(leaf)) for home, leaf in self._places] != self._kinds:
                 return None
             self.renew()
@@ -266,7 +268,7 @@ class PreparedWeights:
 
 
 def _place(model: nn.Module, name: str) -> tuple[MutableMapping[str, Any], str]:
-    """Return the dict in which a module has a parameter or a buffer, and its key there."""
+    """Return (the dict that stores a parameter or buffer in its module, the key in that dict)."""
     owner, _, leaf = name.rpartition(".")
     part = model.get_submodule(owner)
     return (part._parameters if leaf in part._parameters else part._buffers), leaf
@@ -286,5 +288,6 @@ def _kind(tensor: Tensor | None) -> tuple[object, ...]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return torch's count of writes to a tensor; it counts none if the tensor was made in inference mode."""
+    """Return torch's count of writes to a tensor; 0 if the tensor was made in inference mode, where writes are not
+    counted."""
     return 0 if tensor.is_inference() else tensor._version

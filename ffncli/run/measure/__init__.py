@@ -1,1 +1,1 @@
-"""Numbers about tensors: statistics, distances, rounding, tolerances. Knows no block."""
+"""Statistics, distances, rounding and tolerances of tensors, independent of any block."""

@@ -1,6 +1,6 @@
-"""How far apart two tensors are, in the project's three figures, and how far rounding alone may move them.
+"""The distance between two tensors, in three figures used throughout, and the distance that rounding may cause.
 
-Tensors are read once, piece by piece. A unit in the last place (ulp) is the distance between neighbouring numbers of a
+Tensors are read once, in pieces. A unit in the last place (ulp) is the distance between neighbouring numbers of a
 format.
 """
 
@@ -15,15 +15,17 @@ from torch import Tensor
 from ffncli.block.analysis.rounding import rounding_bound
 from ffncli.errors import FFNError, shown
 
-_PIECE = 2**22  # values compared together: tensors are not copied in full
+_PIECE = 2**22  # values compared at a time, so that tensors are not copied in full
 
 
 @dataclass(frozen=True)
 class Gap:
-    """`largest` = max|a-b| where both are finite, first at flat element `at`, where |b| is `there`; `size` = max|b|.
+    """The distance of a from b. `largest` = max|a-b| over places where both are finite, first reached at flat index
+    `at`, where |b| is `there`; `size` = max|b|.
 
-    `unlike` counts places where one is NaN or infinite and the other differs, `first_unlike` is the first of them. Two
-    NaNs are equal, and so are two infinities of one sign. Without a place, `at` and `first_unlike` are -1.
+    `unlike` counts places where one value is NaN or infinite and the other differs; `first_unlike` is the first such
+    place. Two NaNs are equal, and so are two infinities of the same sign. `at` and `first_unlike` are -1 if there is no
+    such place.
     """
 
     largest: float = 0.0
@@ -39,7 +41,7 @@ class Gap:
         return self.largest / self.size if self.size else (math.inf if self.largest else 0.0)
 
     def ulps(self, dtype: torch.dtype) -> float | None:
-        """`largest` in units in the last place of b there; None if b is 0, which has no last place."""
+        """Return `largest` in ulps of b at the same place; None if b is 0 there, which has no last place."""
         if not self.largest:
             return 0.0
         return self.largest / ulp(self.there, dtype) if self.there else None
@@ -47,9 +49,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Agreement:
-    """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` as in `Gap.ulps`.
+    """The errors of a compared with b: `max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` as in
+    `Gap.ulps`.
 
-    Equal values, two NaNs too, have no error; if only one of two is finite the error is infinite.
+    Two NaNs have no error, like equal values; the errors are infinite if a NaN or an infinity meets a different value.
     """
 
     max_error: float
@@ -58,7 +61,7 @@ class Agreement:
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
-    """Return the distance of `ours` from `theirs`, in ulps of the dtype of `ours`; refuse different shapes."""
+    """Return the distance of `ours` from `theirs`, with ulps in the dtype of `ours`; refuse different shapes."""
     if ours.shape != theirs.shape:
         raise FFNError(f"shapes {list(ours.shape)} and {list(theirs.shape)} cannot be compared")
     difference = gap(ours, theirs)
@@ -88,29 +91,29 @@ def gap(a: Tensor, b: Tensor) -> Gap:
 
 
 _MORE_ROUNDINGS = 10
-# Formats that a kernel may declare, with the spacing of their numbers at 1. Integers are steps of a row's largest
-# value, some four times its rms: their spacing is relative to that.
+# Formats that a kernel may declare → the spacing of their numbers at 1. For integers it is the step relative to a row's
+# rms, if the row's largest value is four times its rms.
 _SPACING = {
     "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 2.0**-5, "fp8": 2.0**-3, "fp6": 2.0**-2,
     "int6": 2.0**-3, "int4": 0.5, "fp4": 0.5, "mxfp8": 2.0**-3, "mxfp6": 2.0**-2, "mxfp4": 0.5, "nvfp4": 0.5,
 }  # fmt: skip
-_OF_CHANCE = 3  # standard errors, about, of a root mean square over so many values
+_OF_CHANCE = 3  # allowed for chance, in standard errors (roughly) of a root mean square
 
 
 def tolerance_for(dtype: torch.dtype, width: int, scores: torch.dtype | None = None) -> float:
-    """Return the relative error that rounding may cause; `scores` is the router's dtype if it is not the block's."""
+    """Return the relative error that rounding may cause; `scores` is the router's dtype if it differs from `dtype`."""
     eps = max(torch.finfo(dtype).eps, torch.finfo(scores).eps if scores else 0.0)
     sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     return rounding_bound(eps, sums, width)
 
 
 def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:
-    """Return the rms error that rounding may cause over so many values, relative to their own rms.
+    """Return the rms error that rounding may cause over `values` values, relative to the rms of these values.
 
-    `rounding` is the error of an execution that rounds every step's result to the dtype and sums in float32. A right
-    kernel may round ten times more: rounding a value anywhere in a binade has an rms of eps / √28, relative to the
-    values'. Weights in 8 bits, which move every product of a row by up to 1 / 254 of its largest weight, add more than
-    that; their largest error alone cannot be told from that of bf16.
+    `rounding` is the rms error of an execution that rounds every step's result to the dtype and sums in float32. A
+    correct kernel may round ten more times; each rounding of values spread over a binade has a relative rms error of
+    eps / √28. 8-bit weights, each off by up to 1 / 254 of its row's largest weight, exceed the limit; by their maximum
+    error alone they could not be distinguished from bf16.
     """
     more = _MORE_ROUNDINGS * torch.finfo(dtype).eps ** 2 / 28
     return math.sqrt(rounding**2 + more) * (1 + _OF_CHANCE / math.sqrt(max(1, values)))
@@ -119,8 +122,8 @@ def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:
 def declared_tolerance(computes: str) -> tuple[float, float]:
     """Return (largest relative error, rms error) for a kernel that declares its format, such as `fp8-rowwise`.
 
-    The rms of one rounding is spacing / √28; of a dozen in a row it stays below the spacing, and the largest error
-    below 4 times the spacing.
+    The rms error of one rounding is spacing / √28. After a dozen roundings it is still below the spacing, and the
+    maximum error below 4 times the spacing.
     """
     spacing = _SPACING.get(computes.partition("-")[0])
     if spacing is None:
@@ -132,8 +135,8 @@ def declared_tolerance(computes: str) -> tuple[float, float]:
 def ulp(value: float, dtype: torch.dtype) -> float:
     """Return the distance from |value| to the next larger number of `dtype`; NaN if value is not finite.
 
-    With p bits of significand it is 2^(e - p + 1) for a value in [2^e, 2^(e+1)) (Goldberg 1991), and the smallest
-    subnormal number below the smallest normal one, at zero too.
+    With p bits of significand, the distance is 2^(e - p + 1) for a value in [2^e, 2^(e+1)) (Goldberg 1991). Below the
+    smallest normal number, including at zero, it is the smallest subnormal number.
     """
     if not math.isfinite(value):
         return math.nan
@@ -143,14 +146,14 @@ def ulp(value: float, dtype: torch.dtype) -> float:
 
 
 def ulp_each(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the `ulp` of each of the finite float64 values, in float64."""
+    """Return the `ulp` of each of these finite float64 values, in float64."""
     limits = torch.finfo(dtype)
     _, exponents = torch.frexp(values.abs().clamp(min=limits.tiny))
     return torch.ldexp(torch.full_like(values, limits.eps), exponents - 1)
 
 
 def ulps(value: float, reference: float, dtype: torch.dtype) -> float:
-    """Return |value - reference| in ulps of the reference; 0 if they are the same, NaN or infinite."""
+    """Return |value - reference| in ulps of the reference; 0 if both are equal, or both NaN."""
     if value == reference or (math.isnan(value) and math.isnan(reference)):
         return 0.0
     return abs(value - reference) / ulp(reference, dtype)
@@ -162,7 +165,7 @@ def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
 
 
 def exact_sum(values: list[float]) -> float:
-    """Return the sum, rounded once (math.fsum); a plain sum if that refuses infinities."""
+    """Return the sum, rounded once (math.fsum); a plain sum if math.fsum overflows or refuses infinities."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):

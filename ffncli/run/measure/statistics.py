@@ -1,6 +1,6 @@
-"""Statistics of a tensor's values, of its hidden units, of values in pieces, and the cells of its heat map.
+"""Statistics of a tensor's values, of hidden units and of values that arrive in pieces, and the cells of a heat map.
 
-A wide intermediate is gigabytes, and reading it dominates the cost: memory is read once, every chunk is copied,
+A wide intermediate has gigabytes, and reading it dominates the cost. So memory is read once: every chunk is copied,
 compared and counted while it is in the processor's cache, and nothing as large as the tensor is ever allocated.
 """
 
@@ -16,22 +16,23 @@ from torch import Tensor
 
 from ffncli.block.value import NEAR_ZERO
 
-BINS = 24  # of a histogram that fits 80 columns together with the statistics
-# Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, large against the cost of a
-# call. Never above 2²⁴, up to which float32 counts exactly.
+BINS = 24  # a histogram of this width fits in 80 columns next to the statistics
+# Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, but large compared with the
+# cost of a call. Never above 2²⁴, up to which float32 counts exactly.
 _CHUNK = 1 << 20
 _CHUNK_ON_GPU = 1 << 24
-_MOST_IN_HISTOGRAM = 1 << 17  # a bar is then accurate to a hundredth of the highest
+_MOST_IN_HISTOGRAM = 1 << 17  # keeps bars accurate to a hundredth of the highest bar
 _SAMPLE = 4096
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """min, max, mean and std (divisor n) of the finite values, None if there are none; counts of the other values.
+    """Statistics of a tensor: min, max, mean and std (divisor n) of the finite values (None if no value is finite), and
+    counts.
 
-    `near_zeros` counts |x| ≤ NEAR_ZERO, zeros included. `histogram` counts finite values in BINS equal bins from min to
-    max, every `histogram_stride`-th value of the tensor (1: all); empty where all values are one. `min_at` and `max_at`
-    are the indices of the first minimum and the first maximum.
+    `near_zeros` counts |x| ≤ NEAR_ZERO, zeros included. `histogram` counts the finite values among every
+    `histogram_stride`-th value (1: all) in BINS equal bins from min to max; it is empty if all values are equal.
+    `min_at` and `max_at` are the indices of the first minimum and the first maximum.
     """
 
     min: float | None
@@ -54,7 +55,7 @@ def statistics(tensor: Tensor) -> Statistics:
     flat = tensor.detach().reshape(-1)
     sums = _read(flat, _pivot(flat))
     if sums.low < sums.high:
-        if not 1e-280 < sums.squares < inf:  # outside float64's range
+        if not 1e-280 < sums.squares < inf:  # the squares leave float64's range
             largest = max(abs(sums.low), abs(sums.high))
             sums = _read(flat, sums.pivot, 2.0 ** max(min(-frexp(largest)[1], 1000), -1000))
         if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample did not represent the other values
@@ -74,7 +75,7 @@ def _first_index(tensor: Tensor, flat: Tensor, value: float, chunk: int) -> tupl
 
 
 def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the index of an element of a tensor from its number in the flattened tensor."""
+    """Convert an element's index in the flattened tensor to its index in a tensor of this shape."""
     out: list[int] = []
     for size in reversed(shape):
         flat, at = divmod(flat, size)
@@ -83,7 +84,7 @@ def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def not_finite(tensor: Tensor) -> tuple[int, int]:
-    """Return the number of NaNs, and of infinities."""
+    """Return (the number of NaNs, the number of infinities)."""
     counts = Counts()
     for piece in _chunks(tensor.detach().reshape(-1)):
         counts.add(piece)
@@ -103,9 +104,9 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 @dataclass
 class Counts:
-    """Counts of the values read so far, and the extremes of the finite ones.
+    """Counts of the values read so far, and the extremes of the finite values.
 
-    `low_chunk` and `high_chunk` are the numbers of the first of the `chunks` in which the extremes are.
+    `low_chunk` and `high_chunk` are the numbers of the first chunks that contain the extremes, out of `chunks`.
     """
 
     finite: int = 0
@@ -121,12 +122,12 @@ class Counts:
     inf: int = 0
 
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
-        """Count values that are not finite, -Inf also as a negative; return the finite values and their extremes.
+        """Count values that are not finite (-Inf also counts as negative); return the finite values and their extremes.
 
         The caller counts zeros and finite negatives: the fastest method depends on its other work.
         """
         chunk, self.chunks = self.chunks, self.chunks + 1
-        low, high = (end.item() for end in piece.aminmax())  # NaN where any value is
+        low, high = (end.item() for end in piece.aminmax())  # NaN if any value is NaN
         if not (isfinite(low) and isfinite(high)):
             self.nan += int(piece.isnan().sum())
             self.inf += int(piece.isinf().sum())
@@ -150,9 +151,9 @@ class Counts:
 
 @dataclass
 class _Sums(Counts):
-    """`total` and `squares` are of scale · (x - pivot), so that nothing cancels.
+    """Counts and sums: `total` and `squares` add up scale · (x - pivot) and its square, so that nothing cancels.
 
-    With the pivot known these are two sums; `distribution.Moments`, which needs none, reads 1.5 to 4 times as long.
+    With a known pivot two sums suffice; `Moments`, which needs no pivot, takes 1.5 to 4 times as long.
     """
 
     pivot: float = 0.0
@@ -178,7 +179,7 @@ class _Sums(Counts):
 
 
 def _read(flat: Tensor, pivot: float, scale: float = 1.0) -> _Sums:
-    """Read all values once."""
+    """Read all values once and sum them."""
     sums = _Sums(pivot=pivot, scale=scale)
     size = min(chunk_size(flat), flat.numel())
     wide = torch.empty(size, dtype=torch.float64, device=flat.device)
@@ -191,7 +192,7 @@ def _read(flat: Tensor, pivot: float, scale: float = 1.0) -> _Sums:
 
 
 def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
-    """Add one chunk, in a few operations while it is in the cache."""
+    """Add one chunk with few operations while it is in the cache."""
     piece, low, high = sums.add(piece)
     n = piece.numel()
     if not n:
@@ -207,10 +208,10 @@ def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
 
 
 def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor) -> None:
-    """Count zeros, near zeros and negatives: signs are summed as floats.
+    """Count zeros, near zeros and negatives by summing signs as floats.
 
-    That is four times as fast as making and counting a mask, and ten times as fast as `count_nonzero` of floats, which
-    branches, if there are many zeros.
+    This is four times as fast as building and counting a mask. With many zeros it is ten times as fast as
+    `count_nonzero` of floats, which branches.
     """
     n = piece.numel()
     if low > 0 or high < 0:
@@ -228,14 +229,15 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
 
 
 def near_zero(dtype: torch.dtype) -> float:
-    """Return NEAR_ZERO as a value of this type: a value printed as 0.001 is near zero."""
+    """Return NEAR_ZERO rounded to this dtype, so that a value printed as 0.001 is near zero."""
     return torch.tensor(NEAR_ZERO, dtype=dtype).item()
 
 
 def _pivot(flat: Tensor) -> float:
-    """Return one of the tensor's values if they are far from zero compared with their spread, else zero.
+    """Return one of the tensor's values if the values are far from zero compared with their spread, else zero.
 
-    A sum of squares of x would lose every digit of their spread; a constant tensor has a std of exactly zero.
+    Without a pivot, a sum of squares would lose every digit of such a spread. A constant tensor gets a std of exactly
+    zero.
     """
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
     sample = sample[sample.isfinite()]
@@ -246,14 +248,14 @@ def _pivot(flat: Tensor) -> float:
 
 
 def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
-    """Return (counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value represents
-    all, because binning costs more than everything else together."""
+    """Return (counts in equal bins from `low` to `high`, stride). In large tensors only every stride-th value is
+    counted, because binning would cost more than everything else together."""
     stride = stride_of(flat.numel(), width)
     return (histogram(flat[::stride], low, high) if low < high else ()), stride
 
 
 def stride_of(values: int, width: int) -> int:
-    """Return the stride for binning `most` values: coprime to the rows' width, so that all columns are sampled."""
+    """Return the stride for binning `values` values, coprime to the rows' width, so that all columns are sampled."""
     stride = max(1, -(-values // _MOST_IN_HISTOGRAM))
     while stride > 1 and gcd(stride, width) > 1:
         stride += 1
@@ -261,7 +263,7 @@ def stride_of(values: int, width: int) -> int:
 
 
 def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
-    """Count the finite values of a flat tensor in each of BINS equal bins from `low` to `high`, both included."""
+    """Count the finite values of a flat tensor in each of BINS equal bins from `low` to `high` (inclusive)."""
     sample = sample.double()
     sample = sample[sample.isfinite()]
     half = 1.0 if isfinite(high - low) else 0.5
@@ -274,10 +276,11 @@ PERCENTS = (1, 5, 50, 95, 99)
 
 @dataclass
 class Moments(Counts):
-    """Counts of all values, extremes and central moments of the finite ones, in float64.
+    """Counts of all values, and extremes and central moments of the finite values, in float64.
 
-    `sums` are Σ(x - mean)², ³ and ⁴; the last two, and `negatives`, only with `shape`. Pieces are merged after
-    Pébay 2008 (SAND2008-6212), so that nothing cancels however far the values are from zero.
+    `sums` are Σ(x - mean)², Σ(x - mean)³ and Σ(x - mean)⁴; the last two, and `negatives`, are computed only with
+    `shape`. Pieces are merged by Pébay 2008 (SAND2008-6212), so that nothing cancels however far the values are from
+    zero.
     """
 
     shape: bool = False
@@ -286,7 +289,8 @@ class Moments(Counts):
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def merge(self, wide: Tensor, size: Tensor, bound: float) -> None:
-        """Add a piece in float64 of any shape; `size` is its absolute value, of which up to `bound` is near zero."""
+        """Add a float64 piece of any shape; `size` is its absolute value, and values of size up to `bound` are near
+        zero."""
         self.values += wide.numel()
         self.zeros += int(torch.count_nonzero(size == 0))
         self.near_zeros += int(torch.count_nonzero(size <= bound))
@@ -298,7 +302,7 @@ class Moments(Counts):
             self._merge_sums(before, finite)
 
     def _merge_sums(self, a: int, x: Tensor) -> None:
-        """Merge the next values x into the moments of `a` earlier ones."""
+        """Merge the next values x into the moments of `a` earlier values."""
         b = x.numel()
         mean = x.sum().item() / b
         x = x - mean
@@ -317,13 +321,13 @@ class Moments(Counts):
 
     @property
     def variance(self) -> float:
-        """The standard deviation of the finite values, divisor n; exactly 0 if they are all equal."""
+        """The variance of the finite values, divisor n; exactly 0 if all values are equal."""
         return self.sums[0] / self.finite if self.low < self.high else 0.0
 
 
 @dataclass(frozen=True)
 class Percentile:
-    """The value below which `percent` % of the values are, interpolated linearly between two of them."""
+    """The value below which `percent` % of the values lie, interpolated linearly between neighbouring values."""
 
     percent: int
     value: float
@@ -331,13 +335,13 @@ class Percentile:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Statistics of values. They cover the finite ones, None if there are none; std has divisor n.
+    """Statistics of the finite values, None if no value is finite; std has divisor n.
 
     `rms` is √(mean²+std²), the std of the N(0, std²) that fits best (maximum likelihood). `skewness` and
-    `excess_kurtosis` are 0 for a normal distribution; `normal_distance` is the largest difference between the
-    cumulative distribution and that of a normal of the same mean and std (Kolmogorov–Smirnov); None for a constant.
-    `percentiles`, `histogram` (equal bins from min to max) and `normal_distance` cover every `histogram_stride`-th
-    value (1: all).
+    `excess_kurtosis` are 0 for a normal distribution; `normal_distance` is the maximum difference between the
+    cumulative distribution and the normal distribution with the same mean and std (Kolmogorov–Smirnov). All three are
+    None if all values are equal. `percentiles`, `histogram` (equal bins from min to max) and `normal_distance` cover
+    every `histogram_stride`-th value (1: all).
     """
 
     values: int
@@ -360,9 +364,9 @@ class Distribution:
 
 
 class Sampler:
-    """Moments, with some of the values kept, evenly spread, for statistics that cannot be merged.
+    """Collects moments, and an evenly spread sample of values for statistics that cannot be merged.
 
-    There are at most `most` rows of `width`.
+    It accepts at most `most` rows of `width` values.
     """
 
     def __init__(self, most: int, width: int) -> None:
@@ -398,14 +402,15 @@ class Sampler:
 
 
 def _finite(value: float, *divisors: float) -> float | None:
-    """Return `value` divided by all of these, None if float64 overflows."""
+    """Return `value` divided by all `divisors`; None if float64 overflows."""
     for divisor in divisors:
         value = value / divisor if divisor else inf
     return value if isfinite(value) else None
 
 
 def _distance(ordered: Tensor, mean: float, std: float) -> float | None:
-    """Return max |F - Φ| of sorted values, F their empirical cumulative distribution, which jumps at each of them."""
+    """Return max |F - Φ| of sorted values, where F is their empirical cumulative distribution, which jumps at each
+    value."""
     if not std:
         return None
     n = ordered.numel()
@@ -416,7 +421,7 @@ def _distance(ordered: Tensor, mean: float, std: float) -> float | None:
 
 @dataclass(frozen=True)
 class NotFinite:
-    """A tensor with NaN or Inf. `kind` is input, weight or step; only the first such step is listed."""
+    """A tensor that contains NaN or Inf. `kind` is input, weight or step; only the first such step is listed."""
 
     kind: str
     name: str
@@ -424,7 +429,7 @@ class NotFinite:
     inf: int
 
     def __str__(self) -> str:
-        """`weight up.weight has 3 NaN and 1 Inf`."""
+        """Return a sentence such as `weight up.weight has 3 NaN and 1 Inf`."""
         counts = in_words(self.nan, self.inf)
         if self.kind == "step":
             return f"'{self.name}' is the first step that is not finite, with {counts}"
@@ -432,7 +437,7 @@ class NotFinite:
 
 
 def in_words(nan: int, inf: int) -> str:
-    """Return `3 NaN`, `1 NaN and 2 Inf`; empty if there is neither."""
+    """Return counts as text, such as `1 NaN and 2 Inf`; empty if both are zero."""
     return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
@@ -443,34 +448,34 @@ def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite
 
 
 def span(part: int, size: int, count: int) -> slice:
-    """Return the indices that cell `part` of `count` stands for, along an axis of `size`."""
+    """Return the indices that cell `part` of `count` cells covers along an axis of `size`."""
     start = part * size // count
     return slice(start, max(start + 1, (part + 1) * size // count))
 
 
 def cells_of(x: Tensor, most_rows: int, most_columns: int) -> list[list[Tensor]]:
-    """Divide a matrix into cells of neighbouring values, at most so many rows and columns of them."""
+    """Divide a matrix into at most `most_rows` × `most_columns` cells of neighbouring values."""
     rows, columns = min(x.shape[0], most_rows), min(x.shape[1], most_columns)
     return [[x[span(i, x.shape[0], rows), span(j, x.shape[1], columns)] for j in range(columns)] for i in range(rows)]
 
 
 def largest(cell: Tensor) -> float:
-    """Return the value of largest size, so that no outlier is lost; NaN if there is one, then infinity."""
+    """Return the value of largest magnitude, so that no outlier is lost; NaN if the cell contains NaN."""
     return math.nan if bool(cell.isnan().any()) else float(cell.flatten()[cell.abs().argmax()])
 
 
 def values_of_a_cell(x: Tensor, cells: list[list[Tensor]]) -> int:
-    """Return the most values that a cell stands for."""
+    """Return the maximum number of values that a cell covers."""
     return math.ceil(x.shape[0] / len(cells)) * math.ceil(x.shape[1] / len(cells[0]))
 
 
 @dataclass(frozen=True)
 class HiddenUnit:
-    """One hidden unit over the tokens: L2 norm, mean |x|, its largest value by size and the (flat) token with it.
+    """One hidden unit over the tokens: L2 norm, mean |x|, the largest value by magnitude and the (flat) token that has
+    it.
 
-    `writes` is the norm times that of the unit's column of the down projection, if that reads the step: the norm of
-    the unit's contribution to the output (a product of one column and one row). Values that are not finite count as
-    zero.
+    `writes` is the norm of the unit's contribution to the output, if the down projection reads the step: the unit's
+    norm times the norm of its column of the down projection. Values that are not finite count as zero.
     """
 
     unit: int
@@ -483,7 +488,7 @@ class HiddenUnit:
 
 @dataclass(frozen=True)
 class TokenUnits:
-    """The units with the largest values by size for one (flat) token, the largest first."""
+    """The units with the largest values by magnitude for one (flat) token, the largest first."""
 
     token: int
     units: tuple[int, ...]
@@ -492,10 +497,11 @@ class TokenUnits:
 
 @dataclass(frozen=True)
 class Units:
-    """All units of a step: `dead` are zero for every token, `near_dead` within NEAR_ZERO of zero (dead units included).
+    """The units of a step: `dead` units are zero for every token, `near_dead` units (including dead) within NEAR_ZERO
+    of zero.
 
-    `largest_norm` and `most_active` (by mean |x|) have the requested number of units, the largest first;
-    `per_token` has as many of every token's.
+    `largest_norm` and `most_active` (by mean |x|) have the requested number of units, the largest first; `per_token`
+    has the same number of units for every token.
     """
 
     units: int
@@ -508,7 +514,8 @@ class Units:
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
-    """Describe the units of a tensor [..., d_ff]; `top` of them singly, with `down` [d_model, d_ff] their `writes`."""
+    """Describe the units of a tensor [..., d_ff], the `top` units individually; `down` [d_model, d_ff] gives their
+    `writes`."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     every = torch.arange(rows.shape[1], device=rows.device)
     near = _quiet(rows, every, NEAR_ZERO)
@@ -531,7 +538,7 @@ def _blocks(rows: Tensor) -> Iterator[Tensor]:
 
 
 def _quiet(rows: Tensor, columns: Tensor, bound: float) -> Tensor:
-    """Return the `columns` with all values within `bound` of zero. Most are ruled out after a few rows."""
+    """Return the `columns` with all values within `bound` of zero. Most columns are ruled out after a few rows."""
     for block in _blocks(rows):
         if not columns.numel():
             break

@@ -1,1 +1,1 @@
-"""Traces in files, and comparisons of two of them."""
+"""Save traces in files, and compare two saved traces."""

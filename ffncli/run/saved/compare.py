@@ -1,4 +1,4 @@
-"""Two saved traces side by side: the first step that differs, by how much, and the likely cause."""
+"""Compare two saved traces: the first step that differs, the size of the difference, and the likely cause."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ _RUN_KEYS = ("source", "name", "layer", "stack", "weights", "mode", "device", "d
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One step, or one weight, in both traces: BASE is the reference, NEW is compared with it.
+    """One step, or one weight, in both traces; BASE is the reference with which NEW is compared.
 
-    `max_error` is the largest |new - base| over places where both are finite, `relative_error` that over the largest
-    finite |base|, `ulps` |new - base| at the worst element in units in the last place of base's value there, in the
-    narrower `dtype` of the two; None if that value is 0. `nonfinite` counts places where one is NaN or infinite and
-    the other differs: the first of them is then `worst`, and the step differs. NaN in both, or the same
-    infinity, agrees. `worst` is None if all values are equal. It `agrees` if relative_error ≤ tolerance.
+    `max_error` is the maximum of |new - base| over places where both are finite; `relative_error` is `max_error`
+    divided by the maximum finite |base|. `worst` is the element with the maximum error, None if all values are equal.
+    `ulps` is |new - base| there, in units in the last place of base's value in the narrower `dtype` of the two; None if
+    base's value is 0. `nonfinite` counts places where one value is NaN or infinite and the other differs: the first
+    such place is then `worst`, and the step differs. Two NaNs agree, and so do two equal infinities. The row `agrees`
+    if relative_error ≤ tolerance.
     """
 
     step: str
@@ -75,7 +76,8 @@ class TraceMismatch:
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """`first` is the first step that differs, `causes` why. If the inputs differ it is not `comparable`."""
+    """The result of a comparison: `first` is the first step that differs, `causes` are the reasons. Traces of different
+    inputs are not `comparable`."""
 
     comparable: bool
     mismatches: tuple[TraceMismatch, ...]
@@ -107,10 +109,10 @@ class TraceComparison:
 
 
 def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceComparison:
-    """Compare every step that both have, in order; each is read, compared and freed before the next.
+    """Compare every step that both traces have, in order; each step is read, compared and freed before the next.
 
-    `tolerance` is for the relative error; None takes the narrower dtype's (TOLERANCE). Two traces of different blocks,
-    or of inputs of different shapes, are refused.
+    `tolerance` limits the relative error; it defaults to the narrower dtype's TOLERANCE. Raise FFNError if the traces
+    have different blocks, or inputs of different shapes.
     """
     _check_same_block(base, new)
     others = {step.name: step for step in new.steps}
@@ -143,7 +145,8 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:
-    """Compare two tensors of one shape as a TensorRow without names; whole numbers, such as token ids, as float64."""
+    """Compare two tensors of the same shape; return a TensorRow without names. Integers, such as token ids, become
+    float64."""
     new, base = (tensor if tensor.is_floating_point() else tensor.double() for tensor in (new, base))
     dtype = narrower(new.dtype, base.dtype)
     distance = gap(new, base)
@@ -188,7 +191,7 @@ def _tokens(saved: Saved, step: SavedStep) -> str:
 
 
 def _check_same_block(base: Saved, new: Saved) -> None:
-    """Refuse traces whose steps outside experts differ, or have different shapes."""
+    """Refuse traces if their steps outside experts differ or have different shapes."""
     ours, theirs = ([s for s in saved.steps if not s.inner] for saved in (base, new))
     where = f"{new.where} was saved from a different block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
@@ -212,13 +215,13 @@ def _assignment(step: SavedStep) -> str:
 
 
 def _kind(step: SavedStep, other: SavedStep) -> str:
-    """Name the step's op with its fields that differ from the other's: `linear (into d_model 8, bias False)`."""
+    """Return the step's op with the fields that differ from the other step: `linear (into d_model 8, bias False)`."""
     details = ", ".join(f"{key} {value}" for key, value in step.detail.items() if other.detail.get(key) != value)
     return f"{step.op} ({details})" if details else step.op
 
 
 def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
-    """Return the differences between the records: on the run, then on each step."""
+    """Return the differences between the records: first of the run, then of each step."""
     out = [
         TraceMismatch(key, str(base.block.get(key)), str(new.block.get(key)))
         for key in _RUN_KEYS
@@ -243,7 +246,8 @@ _MOST_VALUES = 64  # values compared per unit: enough to distinguish units
 
 
 def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], tolerance: float) -> list[str]:
-    """Return the causes of the difference in step `first`, the likeliest first; `differing` names weights."""
+    """Return the causes of the difference in step `first`, the likeliest first; `differing` names the weights that
+    differ."""
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
         return ["the inputs already differ, so later steps show nothing about the block"]
@@ -253,8 +257,8 @@ def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], toler
 
 
 class _CauseSearch:
-    """Searches on one differing step, each yielding the causes that it recognises. Matrices are viewed as [units,
-    values]: a weight's rows, or a step's features over some tokens. BASE is the reference for NEW."""
+    """Searches for the causes of one differing step. Matrices are viewed as [units, values]: a weight's rows, or a
+    step's features over some tokens. BASE is the reference for NEW."""
 
     def __init__(self, base: Saved, new: Saved, step: SavedStep, differing: frozenset[str], tolerance: float) -> None:
         self.base, self.new, self.step, self.tolerance = base, new, step, tolerance
@@ -316,7 +320,7 @@ class _CauseSearch:
             yield cause
 
     def _transposed(self) -> bool:
-        """Return whether one side's saved weight, transposed, gives the other side's values."""
+        """Return whether the saved weight of one trace, transposed, yields the values of the other trace."""
         name, inputs = f"{self.step.name}.weight", self.step.inputs
         if self.step.inner or len(inputs) != 1:
             return False
@@ -334,7 +338,7 @@ class _CauseSearch:
         return False
 
     def _norm_weight(self, base: Tensor, new: Tensor) -> str | None:
-        """Find a norm's weight applied as w on one side and as 1 + w, or not at all, on the other."""
+        """Return a cause if one trace applies a norm's weight as w and the other as 1 + w, or not at all."""
         name = f"{self.step.name}.weight"
         kept = next((saved for saved in (self.base, self.new) if name in saved.weights), None)
         if self.step.op != "norm" or kept is None:
@@ -350,7 +354,7 @@ class _CauseSearch:
         return None
 
     def nothing(self) -> list[str]:
-        """Return the answer if no cause was recognised."""
+        """Return the answer for a step without a recognised cause."""
         if self.weight_names:
             return [f"the weights of {self.step.name} are the same in both: the arithmetic differs"]
         if self.step.op in ("linear", "norm", "experts"):
@@ -367,7 +371,7 @@ Pair = tuple[Tensor, Tensor]  # (base, new), both [units, values]
 
 
 def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
-    """Find what happened to gate and up together: exchanged, or cut out of one fused matrix in a different way."""
+    """Return a cause that affects gate and up together: a swap, or another way of splitting one fused matrix."""
     names = f"{_sibling(name, 'gate')} and {_sibling(name, 'up')}"
     (base_gate, new_gate), (base_up, new_up) = gate, up
     if not base_gate.shape == base_up.shape == new_gate.shape == new_up.shape:
@@ -386,13 +390,13 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
                 return f"{names} come from one fused matrix: {cut}, and swapped"
     if _permuted(torch.cat((base_gate, base_up)), torch.cat((new_gate, new_up)), tolerance):
         if _permuted(base_gate, new_gate, tolerance):
-            return None  # each changed only within itself: reported separately
+            return None  # gate and up were each permuted on their own, which is reported separately
         return f"{names} have the same columns in another order: one fused matrix was cut in a different way"
     return None
 
 
 def _single(base: Tensor, new: Tensor, name: str, units: str, tolerance: float) -> str | None:
-    """Find what happened to one matrix [units, values]."""
+    """Return a cause that affects one matrix [units, values]."""
     if not new.any():
         return f"{name} is zero everywhere in NEW"
     if _same(new, -base, tolerance):
@@ -417,14 +421,15 @@ def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
     """Return whether NEW has BASE's rows in another order."""
     if base.shape != new.shape or not (base.isfinite().all() and new.isfinite().all()):
         return False
-    # Rows are sorted by a fixed random projection: two that differ share their place with probability 0.
+    # Sort the rows by a fixed random projection: different rows tie with probability 0.
     generator = torch.Generator().manual_seed(0)
     line = torch.rand(base.shape[1], dtype=torch.float64, generator=generator) + 0.5
     return _same(new[(new @ line).argsort()], base[(base @ line).argsort()], tolerance)
 
 
 def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Return whether two matrices are equal up to rounding; never with NaN or Inf, which would hide any difference."""
+    """Return whether two matrices are equal up to rounding; False if they contain NaN or Inf, which would hide
+    differences."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
     return gap(a, b).relative <= max(tolerance, 1e-12)
@@ -443,7 +448,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 
 def _partner(name: str) -> str | None:
-    """Return `gate` for `up` and the reverse, under the same prefix."""
+    """Return `gate` for `up` and `up` for `gate`, under the same prefix."""
     other = {"gate": "up", "up": "gate"}.get(name.rpartition(".")[2])
     return None if other is None else _sibling(name, other)
 

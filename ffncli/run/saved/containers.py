@@ -1,8 +1,8 @@
-"""Named tensors and a record in one file: .safetensors, .npz or .json, written and read one by one.
+"""Write and read files that contain named tensors and a record: .safetensors, .npz or .json. Tensors move one by one.
 
-No tensor is copied in full while it is written, unless the file cannot store its dtype (bf16 in .npz and .json
-becomes float32, which is exact). Files are checked before they are read: sizes before anything is allocated, never a
-pickle, and never compressed data.
+No tensor is copied in full while it is written, unless the file cannot store its dtype (bf16 in .npz and .json becomes
+float32, which is exact). Files are checked before they are read: sizes are checked before anything is allocated;
+pickles and compressed data are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ffncli.system.files import TENSOR_SUFFIXES, open_to_read
 
 MOST_JSON_VALUES = 10_000_000
 _MOST_JSON_BYTES = 40 * MOST_JSON_VALUES
-_RECORD = "ffn_trace"  # where each kind of file keeps the record
+_RECORD = "ffn_trace"  # format → the key of the record
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
 }  # fmt: skip
@@ -47,17 +47,17 @@ class Container(Protocol):
     shapes: dict[str, tuple[int, ...]]
 
     def tensor(self, name: str) -> Tensor:
-        """Return the values; from .npz and .json, bf16 comes as the stored float32."""
+        """Return the values; bf16 stored in .npz or .json is returned as float32."""
         ...
 
 
 def write(file: BinaryIO, suffix: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Write everything into an open file; refuse more values than a JSON file should have."""
+    """Write everything into an open file; refuse too many values for a JSON file."""
     {".safetensors": _write_safetensors, ".npz": _write_npz, ".json": _write_json}[suffix](file, tensors, record)
 
 
 def open_container(path: Path, suffix: str | None = None) -> Container:
-    """Open a file that `write` made, by the suffix of its name unless another is given; refuse anything else."""
+    """Open a file that `write` wrote, in the format of `suffix` (default: the file's suffix); refuse anything else."""
     suffix = path.suffix if suffix is None else suffix
     if suffix not in TENSOR_SUFFIXES:
         raise FFNError(f"{shown_path(path)} is not a saved trace", f"supported: {', '.join(TENSOR_SUFFIXES)}")
@@ -68,7 +68,8 @@ def open_container(path: Path, suffix: str | None = None) -> Container:
         container = openers[suffix](path)
     except OSError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
-    for name, shape in container.shapes.items():  # a size of 0 hides any others from a check of the bytes
+    # A size of 0 makes a tensor empty, so its number of bytes would not reveal a wrong size elsewhere in the shape.
+    for name, shape in container.shapes.items():
         if len(shape) > _MOST_DIMS or math.prod(n or 1 for n in shape) > _MOST_VALUES:
             raise FFNError(f"{shown_path(path)}: {shown(name, 120)} has the impossible shape {shown(list(shape))}")
     return container
@@ -87,9 +88,10 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Follow the format's specification: length, JSON header padded to 8 bytes, then the data without a gap.
+    """Write a .safetensors file by its specification: length, JSON header padded to 8 bytes, then the data without
+    gaps.
 
-    The library's own writer takes all tensors as bytes at once, which doubles the memory.
+    The library's own writer copies all tensors to bytes at once, which doubles the memory.
     """
     header: dict[str, Any] = {"__metadata__": {_RECORD: json.dumps(record)}}
     start = 0
@@ -132,7 +134,7 @@ def _open_safetensors(path: Path) -> _Safetensors:
 
 
 def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Write a zip of .npy files, stored uncompressed; the record is an array of one text."""
+    """Write a zip of uncompressed .npy files; the record is an array of one string."""
     import numpy
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -150,7 +152,7 @@ def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[st
 
 
 class _Npz:
-    """A zip of arrays. Each array is checked against its header and its size in the zip."""
+    """A zip of arrays; the size of each array in the zip must match its header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -189,7 +191,7 @@ class _Npz:
             shape, fortran, dtype = readers[numpy.lib.format.read_magic(member)](member)
         except _ZIP_ERRORS:
             raise
-        except Exception as error:  # numpy raises a dozen kinds for a malformed header
+        except Exception as error:  # numpy raises a dozen kinds of exceptions for a malformed header
             raise self._broken(name, f"is not an array: {str(error)[:60]}") from None
         size = self.members[name].file_size - member.tell()
         possible = all(type(n) is int and n >= 0 for n in shape) and dtype.itemsize > 0
@@ -205,7 +207,8 @@ class _Npz:
             if not allowed(dtype.str.lstrip("<|")):
                 raise self._broken(name, f"holds {dtype}, which no trace uses")
             data, at = bytearray(size), 0
-            while at < size and (piece := member.read(_PIECE)):  # reading all at once would hold it in memory twice
+            # reading the whole array at once would hold it in memory twice
+            while at < size and (piece := member.read(_PIECE)):
                 data[at : at + len(piece)] = piece
                 at += len(piece)
         return numpy.frombuffer(data, dtype).reshape(shape) if data else numpy.zeros(shape, dtype)
@@ -215,7 +218,7 @@ class _Npz:
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """Return the arrays by name; refuse a compressed one, which could be of any size, and duplicate names."""
+    """Return the arrays by name; refuse duplicate names, and compressed arrays, which could have any size."""
     total = path.stat().st_size
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
@@ -235,7 +238,7 @@ def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]
 def _write_json(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """`{"ffn_trace": ..., "tensors": {name: {"dtype", "shape", "values": nested lists}}}`, in full precision.
 
-    JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity".
+    JSON has no NaN and no infinities: they become the strings "NaN", "Infinity" and "-Infinity".
     """
     count = sum(tensor.numel() for tensor in tensors.values())
     if count > MOST_JSON_VALUES:
@@ -284,7 +287,7 @@ class _Json:
         kind = torch.int64 if integer else torch.float64
         try:
             values = torch.tensor(flat, dtype=kind).reshape(self.shapes[name])
-        except (OverflowError, RuntimeError, ValueError):  # JSON's whole numbers have no limit
+        except (OverflowError, RuntimeError, ValueError):  # integers in JSON have no limit
             raise FFNError(f"{shown_path(self.path)}: a value of {shown(name, 120)} is too large for {kind}") from None
         return values if integer else values.to(getattr(torch, entry["dtype"]))
 
@@ -299,14 +302,14 @@ def _open_json(path: Path) -> _Json:
         shape = entry.get("shape") if isinstance(entry, dict) else None
         if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape) or "values" not in entry:
             raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has no shape or no values")
-        if entry.get("dtype") not in [str(dtype).removeprefix("torch.") for dtype in _CODES]:  # it may be a list
+        if entry.get("dtype") not in [str(dtype).removeprefix("torch.") for dtype in _CODES]:  # dtype may be unhashable
             raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has dtype {shown(entry.get('dtype'))}")
         shapes[name] = tuple(shape)
     return _Json(path, record, tensors, shapes)
 
 
 def _flat(values: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the numbers of nested lists of that shape; None if their shape differs."""
+    """Yield the numbers of nested lists of that shape; yield None if the shape differs."""
     if not shape:
         yield _INFINITIES.get(values, values) if isinstance(values, str) else values
     elif isinstance(values, list) and len(values) == shape[0]:

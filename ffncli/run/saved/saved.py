@@ -1,4 +1,4 @@
-"""Saved traces: every step's whole tensor in one file, with the block's description, so that two can be compared."""
+"""Saved traces: the tensor of every step in one file, with the block's description, so that traces can be compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ffncli.run.saved.containers import Container, open_container, write
 from ffncli.system.files import written_whole
 from ffncli.version import __version__
 
-SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved by default
+SMALL_WEIGHTS = 64_000_000  # maximum bytes of weights that are saved by default
 _FORMAT = 1
 _WEIGHTS, _TOKENS = "weights/", "tokens/"
 _MOST_WEIGHT_DIMS = 3  # experts, rows, columns
@@ -29,7 +29,7 @@ _MOST_WEIGHT_DIMS = 3  # experts, rows, columns
 
 @dataclass(frozen=True)
 class SavedAssignment:
-    """One assignment of an expert's program; `detail` are the op's fields in words."""
+    """One step of an expert's program; `detail` are the op's fields as text."""
 
     name: str
     op: str
@@ -40,8 +40,8 @@ class SavedAssignment:
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A saved step: its op and formula, its tensor's shape and dtype. `detail` are the op's fields in words, `flops`
-    those of the run (None in older files), `program` what each of its experts runs (empty in older files)."""
+    """A saved step: its op and formula, and its tensor's shape and dtype. `detail` are the op's fields as text, `flops`
+    the FLOPs of the run (None in older files), `program` the steps of each expert (empty in older files)."""
 
     name: str
     op: str
@@ -55,33 +55,34 @@ class SavedStep:
 
     @property
     def inner(self) -> bool:
-        """Whether it is inside an expert: such steps are saved with --expert."""
+        """Whether the step is inside an expert; such steps are saved with --expert."""
         return self.detail.get("inside") == "expert"
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Expert's step: its step of experts, the expert's number and its name in the program."""
+        """For a step inside an expert: (the name of the experts step, the expert's number, the step's name in the
+        program)."""
         outer, expert, name = self.name.split(".", 2)
         return outer, int(expert), name
 
     @property
     def experts(self) -> int:
-        """Step of experts: their number."""
+        """For an experts step: the number of experts."""
         return axis_size(self.detail["experts"])
 
     @property
     def identities(self) -> int:
-        """Step of experts: how many entries of its route return the token unchanged."""
+        """For an experts step: the number of route entries that return the token unchanged."""
         return int(self.detail.get("identity", 0))
 
     @property
     def always(self) -> bool:
-        """Step of experts: whether every token goes to all of them (shared experts in the route)."""
+        """For an experts step: whether every token goes to all of its experts (shared experts in the route)."""
         return self.detail.get("always") == "True"
 
     @property
     def weighs_input(self) -> bool:
-        """Step of experts: whether the route multiplies their input, not their output."""
+        """For an experts step: whether the route multiplies the experts' input instead of their output."""
         return self.detail.get("weigh") == "input"
 
     def entries(self, width: int) -> range:
@@ -89,13 +90,13 @@ class SavedStep:
         return range(width - self.experts, width) if self.always else range(self.experts)
 
     def parameter(self, step: str, name: str = "weight") -> str:
-        """Return the canonical name of a parameter of the experts' program."""
+        """Return the canonical name of a parameter of a step in the experts' program."""
         return f"{self.name}.{step}.{name}" if self.always else f"{step}.{name}"
 
 
 @dataclass(frozen=True)
 class _TraceRecord:
-    """A file's record of its tensors, as `save` writes it."""
+    """The record in a file, as `save` writes it."""
 
     format: int
     ffncli: str
@@ -108,9 +109,9 @@ class _TraceRecord:
 
 @dataclass(frozen=True)
 class Saved:
-    """An open saved trace. Values are read on demand.
+    """An open saved trace; values are read on demand.
 
-    `block` is the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`.
+    `block` describes the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`.
     """
 
     where: str
@@ -130,18 +131,18 @@ class Saved:
         return tuple(name.removeprefix(_WEIGHTS) for name in self.container.shapes if name.startswith(_WEIGHTS))
 
     def weight(self, name: str) -> Tensor:
-        """Return a weight by its canonical name, in the dtype of the block's inputs; a table of integers as it is."""
+        """Return a weight by its canonical name, in the dtype of the block's inputs; integers stay integers."""
         tensor = self.container.tensor(_WEIGHTS + name)
         dtype: torch.dtype = getattr(torch, self.steps[0].dtype)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     @property
     def weight_count(self) -> int:
-        """How many numbers the weights in the file have."""
+        """The number of values in all weights of the file."""
         return sum(math.prod(self.container.shapes[_WEIGHTS + name]) for name in self.weights)
 
     def tokens(self, step: str) -> list[int] | None:
-        """Return the tokens that a step's expert received; None for a step outside of experts."""
+        """Return the tokens that a step's expert received; None for a step outside experts."""
         name = _TOKENS + step.rpartition(".")[0]
         return self.container.tensor(name).tolist() if name in self.container.shapes else None
 
@@ -149,7 +150,8 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """Return the tensors that a trace must keep to be saved: all of the block, and those inside requested experts."""
+    """Return the names of the tensors that a trace must keep to be saved: the block's, and those inside requested
+    experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -161,7 +163,7 @@ def kept_for_saving(
 def save(
     path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write the complete trace or nothing, with these weights. `result` must have every recorded tensor."""
+    """Write the trace with these weights, atomically. `result` must have every recorded tensor."""
     tensors = {record.name: result.tensors[record.name] for record in result.steps}
     for record in result.steps:
         if record.tokens is not None:
@@ -195,7 +197,7 @@ _OF_A_RANK = ("first", "ranks")
 
 
 def fingerprint(steps: Sequence[Step]) -> str:
-    """Identify the block by a sha256 over its steps as text, sizes included."""
+    """Identify the block by the sha256 of its steps as text, including sizes."""
     text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -211,9 +213,10 @@ def _program(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _fields(step: Step) -> dict[str, str]:
-    """Return an op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`.
+    """Return an op's fields as text: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`.
 
-    A rank's experts are left out, as in files of earlier versions: a saved block is whole.
+    The fields of a rank's share of experts are left out, as in files of earlier versions: a saved block is always
+    whole.
     """
     named = [f.name for f in fields(step.op) if f.name not in _OF_A_RANK]  # type: ignore[arg-type]
     return {name: _field_text(getattr(step.op, name)) for name in named}
@@ -232,12 +235,12 @@ def _field_text(value: Any) -> str:
 
 
 def axis_size(axis: str) -> int:
-    """Return 8 of `d_ff 8`."""
+    """Return the size of an axis given as text: 8 for `d_ff 8`."""
     return int(axis.rpartition(" ")[2])
 
 
 def open_saved(path: Path) -> Saved:
-    """Open a file that `save` wrote; refuse anything else, with what is wrong."""
+    """Open a file that `save` wrote; raise FFNError that says what is wrong with any other file."""
     where = shown_path(path)
     container = open_container(path)
     if container.record.get("format") != _FORMAT:
@@ -259,7 +262,7 @@ def open_saved(path: Path) -> Saved:
 
 
 def _check_step(step: SavedStep, container: Container, names: set[str], where: str) -> None:
-    """Refuse a step whose entry does not fit the tensor of that name, or that reads a step that is not there."""
+    """Refuse a step if its entry does not match its tensor, or if it reads a step that is not in the file."""
     label = f"{where}: step {shown(step.name, 120)}"
     if len(step.shape) < 2 or (0 in step.shape and not step.inner):
         raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
@@ -269,12 +272,12 @@ def _check_step(step: SavedStep, container: Container, names: set[str], where: s
         raise FFNError(f"{label} reads {shown(missing, 120)}, which is not a step")
 
 
-_SIZED = re.compile(r"\w+ [1-9]\d{0,8}")  # an axis in words
+_SIZED = re.compile(r"\w+ [1-9]\d{0,8}")  # an axis as text
 _PROGRAM_OPS = ("linear", "activation", "multiply", "add", "norm", "dropout")
 
 
 def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
-    """Refuse experts, or a step inside one, that cannot be as the record has them."""
+    """Refuse experts, or a step inside an expert, if the record of them is inconsistent."""
     outer = {step.name: step for step in steps if step.op == "experts"}
     for step in outer.values():
         label = f"{where}: step {shown(step.name, 120)}"
