@@ -153,7 +153,7 @@ class _Whole(_Forward):
 
 
 class _InRow(_Forward):
-    """The replacement for one of several modules: the first computes the whole FFN; the others pass its output through."""
+    """The replacement for one of several modules: the first computes the whole FFN, the others pass on its output."""
 
     def __init__(self, swap: FFNSwap, module: nn.Module, handed: local) -> None:
         super().__init__(swap, module)

@@ -1,4 +1,4 @@
-"""The founding texts, run: each statement about a block with its computed value and verdict, for docs/claims.md."""
+"""Check the founding texts: compute each statement about a block, and give a verdict on it, for docs/claims.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.models.examples import find
 from ffncli.run.engine.prepare import Prepared, prepare
 from ffncli.run.texts.fact import Fact, Verdict
 
-# example → the text, as docs/claims.md calls it
+# example → the name of its text in docs/claims.md
 TEXTS: Mapping[str, str] = {
     "explained": "step-by-step explanation",
     "llama": "guide to the Llama engine",
@@ -23,13 +23,13 @@ TEXTS: Mapping[str, str] = {
 
 
 def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
-    """Return the facts that the text of that example states, computed on its prepared run, in the order of the text."""
+    """Return the facts stated by the example's text, in the text's order, computed on its prepared run."""
     with torch.no_grad():
         text_facts: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
     return text_facts
 
 
-# The topics that a reader should meet first; the others follow by verdict.
+# The topics to show first; the other topics follow, ordered by verdict.
 FIRST = (
     "gelu(0.21)", "gelu(-0.15)", "gelu(0.28)", "collectives of one block",
     "the block equals two 1×1 convolutions over (B, d_model, L)", "as 1×1 convolutions it can be faster",
@@ -41,7 +41,7 @@ _ORDER: tuple[Verdict, ...] = ("wrong", "depends", "holds")
 
 @dataclass(frozen=True)
 class TextClaim:
-    """One claim of one text. `figure` is computed and appears in the output of `command`; `why` explains it."""
+    """One claim of one text. `figure` is computed and appears in the output of `command`; `why` explains the figure."""
 
     text: str
     claim: str
@@ -52,7 +52,8 @@ class TextClaim:
 
 
 def claims() -> tuple[TextClaim, ...]:
-    """Return every claim that can be checked: runs all five texts. Raises FFNError if this machine cannot run them."""
+    """Run all five texts and return every claim that can be checked. Raise FFNError if this machine cannot run the
+    texts."""
     items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)

@@ -1,4 +1,5 @@
-"""Questions and answers on the Transformer: BERT's block, its size against attention, widths, slopes, its place."""
+"""Questions and answers on the Transformer: BERT's block, its size compared with attention, widths, slopes, its
+position."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check parameters, share of the layer, wider and narrower blocks, ReLU against GELU, place in the layer."""
+    """Check parameters, the share of the layer, wider and narrower blocks, ReLU compared with GELU, position in the
+    layer."""
     models = [model for name in catalog.names() if (model := catalog.find(name))]
     return (*_parameters(ready), *_share(models), *_widths(ready), _balance(models), *_slopes(), _and(), _place(ready))
 
@@ -43,7 +45,7 @@ def _parameters(ready: Prepared) -> list[Fact]:
 
 
 def _share(models: Sequence[Resolved]) -> list[Fact]:
-    """Return the FFN's share of one layer: in BERT, and in every known model whose attention is known."""
+    """Return the FFN's share of a layer's parameters, in BERT and in every known model whose attention is known."""
     counted = {resolved.model.name: count(resolved) for resolved in models}
     bert = counted["bert-base"]
     shares = {
@@ -76,7 +78,7 @@ def _share(models: Sequence[Resolved]) -> list[Fact]:
 
 
 def _widths(ready: Prepared) -> list[Fact]:
-    """Count d_ff of 1, 4 and 8 times d_model."""
+    """Count the parameters at d_ff of 1, 4 and 8 times d_model."""
     spec = ready.layer.spec
     sizes = {n: cost(ffn_steps(steps(replace(spec, d_ff=n * spec.d_model)))).params for n in (1, 4, 8)}
     figure = ", ".join(f"{n}x {size:,}" for n, size in sizes.items())
@@ -89,9 +91,10 @@ def _widths(ready: Prepared) -> list[Fact]:
 
 
 def _overfitting(d_model: int = 8) -> Fact:
-    """Fit blocks of 1, 4 and 8 times d_model to few noisy samples, and to many; return held-out errors.
+    """Fit blocks with d_ff of 1, 4 and 8 times d_model to few and to many noisy samples; return held-out errors.
 
-    The hidden layer is random, the output layer fitted by least squares; the target is sin of one direction.
+    The hidden layer is random, the output layer is fitted by least squares; the target is the sine of one direction of
+    x.
     """
     up, bias = drawn(d_model, 8 * d_model, seed=1), drawn(8 * d_model, seed=2)
     test, direction = drawn(4000, d_model, seed=3), drawn(d_model, 1, seed=4) / d_model**0.5
@@ -118,7 +121,7 @@ def _overfitting(d_model: int = 8) -> Fact:
 
 
 def _balance(models: Sequence[Resolved]) -> Fact:
-    """Return how many of the known dense models have each ratio."""
+    """Return how many of the known dense models have a d_ff of 4 times d_model."""
     dense = {
         m.model.name: m.model.main.spec.d_ff / m.model.main.spec.d_model
         for m in models
@@ -136,7 +139,7 @@ def _balance(models: Sequence[Resolved]) -> Fact:
 
 
 def _slopes() -> list[Fact]:
-    """Compute f and its slope around 0."""
+    """Compute the slopes of relu and gelu around 0."""
     points = (-1.0, -0.1, 0.1, 1.0)
     slopes = {
         name: ", ".join(f"{number(float(TABLE[name].slope(x, SCALAR)), 3)} at {x:g}" for x in points)
@@ -163,7 +166,7 @@ def _slopes() -> list[Fact]:
 
 
 def _and() -> Fact:
-    """Compute `and` of two truth values by one unit, which no linear map can."""
+    """Compute `and` of two truth values with one relu unit; no linear map can do this."""
     cases = [(a, b) for a in (0.0, 1.0) for b in (0.0, 1.0)]
     unit = [float(TABLE["relu"].f(a + b - 1, SCALAR)) for a, b in cases]
     inputs = torch.tensor([[a, b, 1.0] for a, b in cases], dtype=torch.float64)

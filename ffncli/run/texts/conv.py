@@ -1,4 +1,4 @@
-"""Notes on the feed-forward layer: why it is not linear, its form as convolutions, and the final layer after it."""
+"""Notes on the feed-forward layer: why it is not linear, its form as convolutions, and the final layer of the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDTHS = (4, 16, 64, 256)
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check the block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
+    """Check the block, its collapse to a linear map, approximation, convolutions, the final layer."""
     ready = doubled(ready)
     tensors = intermediates(ready)
     steps = ffn_steps(ready.steps)
@@ -97,15 +97,15 @@ def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact
 
 
 def _approximation(name: str) -> Fact:
-    """Measure how near one hidden layer of growing width comes to sin(2x) on [-3, 3].
+    """Measure how well one hidden layer of growing width approximates sin(2x) on [-3, 3].
 
-    The hidden layer is random and only the output layer is fitted, by least squares: enough to show that the error
-    falls, but less accurate than training could be.
+    The hidden layer is random, and only the output layer is fitted, by least squares. This shows that the error falls,
+    but training could be more accurate.
     """
     x = torch.linspace(-3, 3, 400, dtype=torch.float64).unsqueeze(-1)
     target, rmse = (2 * x).sin(), []
     for width in WIDTHS:
-        # Random slopes; every unit has its kink somewhere on the interval.
+        # Slopes are random; every unit has its kink somewhere on the interval.
         slopes, bends = (
             2 * drawn(1, width, seed=2),
             6 * torch.rand(1, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 3,

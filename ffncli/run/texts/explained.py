@@ -32,7 +32,7 @@ WORKED = (
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check shapes and counts, the dot product of one unit, the worked values, claims on positions and attention."""
+    """Check shapes and counts, one unit's dot product, worked values, and claims about positions and attention."""
     ready = doubled(ready)
     return (
         *_sizes(ready), *_dot_product(ready), *(_gelu(x, stated) for x, stated in WORKED), _phi(), _positions(ready),
@@ -55,7 +55,7 @@ def _sizes(ready: Prepared) -> list[Fact]:
 
 
 def _dot_product(ready: Prepared) -> list[Fact]:
-    """Write one hidden unit out, with torch's indices, with the text's, and with its numbers."""
+    """Write one hidden unit as a sum: with torch's indices, with the text's, and with the run's numbers."""
     tensors = intermediates(ready)
     x, w, bias = tensors["x"].flatten(0, -2)[0], ready.weights["up.weight"][0], ready.weights["up.bias"][0]
     terms = [f"{x[i]:.3f}·{number(float(w[i]))}" for i in (0, 1)]
@@ -77,7 +77,7 @@ def _dot_product(ready: Prepared) -> list[Fact]:
 
 
 def _gelu(x: float, stated: str) -> Fact:
-    """Check one worked value, to as many digits as the text gives, with the correct f(x)/x."""
+    """Check one worked value to the number of digits in the text; the note gives the correct f(x)/x."""
     exact = float(TABLE["gelu"].f(x, SCALAR))
     holds = number(exact, len(stated.rpartition(".")[2])) == stated
     note = f"f(x)/x = Φ(x) = {number(exact / x)}"
@@ -94,7 +94,7 @@ def _phi() -> Fact:
 
 
 def _positions(ready: Prepared) -> Fact:
-    """Run tokens through the block together, in another order, and each alone."""
+    """Run tokens through the block together, in another order, and one at a time."""
     f, x = function(ready.steps, ready.weights), drawn(6, 512)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     whole = f(x)

@@ -1,4 +1,4 @@
-"""One fact of a text, and the measures that several texts share."""
+"""One fact of a text, and the functions shared by several texts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ffncli.run.engine.prepare import Prepared
 
 Verdict = Literal["", "holds", "depends", "wrong"]
 Block = Callable[[Tensor], Tensor]
-ROUNDING = 1e-12  # smaller errors are only rounding, in float64
+ROUNDING = 1e-12  # smaller errors in float64 are only rounding
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`found` is computed. `verdict` is on the text's statement, "" if it has none that can be checked.
+    """A computed figure, `found`, and a verdict on the text's statement; "" if the statement cannot be checked.
 
-    `said` is the text's wording, "" if `topic` already states it. `command` shows `found`, if the text's example does
-    not.
+    `said` is the text's wording, "" if `topic` already states the claim. `command` is a command that shows `found`, if
+    the text's example does not show it.
     """
 
     topic: str
@@ -35,22 +35,22 @@ class Fact:
 
 
 def compared(topic: str, stated: str, figure: str, note: str = "", command: str = "") -> Fact:
-    """Return a fact that holds if the text's statement equals the computed figure, to the digits in the text."""
+    """Return a fact that holds if the text's statement equals the computed figure to the digits given in the text."""
     return Fact(topic, figure, stated, "holds" if stated == figure else "wrong", note, command)
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Write a number with fixed digits, without a sign before a zero."""
+    """Format a number with a fixed number of decimals; zero has no sign."""
     return f"{value:.{digits}f}".replace("-0." + "0" * digits, "0." + "0" * digits)
 
 
 def error(value: float, bound: float) -> str:
-    """Write an error; one due to rounding alone is `below 1e-12`, because its exact value depends on the machine."""
+    """Format an error; rounding errors become `below 1e-12`, because their exact value depends on the machine."""
     return f"below {bound:g}" if value < bound else f"{value:.3g}"
 
 
 def agrees(value: float, bound: float) -> Verdict:
-    """Return whether an error is due to rounding alone."""
+    """Return the verdict: `holds` if the error is only due to rounding."""
     return "holds" if value < bound else "wrong"
 
 
@@ -66,7 +66,7 @@ def doubled(ready: Prepared) -> Prepared:
 
 
 def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = EVAL) -> Block:
-    """Return a block with one input, as a function of that input."""
+    """Convert a block with one input to a function of that input."""
     (entry,) = block_inputs(steps)
     return lambda x: run(steps, weights, {entry: x}, mode)
 
@@ -88,7 +88,7 @@ def departure(f: Block, a: Tensor, b: Tensor) -> float:
 
 
 def table(values: Tensor, digits: int = 4) -> str:
-    """Write numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
+    """Format numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
     if values.dim() == 0:
         return number(float(values), digits)
     return "[" + ", ".join(table(inner, digits) for inner in values) + "]"

@@ -21,11 +21,12 @@ from ffncli.run.ranks.one_process import RankTrace, rank_trace
 from ffncli.run.texts.fact import Fact, agrees, compared, departure, drawn, error, function, intermediates
 
 NODES = 4
-ROUNDING = 1e-5  # of float32 sums of 11008 terms
+ROUNDING = 1e-5  # rounding error of float32 sums over 11008 terms
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check names, merge-add, norm, the split over nodes and the bytes sent, ratios, formats, the effect of Q80."""
+    """Check names, the merge-add, the norm, the split over nodes and the bytes sent, ratios, formats, and the effect of
+    Q80."""
     tensors = intermediates(ready)
     split = rank_trace(ready.steps, ready.weights, ready.inputs, Ranks(NODES), tensors, show=1)
     return (
@@ -43,7 +44,7 @@ def _names(steps: Sequence[Step]) -> list[Fact]:
 
 
 def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Check the merge-add first, then the norm as the text writes it, then the shapes."""
+    """Check the merge-add, then the norm as written in the text, then the shapes."""
     first, norm = ready.steps[0], next(s for s in ready.steps if isinstance(s.op, Norm))
     assert isinstance(norm.op, Norm)
     merged, eps = tensors["merged"], norm.op.eps
@@ -62,7 +63,7 @@ def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _slices(split: RankTrace) -> list[Fact]:
-    """Return one node's part of each matrix, by the actual split, and the two names in use for it."""
+    """Return one node's part of each matrix in the actual split, and the two common names of the split."""
     part = {weight.name: weight for step in split.steps for weight in step.weights}
     gate, down = part["gate.weight"], part["down.weight"]
     return [
@@ -80,7 +81,7 @@ def _slices(split: RankTrace) -> list[Fact]:
 
 
 def _whole(split: RankTrace) -> Fact:
-    """Sum the nodes' results: every node runs its own steps on its own slices."""
+    """Check the sum of the nodes' results; every node runs its own steps on its own slices."""
     (one,), apart = split.collectives, split.agreement.relative_error
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
@@ -91,7 +92,7 @@ def _whole(split: RankTrace) -> Fact:
 
 
 def _collectives(split: RankTrace) -> list[Fact]:
-    """Count collectives in a node's steps; bytes are what one node sends for one token in float32."""
+    """Count the collectives in a node's steps, and the bytes that one node sends for one token in float32."""
     tokens = split.shares[0].tokens
     gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
     figure = f"collectives: {split.all_reduces}; the All-Gather is not needed and would cost {gather:,} bytes"
@@ -142,9 +143,10 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
 
 
 def bends(d_model: int) -> dict[str, float]:
-    """Measure how far blocks of equal size are from linear maps: `departure` over max |f|, by activation.
+    """Measure how far blocks of equal size are from linear maps: `departure` divided by max |f|, by activation.
 
-    The gated one is 8/3 d_model wide, the plain ones 4 d_model; weights initialised as by nn.Linear, 512 random inputs.
+    The gated block has a d_ff of 8/3 d_model, the plain blocks of 4 d_model. Weights are initialised as in nn.Linear;
+    there are 512 random inputs.
     """
     a, b = drawn(512, d_model), drawn(512, d_model, seed=1)
     out = {}
@@ -186,7 +188,7 @@ def _formats() -> list[Fact]:
 
 
 def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
-    """Measure how much Y changes if the input of W1 and W3, and H before W2, are rounded to Q80."""
+    """Measure how much Y changes if the inputs of W1 and W3, and H before W2, are rounded to Q80."""
     names = [step.output for step in ready.steps]
     after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
     hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(tensors["norm"])})
@@ -199,7 +201,7 @@ def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
 
 
 def q80(values: Tensor) -> Tensor:
-    """Return the values as Q80 stores them: signed bytes, one fp16 scale (largest of the block / 127) per 32."""
+    """Round values to Q80: signed bytes, with one fp16 scale (maximum magnitude / 127) per block of 32 values."""
     blocks = values.reshape(-1, dtypes.storage("q8_0").block)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return ((blocks / scale).nan_to_num().round() * scale.half().to(values.dtype)).reshape(values.shape)

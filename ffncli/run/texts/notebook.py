@@ -45,7 +45,7 @@ def facts(ready: Prepared) -> tuple[Fact, ...]:
 
 
 def _printed(tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Check the slices that it prints, and the ranges."""
+    """Check the slices and the ranges that the notebook prints."""
     first = " ".join(number(v) for v in tensors["up"][0, 0].tolist())
     stated = "-2.2255 -0.1673 1.5966 -1.5649 -0.1716 0.4000 0.1738 -0.5781"
     out = [compared("pre-activations up[0, 0]", stated, first)]
@@ -59,7 +59,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
     live = int((act != 0).sum())
     dropped = int(((act != 0) & (after == 0)).sum())
     zeros, of = int((after == 0).sum()), after.numel()
-    # The chance of at least as many among the live values, each dropped with probability p.
+    # The probability of dropping at least `dropped` of the live values, each with probability P.
     tail = sum(comb(live, k) * P**k * (1 - P) ** (live - k) for k in range(dropped, live + 1))
     share = f"{100 * dropped / live:.0f} %"
     kept = f"{number(float(act[0, 0, 5]))} → {number(float(after[0, 0, 5]))}"
@@ -80,9 +80,10 @@ def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Compare step by step with one call of nn.Module, with and without dropout, with one mask and with two."""
+    """Compare a step-by-step run with one call of nn.Module: without dropout, with the same mask, and with different
+    masks."""
     x = tensors["x"]
-    with torch.random.fork_rng(devices=[]):  # nn.Linear draws weights, nn.Dropout masks, from torch's own generator
+    with torch.random.fork_rng(devices=[]):  # nn.Linear and nn.Dropout draw from torch's own generator
         module = _module(ready.weights)
         quiet = gap(module.eval()(x), run(ready.steps, ready.weights, {"x": x})).largest
         torch.manual_seed(0)
@@ -106,7 +107,7 @@ def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _module(weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the same block as torch's own modules."""
+    """Build the same block from torch's own modules."""
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(P), nn.Linear(8, 4)).double()
     module.load_state_dict({
         "0.weight": weights["up.weight"], "0.bias": weights["up.bias"],
@@ -116,7 +117,7 @@ def _module(weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Check for a non-linearity, and check the text's supposed evidence."""
+    """Check that the block is not linear, and check the evidence that the text gives for it."""
     a, b = tensors["x"], drawn(2, 3, 4)
     f, linear = function(ready.steps, ready.weights), function(without_nonlinearity(ready.steps), ready.weights)
     bent, straight = departure(f, a, b), departure(linear, a, b)
@@ -138,7 +139,7 @@ def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _bias(ready: Prepared) -> list[Fact]:
-    """Run a zero input, with biases and without."""
+    """Run a zero input with and without biases."""
     zero = torch.zeros(2, 3, 4, dtype=torch.float64)
     without = {n: torch.zeros_like(t) if n.endswith("bias") else t for n, t in ready.weights.items()}
     row = _row(function(ready.steps, ready.weights), zero)
@@ -164,12 +165,12 @@ def _row(f: Block, zero: Tensor) -> Tensor:
     return out[0]
 
 
-# Two classes of points in the plane and w = (1, 1): points of ours with the sums that the text's interval implies.
+# Two classes of points in the plane, for w = (1, 1); their sums x + y match the interval for b in the text.
 POINTS = (((0.0, 0.0), 0), ((1.0, 1.0), 0), ((2.0, 2.0), 1), ((3.0, 1.0), 1))
 
 
 def _line() -> Fact:
-    """Find the b for which the line w·x + b = 0 separates the classes."""
+    """Find the range of b in which the line w·x + b = 0 separates the classes."""
     low = max(x + y for (x, y), label in POINTS if label == 0)
     high = min(x + y for (x, y), label in POINTS if label == 1)
     wrong = [point for point, label in POINTS if (sum(point) - 1 > 0) != bool(label)]

@@ -1,1 +1,1 @@
-"""The topics of `ffn explain`: a few sentences, one small table of computed numbers, the next command."""
+"""The topics of `ffn explain`: a few sentences, a small table of computed numbers, and a command to try next."""

@@ -1,4 +1,4 @@
-"""The topics about parts of a block, and about blocks that are split over devices: computed numbers, cited sources."""
+"""The topics about parts of a block and about blocks split over devices; numbers are computed, sources are cited."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ATTENTION_IS_ALL = "Vaswani et al. 2017, arXiv:1706.03762"
 
 
 def block_topic(line: TopicLine) -> Topic:
-    """Return what a feed-forward network is."""
+    """Explain the feed-forward network."""
     run, llama = tiny_run(tokens=1), _model("llama-2-7b")
     return line.explained(
         (
@@ -83,7 +83,7 @@ def width_topic(line: TopicLine) -> Topic:
 
 
 def gate_topic(line: TopicLine) -> Topic:
-    """Return what a gate is."""
+    """Explain the gate."""
     source = "4x6:swiglu"
     run = tiny_run(source, tokens=1)
     names = ("gate", "act", "up", "hidden")
@@ -109,7 +109,7 @@ def gate_topic(line: TopicLine) -> Topic:
 
 
 def neuron_topic(line: TopicLine) -> Topic:
-    """Return what one hidden unit does."""
+    """Explain what one hidden unit does."""
     run, gpt2 = tiny_run(tokens=1), _model("gpt2")
     weights = {name: tensor.tolist() for name, tensor in run.prepared.weights.items()}
     strength, out, width = run["act"].values[0], run["down"].values[0], gpt2.d_ff
@@ -139,7 +139,7 @@ def neuron_topic(line: TopicLine) -> Topic:
 
 
 def moe_topic(line: TopicLine) -> Topic:
-    """Return what a mixture of experts is."""
+    """Explain the mixture of experts."""
     source = "4x8:swiglu"
     run, mixtral = tiny_run(source, experts=4), _model("mixtral-8x7b")
     total, active = mixtral.ffn_params_total, mixtral.ffn_params_active or 0
@@ -160,7 +160,7 @@ def moe_topic(line: TopicLine) -> Topic:
 
 
 def norm_topic(line: TopicLine) -> Topic:
-    """Return what a norm does."""
+    """Explain what a norm does."""
     x = (1.0, 2.0, 3.0, 4.0)
     text = ",".join(f"{value:g}" for value in x)
     layer, rms = (tiny_run("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
@@ -185,7 +185,7 @@ def norm_topic(line: TopicLine) -> Topic:
 
 
 def residual_topic(line: TopicLine) -> Topic:
-    """Return what the residual connection is."""
+    """Explain the residual connection."""
     run = tiny_run("4x8", tokens=1, residual=True, norm="rmsnorm")
     names = ("x", "down", "out")
     lengths = {name: sqrt(sum(value * value for value in run[name].values[0])) for name in names}
@@ -206,7 +206,7 @@ def residual_topic(line: TopicLine) -> Topic:
 
 
 def dropout_topic(line: TopicLine) -> Topic:
-    """Return what dropout does."""
+    """Explain what dropout does."""
     p = 0.5
     run = tiny_run("4x8:gelu", tokens=1, dropout=p, train=True)
     record = run["dropout"]
@@ -229,29 +229,29 @@ def dropout_topic(line: TopicLine) -> Topic:
 
 
 def _columns(run: TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the first token's numbers at these steps, a row for each."""
+    """Return the first token's numbers at these steps: a column for each step, a row for each index."""
     return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]
 
 
 def _known_models() -> list[ModelCount]:
-    """Return the catalog, counted."""
+    """Return the counts of every model in the catalog."""
     from ffncli.models import catalog
 
     return list(map(_model, catalog.names()))
 
 
 def _model(name: str) -> ModelCount:
-    """Return a model of the catalog, counted."""
+    """Return the counts of a model in the catalog."""
     from ffncli.models.counting.count import count
 
     return count(catalog_model(name))
 
 
-_RANKS = 8  # of the sentences about a model of the catalog
+_RANKS = 8  # number of ranks in sentences about a model of the catalog
 
 
 def tensor_parallel_topic(line: TopicLine) -> Topic:
-    """Return what tensor parallelism is."""
+    """Explain tensor parallelism."""
     source, ranks = "4x8:swiglu", Ranks(tp=2)
     tiny = tiny_run(source, tokens=1)
     sums, total = _partial_sums(tiny, ranks)
@@ -284,7 +284,7 @@ def tensor_parallel_topic(line: TopicLine) -> Topic:
 
 
 def expert_parallel_topic(line: TopicLine) -> Topic:
-    """Return what expert parallelism is."""
+    """Explain expert parallelism."""
     source, experts, tokens, ranks = "4x8:swiglu", 6, 6, 2
     each = experts // ranks
     rows = _journeys(tiny_run(source, tokens=tokens, experts=experts), ranks, each)
@@ -315,7 +315,7 @@ def expert_parallel_topic(line: TopicLine) -> Topic:
 
 
 def _partial_sums(tiny: TinyRun, ranks: Ranks) -> tuple[list[list[float]], list[float]]:
-    """Return (each rank's part of the first token's output, their sum), as the ranks compute them."""
+    """Return (each rank's part of the first token's output, the sum of the parts), as the ranks compute them."""
     import torch
 
     from ffncli.run.engine.sharded import execute_ranks
@@ -327,7 +327,8 @@ def _partial_sums(tiny: TinyRun, ranks: Ranks) -> tuple[list[list[float]], list[
 
 
 def _journeys(tiny: TinyRun, ranks: int, each: int) -> list[tuple[int, int, str, str, int]]:
-    """Return (token, its rank, its experts, their ranks, the vectors that it sends), the heaviest expert first."""
+    """Return (token, rank of the token, its experts, ranks of the experts, number of vectors sent), heaviest experts
+    first."""
     import torch
 
     from ffncli.run.engine.sharded import tokens_of_rank

@@ -1,4 +1,4 @@
-"""`ffncli.explain`: the topics by name, and their text."""
+"""`ffncli.explain`: find a topic by name, and return its text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.topics import blocks
 from ffncli.run.topics.topic import Topic, TopicLine, activation_topic, function_topic, unit_topic
 
-# topic → (the function that explains it, a one-line definition, other names)
 _Builder = Callable[[TopicLine], Topic]
+# topic → (the function that explains it, a one-line definition, other names)
 _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "ffn": (
         blocks.block_topic,
@@ -70,13 +70,13 @@ def explain(topic: str) -> Topic:
     >>> ffncli.explain("gelu").sentences[0]
     'gelu(x) = x Φ(x): each number is multiplied by the chance that a standard normal number is below it.'
 
-    Its numbers are computed on the spot; other statements name their source.
+    Numbers are computed at the time of the call; other statements cite their source.
     """
     name = find_topic(topic)
     if name is None:
         known = [*_PARTS, *_ALIASES]
         hint = did_you_mean(_key(topic), known, "topics: " + ", ".join([*_PARTS, "gelu, relu, silu, swiglu, ..."]))
-        from ffncli.models import catalog  # only an error needs it
+        from ffncli.models import catalog  # only needed for an error
 
         if catalog.find(topic):
             hint = f"to see that model: ffn params {topic}"
@@ -97,7 +97,7 @@ def topics() -> tuple[TopicLine, ...]:
 
 
 def find_topic(text: str) -> str | None:
-    """Return the topic that a text names, or None."""
+    """Return the name of the topic that `text` means, or None."""
     key = _key(text)
     return key if key in _PARTS else _ALIASES.get(key)
 

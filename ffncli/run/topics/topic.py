@@ -1,4 +1,4 @@
-"""A topic of `ffn explain`, the tiny runs behind its example, and the topics about activation functions."""
+"""The records of `ffn explain`, the tiny runs behind its examples, and the topics about activation functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = float | int | str | None
 
 @dataclass(frozen=True)
 class NumberTable:
-    """A few computed numbers: `command` runs the same block or functions."""
+    """A table of a few computed numbers; `command` runs the same block or functions."""
 
     command: str
     columns: tuple[str, ...]
@@ -36,7 +36,7 @@ class NumberTable:
 
 @dataclass(frozen=True)
 class TopicLine:
-    """A topic in the list of all: its name, a one-line definition, other names for it."""
+    """A topic in the list of topics: its name, a one-line definition, and its other names."""
 
     topic: str
     title: str
@@ -45,13 +45,13 @@ class TopicLine:
     def explained(
         self, sentences: tuple[str, ...], example: NumberTable, go_on: str, sources: tuple[str, ...]
     ) -> Topic:
-        """Return the whole topic."""
+        """Build the complete topic."""
         return Topic(self.topic, self.title, self.aliases, sentences, example, go_on, sources)
 
 
 @dataclass(frozen=True)
 class Topic(TopicLine):
-    """A topic with at most six sentences, a table, the next command (`next`), citations."""
+    """A complete topic: at most six sentences, a table, a command to try next (`next`), and citations."""
 
     sentences: tuple[str, ...]
     example: NumberTable
@@ -60,13 +60,13 @@ class Topic(TopicLine):
 
 
 def fixed(value: float) -> str:
-    """Return a number in a sentence: four decimals."""
+    """Format a number for a sentence, with four decimals."""
     return f"{value:.4f}"
 
 
 @dataclass(frozen=True)
 class TinyRun:
-    """A small block that ran: its inputs and weights, and the record of each step by name."""
+    """A finished run of a small block: its inputs and weights, and the record of each step by name."""
 
     prepared: Prepared
     trace: Trace
@@ -78,7 +78,7 @@ class TinyRun:
 def tiny_run(
     source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
 ) -> TinyRun:
-    """Return the run of `ffn trace` with the same options, with all its values kept."""
+    """Run a small block like `ffn trace` with the same options, and keep all values."""
     from ffncli.run.engine.prepare import prepare
     from ffncli.run.engine.trace import trace
     from ffncli.run.user.load import load
@@ -90,7 +90,7 @@ def tiny_run(
 
 
 def routes(tiny: TinyRun) -> list[tuple[int, str, str]]:
-    """Return (token, its experts, their weights), the heaviest expert first."""
+    """Return (token, its experts, the experts' weights) for every token, the heaviest expert first."""
     rows = []
     for token, weights in enumerate(tiny["route"].values):
         order = sorted((e for e, weight in enumerate(weights) if weight), key=lambda e: -weights[e])
@@ -110,7 +110,7 @@ def catalog_model(name: str) -> Resolved:
 AT = (-3.0, -2.0, -1.0, -0.75, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
 _AT = ",".join(f"{x:g}" for x in AT)
 _GATES, _UPS = (-2.0, -1.0, 0.0, 1.0, 2.0), (1.0, 3.0)
-# symbols of the table's formulas → what they mean
+# symbol in a formula → its meaning
 _SYMBOLS = {
     "Φ(": "Φ(x), the normal distribution's cumulative function, rises from 0 to 1 and is 0.5 at 0.",
     "σ(": "σ(x) = 1 / (1 + e⁻ˣ), the sigmoid, rises from 0 to 1 and is 0.5 at 0.",
@@ -118,7 +118,7 @@ _SYMBOLS = {
     "erf(": "erf is the error function, the integral of the bell curve, scaled to run from -1 to 1.",
     "tanh(": "tanh rises from -1 to 1 and is 0 at 0.",
 }
-# the formula in words, for the most common functions
+# formulas in words, for the most common functions
 _IN_WORDS = {
     "relu": ": negative numbers become 0, positive ones pass unchanged",
     "gelu": ": each number is multiplied by the chance that a standard normal number is below it",
@@ -126,11 +126,11 @@ _IN_WORDS = {
     "silu": ": each number is multiplied by its own sigmoid",
 }
 _DEAD = "Its slope is 0 below 0, so a unit that is negative for every token learns nothing: it is dead."
-_JUMPS = ("it jumps", "its slope jumps", "its curvature jumps")  # by the order of the derivative
+_JUMPS = ("it jumps", "its slope jumps", "its curvature jumps")  # indexed by the order of the derivative
 
 
 def activation_topic(line: TopicLine) -> Topic:
-    """Return what an activation function is for."""
+    """Explain the purpose of activation functions."""
     f = {name: curve(name).f for name in ("relu", "gelu", "silu")}
     far, near = (", ".join(f"{name} {fixed(g(x))}" for name, g in f.items()) for x in (3.0, -1.0))
     return line.explained(
@@ -199,7 +199,8 @@ def unit_topic(line: TopicLine) -> Topic:
 
 
 def _keeps(name: str, known: Facts) -> list[str]:
-    """Say how much of 2 and of -2 the function lets through; nothing if that is more than the input, or not known."""
+    """Say how much of 2 and of -2 the function lets through; empty unless both shares are from 0 to 1 and the second is
+    lower."""
     f = curve(name).f
     high, low = f(2.0), f(-2.0)
     if not 0.0 <= low / -2.0 <= high / 2.0 <= 1.0:
@@ -211,7 +212,7 @@ def _keeps(name: str, known: Facts) -> list[str]:
 
 
 def _range(name: str, known: Facts) -> str:
-    """Return its least value and its location."""
+    """Say what the function's minimum is, and where."""
     low = known.shape.minimum
     if not isfinite(low):
         return "It has no least value."
@@ -222,7 +223,7 @@ def _range(name: str, known: Facts) -> str:
 
 
 def _zeros(known: Facts) -> str:
-    """Describe the effect on a normal input, and how smooth the function is."""
+    """Say how many normal inputs become zero, and how smooth the function is."""
     places: dict[int, list[str]] = {}
     for x, order in TABLE[known.name].kinks:
         places.setdefault(order, []).append(f"{x:g}")
