@@ -13,7 +13,7 @@ from ffncli.run.measure.statistics import span
 from ffncli.run.saved.saved import Saved, SavedStep
 
 _TERMS = 3  # list at most this many terms of a sum: those with the largest absolute value
-_MOST_NUMBERS = 12_000  # of a linear step, to keep the page small: beyond it, fewer terms or none are listed
+_MOST_NUMBERS = 12_000  # limit for a linear step: beyond it, fewer terms or none are listed, to keep the page small
 _MOST_CELLS = 1_500  # limit for an element-wise step
 _ULPS = 8  # a rest beyond this many units in the last place is more than rounding
 
@@ -34,7 +34,7 @@ def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: 
     present = [one for one in inputs if one is not None]
     if step.op == "linear":
         weight = _weight(saved, step)
-        symbol = step.formula.partition(" · ")[2].partition(" ")[0]  # W1 of `x · W1 + b1`
+        symbol = step.formula.partition(" · ")[2].partition(" ")[0]  # W1 in `x · W1 + b1`
         return {} if weight is None else _products(present[0], weight, step, x, grid) | {"weight": symbol}
     if step.op == "experts":
         return _mixed(saved, step, tensors, grid)

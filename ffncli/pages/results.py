@@ -178,7 +178,7 @@ def _peaks(rows: Sequence[ResultRow]) -> tuple[float, float] | None:
 
 
 def _errors(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> list[Child]:
-    """Draw the error relative to float64 against the ratio."""
+    """Draw each kernel's error against its ratio."""
     known = [row for row in rows if row.error_rel and row.ratio]
     series = [
         ChartLine(
@@ -284,7 +284,7 @@ def _label(row: ComparedRow) -> str:
     return ", ".join(str(part) for part in (row.block, f"{row.tokens} tokens", row.dtype, row.kernel) if part)
 
 
-# --- how to read a page ---------------------------------------------------------------------------
+# --- how to read a page -----------------------------------------------------------------------------------------------
 
 
 _RATIO = (

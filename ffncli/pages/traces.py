@@ -19,7 +19,7 @@ from ffncli.show.page.charts import CostBar, cost_bars, histogram
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
 from ffncli.show.tensors import number_text
 
-_OF_EXPERTS = ("experts", "top_k", "shared_experts")  # 0 in a dense block
+_OF_EXPERTS = ("experts", "top_k", "shared_experts")  # these are 0 in a dense block
 _ABOUT = (
     "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "norm", *_OF_EXPERTS, "weights", "mode", "dtype",
     "device",

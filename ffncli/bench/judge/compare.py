@@ -111,15 +111,15 @@ class ComparedRow:
         return self.regression and (rules.threshold is not None or self.verdict == "broken")
 
     def anchor_disagrees(self, margin: float) -> bool:
-        """Return whether the times differ by more than the margin but the times normalised by the anchor do not
-        agree."""
+        """Return whether the times differ by more than the margin, but the times normalised by the anchor do not
+        confirm it."""
         if self.verdict != "inconclusive" or None in (self.ratio, self.ratio_low, self.ratio_high):
             return False
         times = Interval(self.ratio or 0.0, self.ratio_low or 0.0, self.ratio_high or 0.0).map(log_or_inf)
         return self.normalised_ratio is not None and differs(times, margin)
 
     def inconclusive(self, threshold: float | None) -> bool:
-        """Return whether the row may or may not be slower by more than the threshold. Without a threshold, return
+        """Return whether it is undecided if the row is slower by more than `threshold`. Without a threshold, return
         whether its verdict is inconclusive."""
         if self.verdict in (None, "mended", "broken"):
             return False
@@ -307,7 +307,7 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
     if row.base_status == "ok" and row.new_status in _BROKEN:
         reason += ": other environment" * unlike
         return replace(row, verdict="broken", regression=not unlike, gated=not unlike, reason=reason)
-    if row.base_status == "ok":  # skipped in NEW
+    if row.base_status == "ok":  # it was skipped in NEW
         return replace(row, verdict="inconclusive", reason=reason)
     return replace(row, verdict="mended" if row.new_status == "ok" else None, reason=reason)
 
@@ -365,15 +365,14 @@ def change(ratio: float) -> str:
 
 
 def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
-    """Return the rows with `p_holm` and `regression` filled in. The larger of a row's two p values counts, so that both
-    must show the slowdown."""
+    """Return the rows with `p_holm` and `regression` filled in."""
     tested = [at for at, (row, _, _) in enumerate(rows) if row.gated and row.ratio is not None]
     ps = []
     for at in tested:
         _, raw, normalised = rows[at]
         assert raw is not None
         assert normalised is not None
-        # The larger of the two: a row regresses only if the times and the anchored times agree.
+        # The larger p counts: a row is a regression only if both the times and the normalised times show it.
         ps.append(max(raw.p_above(rules.limit), normalised.p_above(rules.limit)))
     adjusted = dict(zip(tested, holm(ps), strict=True))
     return tuple(

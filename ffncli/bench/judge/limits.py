@@ -74,7 +74,8 @@ class WorkerLimits:
     def excess(
         self, stage: Stage, now: float, entered: float, running: RunningCode, memory: int | None
     ) -> Excess | None:
-        """Return the limit that is exceeded at this stage, or None. `entered` is the time at which the stage began."""
+        """Return the kernel that exceeds a limit at this stage, or None. `entered` is the time at which the stage
+        began."""
         if running != self.running:
             self.running, self.since = running, now
         late = self._late(stage, now - entered, now - max(entered, self.since))

@@ -36,9 +36,9 @@ class MemoryNeed:
 def memory_need(case: Case, copies: int) -> MemoryNeed:
     """Return a lower bound on the memory that a case needs: it excludes workspaces and a kernel's other tensors.
 
-    Activations count every intermediate once (twice in a backward pass, with its gradient). Gradients count the
-    weights' gradients in the case's dtype, and the reference: the gradients in float64 and the weights in float64, but
-    of only one expert at a time.
+    `activations` includes every intermediate once (twice in a backward pass, with its gradient). `gradients` includes
+    the weights' gradients in the case's dtype and the reference in float64: all gradients, and the weights of one
+    expert at a time.
     """
     needed, width = cost(steps_of(case.spec), case.tokens), dtype_named(case.dtype).bytes
     weights, activations = needed.weight_bytes(width), needed.activation_bytes(width)
@@ -77,11 +77,11 @@ def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
 
 
 def holders(kernels: Sequence[KernelChoice], each: int, referee: bool) -> int:
-    """Return how many holders need copies of the weights besides the drawn weights.
+    """Return how many kernels and processes need copies of the weights besides the drawn weights.
 
-    If each needs several copies, the holders are all arms, including the twin and the bare products. Otherwise they are
-    only those that cannot share a copy: a user's kernel, which counts twice because its `prepare` was given a second
-    copy, and the `referee` if it is a process.
+    If `each` is above 1, every arm needs copies, including the twin and the bare products. Otherwise copies are only
+    needed by a user's kernel, which counts twice because its `prepare` was given a second copy, and by the `referee` if
+    it is a process.
     """
     if each > 1:
         return len(kernels) + 2

@@ -198,7 +198,7 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
     return entering, leaving
 
 
-# --- data sent between ranks -----------------------------------------------------------------------------------------
+# --- data sent between ranks ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     themselves, chosen by the binomial distribution of the number of values below the median (Conover 1999, 3.2). The
     interval is unbounded if there are too few values.
     """
-    ordered, outside, ways, below = sorted(values), 0, 1, 1  # of choosing so many values, and at most so many
+    ordered, outside, ways, below = sorted(values), 0, 1, 1  # ways: to choose `outside` values
     every = 2 ** len(ordered)
     while 2 * below / every <= 1 - level:  # both tails: as many values may lie above the median as below
         outside += 1
@@ -315,5 +315,5 @@ def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
 
 
 def mean_ratio(base: Sequence[float], new: Sequence[float]) -> float | None:
-    """Return exp of the difference of the means of logs; None if a side is empty."""
+    """Return e to the difference between the means of the logs; None if a side is empty."""
     return exp_or_inf(mean(new) - mean(base)) if base and new else None

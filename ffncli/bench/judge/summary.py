@@ -37,7 +37,7 @@ from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
 from ffncli.bench.verdict import WrongCode
 from ffncli.show.text import finite
 
-_EARLY = 0.6  # share of --max-time; processes that took less ended early
+_EARLY = 0.6  # share of --max-time; processes that took less time ended early
 _FAULTS = 1.0  # difference between arms, in page faults per call, that is worth a note
 
 
@@ -108,7 +108,7 @@ class _CaseUnits:
 
     @property
     def roof(self) -> Roof:
-        """The best rates of any process."""
+        """The best rates that any process measured."""
         flops = [u.roof.flops_per_s for u in self.units if u.roof.flops_per_s]
         moved = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
         caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
@@ -318,7 +318,7 @@ def _worst(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-# --- a unit and its referee's report -----------------------------------------------------------------------------
+# --- a unit and its referee's report ----------------------------------------------------------------------------------
 
 
 def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:

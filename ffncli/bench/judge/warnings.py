@@ -189,7 +189,7 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
 
 
 def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
-    """Return a warning for each fraction of a roof that is above 1 by more than rounding."""
+    """Return a warning for each roof that the time exceeds by more than 2 %."""
     return [
         BenchWarning(Code.ROOF, f"{percent(fraction, 2)} of the {name} roof")
         for name, fraction in (("measured", roof), ("datasheet", datasheet))
@@ -203,8 +203,8 @@ def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
 
 
 def outside(blocks: Sequence[TimedBlock]) -> float:
-    """Return the share of blocks that are more than `statistics.SPIKE` scaled MADs from the median of their arm in
-    their placement."""
+    """Return the share of blocks that are more than `statistics.SPIKE` scaled MADs from their arm's median in the same
+    placement."""
     placements: dict[tuple[str, int, int], list[float]] = {}
     for block in blocks:
         key = (block.kernel, block.process, block.placement)

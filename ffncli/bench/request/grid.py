@@ -44,7 +44,7 @@ from ffncli.system.gpu import device_index
 MOST_CASES = 10_000
 NEWCOMERS = "512x2048:swiglu"  # default SOURCE: a gated block that fits every cache and is verified in a second
 TOKENS = (32,)
-DECODE = 16  # reading weights dominates up to this many tokens: `auto` keeps weights out of the cache
+DECODE = 16  # with at most this many tokens, reading weights dominates: `auto` keeps them uncached
 CACHES = ("auto", *(name for name in get_args(Cache) if name != "shared"))
 Names: TypeAlias = str | Sequence[str]
 _SOURCE = Accepts("text such as '512x2048:gelu', or a path", text)
@@ -315,7 +315,7 @@ def cached(cache: str, tokens: int) -> Any:
     return "cold-weights" if tokens <= DECODE else "warm"
 
 
-# --- the complete request, checked: for the command line, its self-test and the library alike -------------------------
+# --- the complete request, checked; used by the command line, the self-test and the library ---------------------------
 
 
 IN_MODEL = (AUTO,)  # the default kernels for --in-model

@@ -33,7 +33,7 @@ class ChosenKernels:
     comes first.
 
     `baseline` is the baseline's label; `files` maps the absolute paths of the users' files to their sha256. `functions`
-    are the kernels that their file defines by a plain `def`, each with its place.
+    are the kernels that their file defines by a plain `def`, each with the name of the file.
     """
 
     kernels: tuple[KernelChoice, ...]
@@ -164,7 +164,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Return whether the file may bind names in ways that only running it would show."""
+    """Return whether the file may bind names in ways that show only when it runs."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:
@@ -198,7 +198,7 @@ def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
     return public[0]
 
 
-# --- the arguments of a user's function
+# --- the arguments of a user's function -------------------------------------------------------------------------------
 # -------------------------------------------------------------------------------------
 
 

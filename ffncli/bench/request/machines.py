@@ -64,7 +64,7 @@ def dealt(cases: Sequence[Case], count: int) -> dict[str, int]:
     return {key: place % count + 1 for place, key in enumerate(keys)}
 
 
-# --- launchers: their machines, slots and options ---------------------------------------------------------------
+# --- launchers: their machines, slots and options ---------------------------------------------------------------------
 
 
 LauncherName: TypeAlias = Literal["slurm", "ray"]

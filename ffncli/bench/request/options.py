@@ -302,7 +302,7 @@ def certificate_files(certificate: FilePath | Iterable[FilePath] | None) -> tupl
     return tuple(name.strip() for names in texts for name in names)
 
 
-# --- options that contradict or need each other
+# --- options that contradict or need each other -----------------------------------------------------------------------
 # ------------------------------------------------------------------------------
 
 DIMENSIONS = " ".join(options_of(Dimensions))

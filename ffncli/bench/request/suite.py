@@ -79,7 +79,7 @@ class PublicSuite:
         )  # fmt: skip
 
     def method(self, track: str) -> Method:
-        """Return the method of a track, which options may override."""
+        """Return the method of a track; options may override it."""
         return Method(self.processes, self.precision, self.tracks[track].max_time, seed=self.seed)
 
 

@@ -270,7 +270,7 @@ def _kind(hint: Any) -> tuple[Any, bool]:
 
 
 def _value(where: str, column: str, text: str, kind: Any, optional: bool) -> Any:
-    """Return a column's cell converted to the type of its field. Limits are checked later, with the whole record."""
+    """Convert a column's cell to the type of its field. Limits are checked later, with the whole record."""
     if kind is str:
         return _text(text)
     if get_origin(kind) is tuple:

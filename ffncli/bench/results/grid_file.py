@@ -68,7 +68,7 @@ def grid_bytes(grid: WholeGrid) -> bytes:
 
 
 def stored_grid(path: Path) -> bytes | None:
-    """Return the contents of the file; None if it does not exist. Raises FFNError if it cannot be read."""
+    """Return the contents of a grid file; None if it does not exist. Raises FFNError if it cannot be read."""
     try:
         return read_whole(path, _MOST_BYTES)
     except FileNotFoundError:

@@ -36,8 +36,8 @@ Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tup
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """The paths of one result's files, derived from that of its CSV. Raises FFNError for a name that does not end in
-    .csv."""
+    """The paths of one result's files, derived from the path of its CSV. Raises FFNError for a name that does not end
+    in .csv."""
 
     csv: Path
 
@@ -230,7 +230,7 @@ class Journal:
         _write_or_remove(self.files.grid, self.grid_before)
 
 
-# --- starting and resuming -------------------------------------------------------------------------------------------
+# --- starting and resuming --------------------------------------------------------------------------------------------
 
 
 def begin(
@@ -308,7 +308,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         with written_whole(files.rounds) as file:
             file.write(ROUNDS_HEADER.encode())
     there = files.rounds.stat().st_size
-    last, before = "", (kept, size)  # the case that the lines are at, and where its first line and its blocks begin
+    last, before = "", (kept, size)  # the case of the last line, and the offsets of its first line and first block
     for number, one in enumerate(lines[1:], 2):
         line = _line_read(journal, f"{name}, line {number}", one, size)
         if line.rounds_end > there:  # its blocks are incomplete, so the unit is not finished
@@ -318,7 +318,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         journal._take(_Kept(line.unit, size, line.rounds_end), line.died)
         kept, size = kept + len(one) + 1, line.rounds_end
     if journal.request.cluster is not None and last and not journal.complete(last):
-        del journal.units[last]  # measured again on one machine: its other units may run on another
+        del journal.units[last]  # measured again from its first unit, since the rest may run on another machine
         kept, size = before
     cut(files.journal, kept)
     cut(files.rounds, size)
@@ -398,7 +398,7 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-# --- files that only grow: append, read, cut back after a crash -----------------------------------
+# --- files that only grow: append, read, cut back after a crash -------------------------------------------------------
 
 
 def append(path: Path, text: str) -> tuple[int, int]:
@@ -413,7 +413,7 @@ def append(path: Path, text: str) -> tuple[int, int]:
             before = os.fstat(handle).st_size
             try:
                 left = memoryview(data)
-                while left:  # a few kilobytes take one write, unless the disk is full
+                while left:  # a few kilobytes need one write, unless the disk is full
                     left = left[os.write(handle, left) :]
                 os.fsync(handle)
             except OSError:
@@ -446,7 +446,7 @@ def cut(path: Path, size: int) -> None:
         raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
 
 
-# --- whether a unit from a file or from another machine fits a run -------------------------------------------
+# --- whether a unit from a file or from another machine fits a run ----------------------------------------------------
 
 
 def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, where: str, hint: str = "") -> None:
@@ -469,7 +469,7 @@ def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, w
         raise FFNError(f"{where} is damaged: {why}", hint)
 
 
-# --- the machine and versions of a run, which must not change until it ends
+# --- the machine and versions of a run, which must not change until it ends -------------------------------------------
 # --------------------------------------------
 
 

@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 class BenchWarning:
     """A reason to trust a row's ratio less. `code` is a `warnings.Code`, or a code of another version.
 
-    As text it is `code: figures`. The text never contains a `;`, which separates warnings in results.
+    A warning's text is `code: figures`. It never contains a `;`, which separates warnings in results.
     """
 
     code: str
@@ -158,7 +158,7 @@ class ResultRow:
     numpy: str = of_environment()
     isa: str = of_environment()
     bound: str = figure("", "page")  # memory or compute
-    flops_per_byte: Share | None = figure()  # only bytes that no cache holds
+    flops_per_byte: Share | None = figure()  # counts only bytes that no cache holds
     ridge_flops_per_byte: Share | None = figure()  # the machine balance
     certificate: str = of_run("")  # sha256 of the kernel's certificate, if one was named and covers this case
     computes: str = figure("")  # the format that a kernel declares if it has fewer bits than the dtype; else empty
