@@ -62,7 +62,7 @@ class _GridFile:
 
 
 def grid_bytes(grid: WholeGrid) -> bytes:
-    """The contents of the file."""
+    """Return the contents of the grid file."""
     stored = {"grid": _VERSION, "parts": grid.parts, "request": to_json(grid.request)}
     return (json.dumps(stored, allow_nan=False, indent=1) + "\n").encode()
 
