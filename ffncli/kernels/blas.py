@@ -1,10 +1,10 @@
-"""numpy, mkl: the kernel `inplace`, with the products of another BLAS. Forward only.
+"""numpy, mkl: the kernel `inplace` with another BLAS's products. Forward only.
 
-numpy: products by numpy's BLAS, with weights stored as [in, out]. The numpy wheels for Linux and Windows include
-OpenBLAS, which reads a matrix faster in that order. Tensors and arrays share their memory.
+numpy: numpy's BLAS computes the products, with weights stored as [in, out]. The numpy wheels for Linux and Windows
+include OpenBLAS, which reads a matrix faster in that order. Tensors and arrays share memory.
 
-mkl: float32 weights, packed once by MKL; F.linear lets MKL pack them in every call. MKL packs weights for a certain
-number of tokens, so the first call with each number of tokens packs them.
+mkl: MKL packs the float32 weights once, whereas F.linear lets MKL pack them in every call. MKL packs weights for a
+certain number of tokens, so the first call with each number of tokens packs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Mixtures whose experts are computed together: gate and up of all experts are one tensor, down of all experts another.
+"""Mixtures whose experts are computed together. All experts' gate and up matrices are one tensor; their down matrices
+are another.
 
 grouped: tokens are sorted by expert, and one grouped product computes each matrix for all experts. The router's choice
 is never read on the host. torch has a single kernel for such a product in bf16 on GPUs of compute capability 9.0 or
@@ -49,14 +50,15 @@ def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
-    """Sum with grouped products; `ordered` adds a token's outputs in the order of its choices."""
+    """Compute the sum with grouped products; with `ordered`, a token's outputs are added in the order of its
+    choices."""
 
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]
         expert, order = chosen.flatten().sort(stable=True)  # stable: within an expert, tokens stay in their order
         token, weight = order // top_k, share.flatten().index_select(0, order)[:, None]
         numbers = torch.arange(entries, device=x.device)
-        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # the end of each expert's rows
+        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # where each expert's rows end
 
         def product(rows: Tensor, matrices: Tensor) -> Tensor:
             return functional.grouped_mm(rows, matrices.mT, offs=ends)
@@ -139,7 +141,7 @@ def _others(steps: Steps) -> list[str]:
 def padded(x: Tensor, axis: int) -> Tensor:
     """Pad an axis of x with zeros up to the next multiple; return x itself if no padding is needed."""
     missing = -x.shape[axis] % _MULTIPLE
-    after = x.dim() - 1 - axis % x.dim()  # functional.pad counts from the last axis
+    after = x.dim() - 1 - axis % x.dim()  # functional.pad takes the axes from the last to the first
     return functional.pad(x, (0, 0) * after + (0, missing)) if missing else x
 
 

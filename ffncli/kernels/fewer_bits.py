@@ -4,8 +4,8 @@ fp8: products of 8-bit factors (e4m3); each row of x, of the hidden values and o
 are quantized once, x and the hidden values in every call. On a GPU the sums may have fewer bits than float32 (fast
 accumulation); a CPU without such products emulates them, which is slower.
 
-int8, int4: weights in fewer bits; x and all intermediates in the block's dtype; torch provides the products. With few
-tokens, most of the time goes into reading the weights, which take a half or a quarter of the bytes.
+int8, int4: weights have fewer bits; x and all intermediates stay in the block's dtype; torch provides the products.
+With few tokens, most of the time is spent reading the weights, which need only a half or a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: quantize, product, activation and gate, quantize, product."""
     shape, names = dense_block(steps), _others(steps)
     middle = between(shape)
-    made = torch.bfloat16 if device.startswith("cuda") else dtype  # the output of every such GPU
+    made = torch.bfloat16 if device.startswith("cuda") else dtype  # the only output dtype that all such GPUs support
 
     def product(x: Tensor, matrix: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         rows, by_row = quantized(x)
@@ -87,7 +87,7 @@ def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 # --- int8, int4 -------------------------------------------------------------------------------------------------------
 
 GROUP = 32  # consecutive weights of a row that share a scale and a zero in int4
-_MULTIPLE = 32  # both widths must be a multiple: torch's products read vectors of weights, and check nothing
+_MULTIPLE = 32  # both widths must be multiples of this: torch's products read vectors of weights without checking
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 Quantizes: TypeAlias = Callable[[Tensor], Pair]

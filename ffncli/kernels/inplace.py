@@ -1,4 +1,4 @@
-"""inplace: products, activation and gate are written into existing buffers; a call allocates as little as possible.
+"""inplace: products, activation and gate are written to existing buffers, so that a call allocates little memory.
 
 Forward only: values that a backward pass needs are overwritten.
 """

@@ -50,12 +50,12 @@ class Kernel:
     why the kernel cannot compute a block, or None. `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights. `compiles`:
-    the first call with a shape compiles, which is reported separately. `dtypes`: the dtypes it computes in, by our
-    names (`fp32`); None for all. `computes` declares that it computes in fewer bits than the case's dtype: a format
-    and, if it helps, how (`fp8-rowwise`); such a kernel is checked against a wider bound, and compared only with
-    kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most this many, so
-    benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a new number of
-    tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the kernel also
+    the first call with a shape compiles, which is reported separately. `dtypes`: the dtypes that the kernel computes
+    in, by our names (`fp32`); None for all dtypes. `computes` declares that it computes in fewer bits than the case's
+    dtype: a format and, if it helps, how (`fp8-rowwise`); such a kernel is checked against a wider bound, and compared
+    only with kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most this many,
+    so benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a new number
+    of tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the kernel also
     compiles, the weights are part of its code: a benchmark then has only one copy of them, which only a flush makes
     cold.
     """
@@ -74,8 +74,8 @@ class Kernel:
     per_weights: bool = False
 
     def forms(self, dtype: torch.dtype) -> int:
-        """Return how many copies of the weights, in bytes of this dtype, the kernel's own form of them may take; that
-        form may be float32 if the dtype has 16 bits.
+        """Return how much memory the kernel's own form of the weights may take, in copies of the weights in this dtype.
+        That form may be float32 if the dtype has 16 bits.
         """
         if self.prepare is canonical:
             return 0

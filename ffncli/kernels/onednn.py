@@ -22,7 +22,7 @@ from ffncli.kernels.per_weights import widened, widened_weights
 DTYPES = ("fp32", "bf16", "fp16")
 _TOKENS = 128  # the number of tokens for which oneDNN chooses the layout; any number can be computed with it
 _NOTHING: tuple[str, list[float], str] = ("none", [], "")
-# The operations that oneDNN can apply to a product while writing it: function name, numbers, variant.
+# The operations that oneDNN can apply while writing a product: function name, constants, variant.
 _WHILE_WRITING: Mapping[str, tuple[str, list[float], str]] = {
     "identity": _NOTHING,
     "relu": ("relu", [], ""),

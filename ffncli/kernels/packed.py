@@ -1,4 +1,4 @@
-"""packed: gate and up are one matrix, so that x is read once, and one larger product replaces two."""
+"""packed: gate and up are one matrix, so that x is read once and one larger product replaces two products."""
 
 from __future__ import annotations
 

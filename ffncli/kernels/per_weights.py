@@ -1,8 +1,8 @@
-"""Data that a kernel creates from its params for one number of tokens, such as packed weights: created once, and kept
-while the params live.
+"""Data that a kernel creates from its params for one number of tokens, such as packed weights. It is created once and
+kept while the params exist.
 
-If a library cannot multiply 16-bit numbers, weights are converted to float32 once. torch can multiply them, but one at
-a time: on a processor with only AVX2, at an eighth of float32's rate.
+If a library cannot multiply 16-bit numbers, weights are converted to float32 once. torch can multiply 16-bit numbers,
+but one at a time: on a processor with only AVX2, at an eighth of float32's rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Kind: TypeAlias = tuple[int, bool]
 
 
 def aliases(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Return the weights in step order as new tensors on the same memory: `PerWeights` starts again for them."""
+    """Return the weights in step order as new tensors on the same memory, for which `PerWeights` creates new
+    results."""
     return tuple(weights[name].detach() for name in parameters(steps))
 
 
@@ -48,12 +49,12 @@ class PerWeights(Generic[Made]):
 
     def _new(self, x: Tensor, params: Params, kind: Kind) -> Made:
         key, made = id(params[0]), self._made
-        if key not in made:  # the entry goes with its tensor, since Python may give the same id to the next one
+        if key not in made:  # the entry is removed with its tensor: Python may reuse the id
             made[key] = ref(params[0], lambda dead: made.pop(key, None) and None), {}
         with torch.no_grad():
             new = self._make(x, params)
         of_kinds = made[key][1]
-        while len(of_kinds) >= _MOST:  # the oldest first: packed weights take as much memory as the weights
+        while len(of_kinds) >= _MOST:  # drop the oldest: packed weights take as much memory as the weights
             del of_kinds[next(iter(of_kinds))]
         of_kinds[kind] = new
         return new

@@ -151,7 +151,7 @@ def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor 
 
 
 def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (experts, weights) if the choices do not depend on each other."""
+    """Return (experts, weights) for choices that do not depend on each other."""
     score = activation(Activation(op.score)) if op.score != "softmax" else lambda t, _: torch.softmax(t, -1)
     first, correction = op.order == "score_first", params.get("correction")
     every = score(work, {}) if first else work
@@ -175,12 +175,12 @@ def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor
 
 
 def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (experts, weights) if each expert is chosen among those that the earlier choices left."""
+    """Return (experts, weights) for choices among the experts that earlier choices left."""
     gone, picked, weights = torch.zeros_like(logits, dtype=torch.bool), [], []
     for _ in range(op.top_k):
         left = torch.where(gone, -torch.inf, logits)
         top = left.amax(-1, keepdim=True)
-        # The scale is the larger of |logit| and the best, as in PhiMoE's sparsemixer.
+        # The scale is the larger of |logit| and the best logit, as in PhiMoE's sparsemixer.
         far = (top - logits) / torch.maximum(logits.abs(), top) > op.threshold
         weights.append(torch.where(gone | far, -torch.inf, logits).softmax(-1).amax(-1))
         picked.append(left.argmax(-1))

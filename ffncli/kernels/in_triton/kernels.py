@@ -1,11 +1,11 @@
 """The kernels in Triton. They need a GPU, or Triton's interpreter (TRITON_INTERPRET=1), which runs them as Python.
 
-triton_act: eager's products, and everything between them in one Triton kernel, which reads gate and up once. Forward
-only.
+triton_act: computes eager's products, and everything between them in one Triton kernel, which reads gate and up once.
+Forward only.
 
-fused_gate: the products of gate and up, and everything after them up to down, in one Triton kernel; down is torch's
-product. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are never
-written out. The column `fusion_saving_max` shows how much this can save at most; above roughly 2048 tokens × 4096
+fused_gate: computes the products of gate and up, and everything between them and down, in one Triton kernel; down is
+torch's product. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are
+never written out. The column `fusion_saving_max` shows how much this can save at most; above roughly 2048 tokens × 4096
 expect it to be slower than `packed`, whose product comes from the vendor. In training gate and up are kept; between
 torch's products, the backward pass computes their gradients, and hidden again, in one elementwise kernel.
 
