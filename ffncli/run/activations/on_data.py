@@ -274,7 +274,7 @@ class ActivationInput:
 
 @dataclass
 class _Differences:
-    """Σ(y - y₀)² (`apart`) and Σy₀² (`reference`), where both are finite."""
+    """Σ(y - y₀)² (`apart`) and Σy₀² (`reference`) over places where y and y₀ are finite."""
 
     apart: float = 0.0
     reference: float = 0.0

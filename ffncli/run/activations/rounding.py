@@ -119,8 +119,7 @@ def _first(sizes: Tensor, x: Tensor) -> int:
 
 
 def _mass(x: Tensor, std: float) -> Tensor:
-    """Return, for each number in `x` (sorted, symmetric), the probability that it is the nearest to a draw of N(0,
-    std²)."""
+    """Return the probability that a draw of N(0, std²) is nearest to each number in `x` (sorted, symmetric)."""
     beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]

@@ -1,1 +1,1 @@
-"""Blocks of growing width fitted to a function."""
+"""Fit blocks of growing width to a function."""

@@ -327,8 +327,7 @@ def train(
 
 
 def _rate(at: int, count: int) -> float:
-    """Return the learning rate as a share of its maximum: it rises over a twentieth of the steps, then falls as a
-    cosine."""
+    """Return the learning rate over its maximum: a rise for a twentieth of the steps, then a cosine decay."""
     rise = max(1, count // 20)
     if at < rise:
         return (at + 1) / rise

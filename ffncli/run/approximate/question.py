@@ -294,7 +294,7 @@ def _params(spec: FFNSpec) -> int:
 
 
 def _gated(plain: FFNSpec) -> FFNSpec:
-    """Return the gated block whose parameters are nearest to the plain one's; the narrower if two are equally near.
+    """Return the gated block nearest in number of parameters to the plain block; the narrower if two are equally near.
 
     Shazeer's 2/3 (`models/counting/iso_params.py`) leaves out biases, which are a third of the parameters of a block
     with one input.

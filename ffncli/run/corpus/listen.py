@@ -63,8 +63,8 @@ class Batch:
     numbers: tuple[int, ...]
 
     def tokens_of(self, tensor: Tensor) -> Tensor:
-        """Return the rows without padding [tokens, width] of a tensor [texts, length, width], whose length may be
-        padded further, or [texts · length, width]."""
+        """Return the rows [tokens, width] of a tensor [texts, length, width] or [texts · length, width] without
+        padding. A tensor with three axes may be padded beyond `length`."""
         texts, length = self.ids.shape
         if tensor.dim() == 3 and tensor.shape[0] == texts and tensor.shape[1] >= length:
             tensor = tensor[:, :length]

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """A token of the corpus: the text's number, the token's position in the text, and the token as text (None if
-    unknown)."""
+    """A token of the corpus: its text's number, its position in the text, and the token as text (None if unknown)."""
 
     text: int
     token: int
@@ -68,8 +67,7 @@ class UnitFigures:
 
 @dataclass(frozen=True)
 class OutlierDimension:
-    """An outlier dimension of an FFN's input: the share of tokens that reach the limit, and the largest value by
-    magnitude."""
+    """An outlier dimension: the share of tokens that reach the limit, and the largest value by magnitude."""
 
     dimension: int
     share: float

@@ -220,8 +220,7 @@ def in_many_layers(layers: Sequence[Exceeding]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """A value of the residual stream after a layer; `ratio` is its magnitude divided by the `median` magnitude in its
-    text."""
+    """A value of the residual stream after a layer; `ratio` is its magnitude over the text's `median` magnitude."""
 
     text: int
     token: int
@@ -266,8 +265,8 @@ _PIECE = 1 << 20
 
 @dataclass
 class Progress:
-    """The progress of a run: the corpus is read up to text number `done` and byte `end`; `texts` had tokens, `cut` were
-    cut; `seconds` is the time that the model ran."""
+    """The progress of a run: `done` texts of the corpus, up to byte `end`, have been processed. Of these, `texts` had
+    tokens and `cut` were cut; `seconds` is the time that the model ran."""
 
     done: Count = 0
     texts: Count = 0

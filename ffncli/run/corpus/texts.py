@@ -23,8 +23,7 @@ _IN_MEMORY = 64 << 20  # bytes of standard input kept in memory; a longer input 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a corpus: its `number` among the texts that are not empty, and the byte of the corpus at which the text
-    ends."""
+    """A text of a corpus: its `number` among the texts that are not empty, and the byte of the corpus at its `end`."""
 
     number: int
     text: str
@@ -33,8 +32,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read repeatedly. `size` is in bytes, `sha256` covers all bytes; `where` names the corpus in
-    errors."""
+    """Texts that can be read repeatedly. `size` is in bytes, `sha256` covers all of them; errors name `where`."""
 
     where: str
     size: int

@@ -89,8 +89,7 @@ def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
 
 
 def kernel_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
-    """Return the canonical weights [out, in], contiguous: the model's own tensors if they are stored that way, else
-    copies."""
+    """Return the canonical weights [out, in], contiguous: the model's own tensors if stored that way, else copies."""
     return {name: tensor.contiguous() for name, tensor in live_weights(model, ffn.located).items()}
 
 
@@ -174,8 +173,7 @@ def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretraine
 
 
 def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int) -> ForwardInput:
-    """Return the arguments of a forward pass on one sequence of `count` random tokens; refuse more than the model's
-    maximum."""
+    """Return the arguments of a forward pass on `count` random tokens; refuse more tokens than the model's maximum."""
     try:
         vocab = int(loaded.module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):

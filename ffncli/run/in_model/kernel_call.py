@@ -103,8 +103,7 @@ def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Te
 
 
 def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequence[Step]) -> dict[str, Tensor]:
-    """Return the weights of the inner steps, contiguous and detached; weights of surrounding norms are accepted and
-    ignored."""
+    """Return the weights of the inner steps, contiguous and detached; ignore the weights of surrounding norms."""
     needed = {**parameters(inner), **tables(inner)}
     known = {**needed, **parameters(whole)}
     if unknown := next((name for name in weights if name not in known), None):

@@ -164,8 +164,7 @@ def replace_ffns(
 
 
 class _Replacing:
-    """The state of one `replace_ffns` call: the kernels built so far, by block; layers with equal blocks share a
-    kernel."""
+    """The state of one `replace_ffns` call: the kernels built so far; layers with equal blocks share a kernel."""
 
     def __init__(self, model: nn.Module, resolved: Resolved, choose: Choose, tokens: tuple[int, ...]) -> None:
         self.model, self.resolved, self.choose, self.tokens = model, resolved, choose, tokens
@@ -304,8 +303,7 @@ def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name
 
 
 def _limit(case: _VerifiedInput, ready: SharedKernel) -> float:
-    """Return the maximum error allowed for a kernel: the dtype's limit, or the limit of a coarser format that it
-    declares."""
+    """Return the kernel's maximum error: the limit of the dtype, or of a coarser format that the kernel declares."""
     computes = ready.kernel.computes
     return max(case.tolerance, declared_tolerance(computes)[0]) if computes else case.tolerance
 

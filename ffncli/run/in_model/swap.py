@@ -196,8 +196,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class _LiveTensor:
-    """A tensor of the model when the weights were prepared. If copied, `kept` are sampled values, `seen` a view on
-    them."""
+    """A model's tensor when weights were prepared. If copied, `kept` are sampled values, `seen` a live view of them."""
 
     home: MutableMapping[str, Any]
     leaf: str
@@ -288,6 +287,5 @@ def _kind(tensor: Tensor | None) -> tuple[object, ...]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return torch's count of writes to a tensor; 0 if the tensor was made in inference mode, where writes are not
-    counted."""
+    """Return torch's count of writes to a tensor; 0 for a tensor made in inference mode, which has no count."""
     return 0 if tensor.is_inference() else tensor._version

@@ -124,7 +124,7 @@ class Counts:
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
         """Count values that are not finite (-Inf also counts as negative); return the finite values and their extremes.
 
-        The caller counts zeros and finite negatives: the fastest method depends on its other work.
+        The caller counts zeros and finite negatives, because the fastest method depends on the caller's other work.
         """
         chunk, self.chunks = self.chunks, self.chunks + 1
         low, high = (end.item() for end in piece.aminmax())  # NaN if any value is NaN
@@ -289,8 +289,7 @@ class Moments(Counts):
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def merge(self, wide: Tensor, size: Tensor, bound: float) -> None:
-        """Add a float64 piece of any shape; `size` is its absolute value, and values of size up to `bound` are near
-        zero."""
+        """Add a float64 piece of any shape; `size` is its absolute value; sizes up to `bound` are near zero."""
         self.values += wide.numel()
         self.zeros += int(torch.count_nonzero(size == 0))
         self.near_zeros += int(torch.count_nonzero(size <= bound))
@@ -409,8 +408,7 @@ def _finite(value: float, *divisors: float) -> float | None:
 
 
 def _distance(ordered: Tensor, mean: float, std: float) -> float | None:
-    """Return max |F - Φ| of sorted values, where F is their empirical cumulative distribution, which jumps at each
-    value."""
+    """Return max |F - Φ| of sorted values; F is their empirical cumulative distribution, which jumps at each value."""
     if not std:
         return None
     n = ordered.numel()
@@ -514,8 +512,7 @@ class Units:
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
-    """Describe the units of a tensor [..., d_ff], the `top` units individually; `down` [d_model, d_ff] gives their
-    `writes`."""
+    """Describe the units of a tensor [..., d_ff], `top` of them individually; `down` [d_model, d_ff] adds `writes`."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     every = torch.arange(rows.shape[1], device=rows.device)
     near = _quiet(rows, every, NEAR_ZERO)

@@ -145,8 +145,7 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:
-    """Compare two tensors of the same shape; return a TensorRow without names. Integers, such as token ids, become
-    float64."""
+    """Compare two tensors of the same shape; return a TensorRow without names. Integers (token ids) become float64."""
     new, base = (tensor if tensor.is_floating_point() else tensor.double() for tensor in (new, base))
     dtype = narrower(new.dtype, base.dtype)
     distance = gap(new, base)
@@ -246,8 +245,7 @@ _MOST_VALUES = 64  # values compared per unit: enough to distinguish units
 
 
 def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], tolerance: float) -> list[str]:
-    """Return the causes of the difference in step `first`, the likeliest first; `differing` names the weights that
-    differ."""
+    """Return the causes of the difference in step `first`, the likeliest first; `differing` are weights that differ."""
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
         return ["the inputs already differ, so later steps show nothing about the block"]
@@ -428,8 +426,7 @@ def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
 
 
 def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Return whether two matrices are equal up to rounding; False if they contain NaN or Inf, which would hide
-    differences."""
+    """Return whether two matrices are equal up to rounding; False for NaN or Inf, which would hide differences."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
     return gap(a, b).relative <= max(tolerance, 1e-12)

@@ -1,4 +1,5 @@
-"""Write and read files that contain named tensors and a record: .safetensors, .npz or .json. Tensors move one by one.
+"""Write and read files that contain named tensors and a record: .safetensors, .npz or .json. Tensors are processed one
+by one.
 
 No tensor is copied in full while it is written, unless the file cannot store its dtype (bf16 in .npz and .json becomes
 float32, which is exact). Files are checked before they are read: sizes are checked before anything is allocated;

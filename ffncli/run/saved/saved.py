@@ -60,8 +60,7 @@ class SavedStep:
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """For a step inside an expert: (the name of the experts step, the expert's number, the step's name in the
-        program)."""
+        """For a step inside an expert: (the experts step's name, the expert's number, the name in the program)."""
         outer, expert, name = self.name.split(".", 2)
         return outer, int(expert), name
 
@@ -150,8 +149,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """Return the names of the tensors that a trace must keep to be saved: the block's, and those inside requested
-    experts."""
+    """Name the tensors that a trace must keep to be saved: the block's, and the tensors inside requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):

@@ -52,8 +52,7 @@ class TextClaim:
 
 
 def claims() -> tuple[TextClaim, ...]:
-    """Run all five texts and return every claim that can be checked. Raise FFNError if this machine cannot run the
-    texts."""
+    """Run all five texts and return every claim that can be checked. Raise FFNError if this machine cannot run them."""
     items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)

@@ -1,5 +1,4 @@
-"""Questions and answers on the Transformer: BERT's block, its size compared with attention, widths, slopes, its
-position."""
+"""Questions and answers on the Transformer: BERT's block, its size relative to attention, widths, slopes, position."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check parameters, the share of the layer, wider and narrower blocks, ReLU compared with GELU, position in the
-    layer."""
+    """Check parameters, the share of the layer, wider and narrower blocks, ReLU and GELU, position in the layer."""
     models = [model for name in catalog.names() if (model := catalog.find(name))]
     return (*_parameters(ready), *_share(models), *_widths(ready), _balance(models), *_slopes(), _and(), _place(ready))
 

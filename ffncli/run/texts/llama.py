@@ -25,8 +25,7 @@ ROUNDING = 1e-5  # rounding error of float32 sums over 11008 terms
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check names, the merge-add, the norm, the split over nodes and the bytes sent, ratios, formats, and the effect of
-    Q80."""
+    """Check names, merge-add, norm, the split over nodes and the bytes sent, ratios, formats, and the effect of Q80."""
     tensors = intermediates(ready)
     split = rank_trace(ready.steps, ready.weights, ready.inputs, Ranks(NODES), tensors, show=1)
     return (

@@ -80,8 +80,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Compare a step-by-step run with one call of nn.Module: without dropout, with the same mask, and with different
-    masks."""
+    """Compare a step-by-step run with one call of nn.Module: without dropout, with the same mask, with another mask."""
     x = tensors["x"]
     with torch.random.fork_rng(devices=[]):  # nn.Linear and nn.Dropout draw from torch's own generator
         module = _module(ready.weights)

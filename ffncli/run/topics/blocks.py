@@ -327,8 +327,7 @@ def _partial_sums(tiny: TinyRun, ranks: Ranks) -> tuple[list[list[float]], list[
 
 
 def _journeys(tiny: TinyRun, ranks: int, each: int) -> list[tuple[int, int, str, str, int]]:
-    """Return (token, rank of the token, its experts, ranks of the experts, number of vectors sent), heaviest experts
-    first."""
+    """Return (token, its rank, its experts, the experts' ranks, number of vectors sent), heaviest expert first."""
     import torch
 
     from ffncli.run.engine.sharded import tokens_of_rank

@@ -199,8 +199,7 @@ def unit_topic(line: TopicLine) -> Topic:
 
 
 def _keeps(name: str, known: Facts) -> list[str]:
-    """Say how much of 2 and of -2 the function lets through; empty unless both shares are from 0 to 1 and the second is
-    lower."""
+    """Say how much of 2 and -2 the function passes; empty unless both shares are within 0 and 1, and -2's is lower."""
     f = curve(name).f
     high, low = f(2.0), f(-2.0)
     if not 0.0 <= low / -2.0 <= high / 2.0 <= 1.0:
