@@ -11,8 +11,6 @@ Limits: one machine's wall time, with whatever else it does; nothing is compared
 The exit code is 1 where a mark is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -14,8 +14,6 @@ reports no difference. What is `not counted` has a reason: it has no FFN, it can
     python -m benchmarks.architectures [--save FILE]
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence

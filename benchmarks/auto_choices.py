@@ -11,8 +11,6 @@ two; where a call of eager takes more than a fifth of a second, another is drawn
     python -m benchmarks.auto_choices --summary FILE
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Sequence

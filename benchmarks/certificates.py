@@ -10,8 +10,6 @@ Limits: one machine, one block. Bits depend on the libraries and on the processo
     python -m benchmarks.certificates [--save FILE]    # continues FILE
 """
 
-from __future__ import annotations
-
 import argparse
 from itertools import product
 

@@ -4,8 +4,6 @@ make claims                                        # writes docs/claims.md
 .venv/bin/python -m benchmarks.claims              # to standard output
 """
 
-from __future__ import annotations
-
 import sys
 
 from benchmarks import conv1x1

@@ -12,8 +12,6 @@ Limits: one machine. The input is [tokens, d_model] for both; the convolution re
 `make claims` quotes benchmarks/results/conv1x1.csv.
 """
 
-from __future__ import annotations
-
 import argparse
 from itertools import product
 

@@ -19,8 +19,6 @@ Limits: one machine, one model, CPU. The bare loop's model is `AutoModel` of the
 --texts are those of each round, --corpus the prompts of the run whose memory is taken, in a process of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

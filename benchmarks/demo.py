@@ -9,8 +9,6 @@ because it computes the gate in float64, and `ffn bench --fail-if-slower 3%`.
 The text goes between the markers of the file (docs/demo.md is made where it is missing). About 4 minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -14,8 +14,6 @@ Limits: all of it on one machine, and without SLURM itself. Seconds are those of
 --only has shards, ray and slurm; --whole FILE.csv is a whole run that is there already; --cases is an even number.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -12,8 +12,6 @@ times top_k), where one call takes seconds on a CPU. --max-time is seconds of a 
     python -m benchmarks.grouped --summary FILE
 """
 
-from __future__ import annotations
-
 import argparse
 from itertools import groupby, product
 

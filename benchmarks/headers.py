@@ -17,8 +17,6 @@ the headers.
 The exit code is 1 where a limit is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -11,8 +11,6 @@ larger share than in large ones. `--source DIR` measures a real one. --max-time 
     python -m benchmarks.in_model --summary FILE
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from itertools import product

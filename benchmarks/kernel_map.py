@@ -27,8 +27,6 @@ prepare, are timed in three processes, and without onednn, packed and conv1x1.
 --max-time is seconds of a case; --most leaves out cases whose calls take longer, in seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random

@@ -9,8 +9,6 @@ costs is in every arm and cancels. The ratio of `slow` to `base` is 1.05 whateve
 a thread for every core.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -19,8 +19,6 @@ does not drop its cache. MB and GB are powers of ten.
 The exit code is 1 where a peak is above its limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

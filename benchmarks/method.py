@@ -27,8 +27,6 @@ Limits: repeats over shapes of one invocation share its worker processes, though
 The exit code is 1 where a mark is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

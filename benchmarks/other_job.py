@@ -3,8 +3,6 @@
 with other_job(): ...
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

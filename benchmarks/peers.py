@@ -17,8 +17,6 @@ Limits: warm caches. Nearly all of a counter's time is importing torch, which is
 A counter that is not installed or does not run is named and left out. The exit code is 1 where a limit is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -13,8 +13,6 @@ All is measured in one run of this script: a machine that another job slows down
 The exit code is 1 where the median of the error's size is above 25 %.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

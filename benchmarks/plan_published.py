@@ -13,8 +13,6 @@ Limits: the sources' figures are as good as they are; most are kernels in a loop
 The exit code is 1 where the median of the error's size is above 20 %.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import statistics

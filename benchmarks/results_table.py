@@ -9,8 +9,6 @@ of kernels whose whole interval lies below. Of a kernel that was measured severa
 result counts.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys

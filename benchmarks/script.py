@@ -4,8 +4,6 @@ A script states its question and its limits in its docstring, measures rows that
 rows that are. It asks `ffn` as a user does: by a command line, an exit code, and the files that this leaves.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

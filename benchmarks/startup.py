@@ -18,8 +18,6 @@ whose versions are printed. `bare again` is the yardstick against itself: what i
 The exit code is 1 where a median ratio is above its limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -16,8 +16,6 @@ What: tiny blocks (tokens x d_model x d_ff), eager and packed.
 exit code is 1 where a mark is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

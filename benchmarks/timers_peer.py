@@ -3,8 +3,6 @@
 A request is one JSON object on standard input, the answer one on standard output; see `main`.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

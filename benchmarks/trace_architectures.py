@@ -15,8 +15,6 @@ and run. transformers' own model runs once on random tokens:
     python -m benchmarks.trace_architectures [--save FILE]
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 

@@ -20,8 +20,6 @@ Limits: Linux only. The file cache is warm: from a cold disk both take longer by
 The exit code is 1 where a limit is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

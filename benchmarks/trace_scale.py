@@ -24,8 +24,6 @@ powers of ten.
 --scale is of d_model, d_ff and tokens, 0.25 is quick; --threads 0 is torch's choice.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

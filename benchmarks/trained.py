@@ -15,8 +15,6 @@ Limits: the first prompts of benchmarks.corpus, a few layers for lens and ablati
     python -m benchmarks.trained --encoder DIR/.../model --decoder DIR/.../SmolLM2-135M-Instruct.Q4_1.gguf [--save FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

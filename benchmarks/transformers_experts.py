@@ -3,8 +3,6 @@
 Its module with the weights of the block, and each of its `experts_implementation`s that needs no other package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -9,8 +9,6 @@ how long a run took. A mask keeps the kind of a value: a number that
 becomes null is a change.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io

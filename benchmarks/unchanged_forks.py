@@ -8,8 +8,6 @@ signal that ended it). What a command changes in its process is gone with the fo
 checkout that it lies in, for ffncli is the other's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

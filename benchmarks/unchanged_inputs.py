@@ -3,8 +3,6 @@
 All is drawn from fixed seeds and written without ffncli, so that two versions of it read the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -18,8 +18,6 @@ share a folder with `my-model`, a tiny checkpoint. A comment on the line before 
     <!-- not run: WHY -->
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

@@ -1,7 +1,5 @@
 """`my-model` and `my-mixture`: the tiny Llama and Mixtral checkpoints with random weights that the manual reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 The scripts that measured the files in benchmarks/results also summarise them as these tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -5,8 +5,6 @@
 Text stays text, so that it can be searched and copied, and no font is fetched from anywhere.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

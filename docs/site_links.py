@@ -1,7 +1,5 @@
 """A hook of MkDocs: links to files of the repository that are no pages (`../README.md`) lead to copies in the site."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ outside the timed section. The number outlives a worker that ends or hangs, so t
 running.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

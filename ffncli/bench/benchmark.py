@@ -1,7 +1,5 @@
 """`ffncli.benchmark`: run what `ffn bench` runs, on this machine."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Start workers: a separate process for every repetition, in which every setting is fixed before torch is loaded."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Test the gate on known differences: it must fire on a real slowdown, and only then."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path

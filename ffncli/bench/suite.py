@@ -4,8 +4,6 @@ the results.
 Nothing here imports torch; only the workers do. `new_run` and `resumed` lock the files that receive the results.
 """
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ Kimi-K3 and Inkling-2 bound the linear factors by tanh. A limit is never a separ
 into the fields of `steps.Activation`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@ experts costs one multiply per expert and the adds between them. `params` counts
 the router, learned activation parameters; norms are counted separately, and only if no other branch reads their output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

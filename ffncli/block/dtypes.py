@@ -10,8 +10,6 @@ a latent width are not packed. `other_bytes` is 4 in ggml's formats (llama.cpp w
 in the others (checkpoints keep these parameters in bf16).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

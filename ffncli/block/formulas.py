@@ -4,8 +4,6 @@ SCALAR provides the same names for Python floats, so that one formula serves bot
 Under SCALAR, large arguments saturate as in torch instead of raising OverflowError.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """FFNSpec, the choices that define a block; `steps`, which makes them a list of assignments; its variants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from sys import float_info

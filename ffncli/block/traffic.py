@@ -15,8 +15,6 @@ memory traffic overlap completely, so that the slower of the two is the floor. I
 byte equal the hardware's ridge point, its peak rate divided by its bandwidth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

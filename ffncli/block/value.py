@@ -2,8 +2,6 @@
 steps hold a block's hidden units, and which of their values count as near zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

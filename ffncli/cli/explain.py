@@ -1,7 +1,5 @@
 """`ffn explain`: a topic, or the list of all topics, as JSON, CSV (its numbers) and a readable page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated

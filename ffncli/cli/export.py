@@ -1,7 +1,5 @@
 """`ffn export`: writes a block in another form, and shows what was written as a page, JSON and CSV."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

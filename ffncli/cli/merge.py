@@ -1,7 +1,5 @@
 """`ffn merge`: what was merged, what is missing and how to measure it, then the rows in the form of `ffn bench`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows

@@ -1,7 +1,5 @@
 """`ffn models`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Annotated
 

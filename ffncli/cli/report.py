@@ -1,7 +1,5 @@
 """`ffn report`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 

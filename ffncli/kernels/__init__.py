@@ -1,7 +1,5 @@
 """WAYS to compute a block: kernel name → module, loaded on first use. A new kernel is one file and one line here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 

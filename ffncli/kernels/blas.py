@@ -7,8 +7,6 @@ mkl: MKL packs the float32 weights once, whereas F.linear lets MKL pack them in 
 certain number of tokens, so the first call with each number of tokens packs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """conv1x1: every Linear as a convolution of width 1 over [batch, d_model, tokens], which computes the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

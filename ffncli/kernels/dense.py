@@ -6,8 +6,6 @@ torch. They are independent of the formulas in `block.activations`, so that each
 without either runs its formula.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """eager: the block in plain torch functions, as a user would write it by hand; the baseline of every comparison."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -8,8 +8,6 @@ int8, int4: weights have fewer bits; x and all intermediates stay in the block's
 With few tokens, most of the time is spent reading the weights, which need only a half or a quarter of the bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 

@@ -3,8 +3,6 @@
 Forward only: values that a backward pass needs are overwritten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ computes gate, up and the activation in one product (CuTe DSL).
 All of them compute gated units, without the limits and scales that some models add.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import partial
 from importlib import import_module

@@ -4,8 +4,6 @@
 compares the steps with.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ weights once if it may freeze them, but only for 16-bit dtypes; for float32 it s
 multiply 16-bit numbers, these kernels compute in float32. Forward only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

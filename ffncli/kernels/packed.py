@@ -1,7 +1,5 @@
 """packed: gate and up are one matrix, so that x is read once and one larger product replaces two products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

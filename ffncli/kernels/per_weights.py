@@ -5,8 +5,6 @@ If a library cannot multiply 16-bit numbers, weights are converted to float32 on
 but one at a time: on a processor with only AVX2, at an eighth of float32's rate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeAlias, TypeVar
 from weakref import ref

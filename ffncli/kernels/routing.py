@@ -1,7 +1,5 @@
 """Mixtures of experts in plain torch: the router chooses, each chosen expert computes its tokens, a sum weighs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -1,7 +1,5 @@
 """The catalog: known models by their usual names, each with its source."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

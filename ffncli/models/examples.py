@@ -4,8 +4,6 @@ Whatever a text specifies is stored here (dimensions, some input values, or all 
 the block runs, and `evidence` says so.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace

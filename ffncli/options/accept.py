@@ -1,7 +1,5 @@
 """What options accept: converters for both shell text and Python values, with the words that describe the values."""
 
-from __future__ import annotations
-
 import operator
 import os
 import re

@@ -7,8 +7,6 @@ Options are named by their fields; a rule with several options applies to each o
 option with that value (or with that value among several), `passes!=forward` an option with any other value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Options that several commands share, each with a single meaning: annotated types for the fields of option records."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias

@@ -1,7 +1,5 @@
 """`ffncli.report` and `ffn report`: write a page, or a trace of events."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,6 @@
 """Turn JSON answers into sections: records and a table for `ffn verify` (a certificate, or its checks) and `ffn
 compare`; charts over the layers for `ffn trace --layer all`, `ffn trace --prompts` and `ffn experts`."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ An expert becomes ordinary steps: `received` selects the rows of the expert's to
 under the names that a trace prints (`experts.3.gate`), and `experts` adds up the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Trace where the numbers of a heat map come from: the position of each cell's value, and the numbers that it was
 computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Turn results of `ffn bench` into sections of a page. One result has ratios, times, roofline, errors, rounds, a table
 and the machine; a pair of results has the ratios of their times, with intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 block all its numbers, which can be edited.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

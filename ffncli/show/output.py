@@ -4,8 +4,6 @@ A terminal gets output through rich; a pipe or a file gets the same content as p
 without escape codes.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -2,8 +2,6 @@
 above zero and a to i below, or half blocks in a terminal with colours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

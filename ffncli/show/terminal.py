@@ -1,7 +1,5 @@
 """Parts on a terminal, printed by rich."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Literal, TextIO

@@ -2,8 +2,6 @@
 an interval, as one line of characters (`encodable` replaces them by ASCII).
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ the file system; tests pass another folder. https://docs.kernel.org/admin-guide/
 .../cgroup-v1/memory.html and https://docs.kernel.org/scheduler/sched-bwc.html.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

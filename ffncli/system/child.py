@@ -4,8 +4,6 @@ Its output is passed on to stderr up to a limit, so that a flood fills no termin
 memory are read from Linux's /proc; on other systems they are unknown.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

@@ -2,8 +2,6 @@
 through git without touching the working tree.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

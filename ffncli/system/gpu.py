@@ -10,8 +10,6 @@ torch reports, because CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. 
 provide is None.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ Rates are for dense products. Only whole names match: `NVIDIA GeForce RTX 4070 T
 laptop's RTX 4090 is a different chip.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

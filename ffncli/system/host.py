@@ -6,8 +6,6 @@ root of the file system; tests pass another folder. Benchmarks that run at the s
 core has a lock file in a folder of the user, and the system releases a lock when its process ends, for whatever reason.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The packages that ffn needs: minimum versions, which are installed, and the error if one is missing or broken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

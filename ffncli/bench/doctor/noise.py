@@ -10,8 +10,6 @@ less: it has no small product timed against itself, and no blocks of identical c
 needs.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

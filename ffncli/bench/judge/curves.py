@@ -1,8 +1,6 @@
 """Derive records from several rows of a result: a kernel's speed as one size changes, its speed-up on more threads, and
 the share of a block's time that each step takes. Pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log

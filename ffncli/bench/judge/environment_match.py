@@ -5,8 +5,6 @@ differ only in their names. The recorded hardware and software decide; different
 anchor shows whether the machine runs as fast as before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ can be raised by an option. A kernel that exceeds a limit loses its own row; its
 are measured again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Estimate the device memory that a case needs from its sizes, and find options that would fit if that is too much."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod

@@ -1,7 +1,5 @@
 """`paired` compares the times of two kernels in the same rounds, with an interval over processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, log1p

@@ -15,8 +15,6 @@ last-level cache of these bytes is subtracted before the memory time is computed
 only limit. The columns `bytes` and `gbytes_per_s` still cover all compulsory bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

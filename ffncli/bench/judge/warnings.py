@@ -1,8 +1,6 @@
 """Warnings, which are reasons to trust a ratio less: their stable codes, and what to do about each. A warning never
 drops a row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import ceil, exp, expm1, log, log1p

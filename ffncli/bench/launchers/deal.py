@@ -4,8 +4,6 @@ A case is the smallest unit of distribution: all its kernels and processes run i
 from one machine. Answers are stored in the journal; a case that is lost with its machine is queued again.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

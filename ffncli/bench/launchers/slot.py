@@ -5,8 +5,6 @@ Task and answer are JSON texts, so any launcher can transport them; the parent c
 Slots are places on other machines that each measure one case at a time.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import tempfile

@@ -1,7 +1,5 @@
 """Counters: what the operating system did during a block of calls, read outside the timed section."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ Values that a card or driver does not provide are None. Limits of the GPU that h
 `system/gpu.py`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress

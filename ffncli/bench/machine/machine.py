@@ -5,8 +5,6 @@ Parts that do not need torch are in `system/host.py`; they are also exported her
 module.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import hashlib

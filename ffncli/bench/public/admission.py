@@ -6,8 +6,6 @@ definition is compared with the definition. Someone who invents the blocks too c
 is measured again.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,8 +13,6 @@ dtypes, only the rounding of every step has their eps, while sums have the eps o
 · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Plain values, tensors, lists, mappings and four records can be sent. Since a wor
 checked against annotations before it is used.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields

@@ -1,8 +1,6 @@
 """The grid of a benchmark, the cases that it expands to, and the complete request: built, checked, and stored as
 JSON."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

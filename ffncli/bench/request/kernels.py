@@ -1,8 +1,6 @@
 """Choose the kernels that a benchmark compares; users' files are parsed but not run. Also read the certificates of `ffn
 verify --referee` that its rows name; each must certify a file that the benchmark runs."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ cases, which are neighbours in a grid, are spread over the parts. All kernels of
 never compares machines. Part 3 of 8 equals parts 3 and 11 of 16 together.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The options of `ffn bench` other than its cases, and which of them contradict or need each other."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ suite.
 A suite's file is its definition: its SHA-256 is in every result, and a run does not use the catalog of models.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

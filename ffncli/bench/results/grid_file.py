@@ -5,8 +5,6 @@ The file contains the request with all cases, as in a journal, and the number of
 a grid.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ journal: a unit without a line was not finished, so its blocks are cut off. The 
 when its last process has finished; a resumed run rewrites that file from the units. The journal is deleted at the end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ the inputs are only read, and inputs that could only be merged by choosing betwe
 grids) are rejected by name. The merged files are written completely or not at all, and can be merged again.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The bare matrix products of a block, in torch, without the steps between them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Clock: times a block of calls. All measuring code takes a clock as an argument, so that tests can pass their own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from itertools import repeat

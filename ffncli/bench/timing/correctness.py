@@ -6,8 +6,6 @@ This module checks what only the calling process can see: the type of the return
 kernel writes to.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import AbstractContextManager
 

@@ -8,8 +8,6 @@ a kernel cannot look it up or count up to it; and a stored answer goes to the re
 from os.urandom.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

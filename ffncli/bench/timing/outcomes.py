@@ -1,7 +1,5 @@
 """Turn the exceptions that end a kernel, its own and ours, into a status and one line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """One arm's kernel with its own buffers: the call that a block repeats, and the output of the last call."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

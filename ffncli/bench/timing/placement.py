@@ -4,8 +4,6 @@ The addresses of buffers change times by a few per cent (through shared cache se
 4096 bytes away). So every arm gets its own buffers, and new ones at every placement, at random offsets.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

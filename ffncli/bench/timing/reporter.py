@@ -1,7 +1,5 @@
 """REPORTER: a worker's reports to its parent while it measures; in any other process they go nowhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

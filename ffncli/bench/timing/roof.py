@@ -1,7 +1,5 @@
 """measured_roof: this machine's best rates, measured in the process that times the kernels, in about half a second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """measure: time one case in one process, in placements of rounds of blocks, in balanced order, until precise enough."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

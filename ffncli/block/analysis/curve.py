@@ -1,7 +1,5 @@
 """An activation of one Python float: its curve, extremes and zeros, and integrals over a normally distributed x."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

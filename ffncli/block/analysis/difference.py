@@ -1,7 +1,5 @@
 """How far apart two activation functions are, in exact arithmetic and after rounding to a number format."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

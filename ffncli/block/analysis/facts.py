@@ -1,7 +1,5 @@
 """The facts that `ffn activations` reports on one function, as a record; and checks of values stated for a function."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

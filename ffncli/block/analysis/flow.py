@@ -1,7 +1,5 @@
 """The flow of dimensions through a block, as text: `x 512 ──W1──▶ up 2048 ──gelu──▶ act 2048 ──W2──▶ down 512`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

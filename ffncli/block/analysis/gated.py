@@ -7,8 +7,6 @@ Gate and up are assumed to be independent and normal, N(0, std²) each, as two p
 initialisation; hence every moment of a(g) · b(u) is a product of two integrals over one variable.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

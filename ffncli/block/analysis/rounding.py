@@ -2,8 +2,6 @@
 normal distribution; how far rounding alone may move a block's output from its float64 value. Needs no torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`ffn activations`: the command, checks that exit with 1, and plots of curves, slopes and differences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

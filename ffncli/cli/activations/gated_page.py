@@ -1,7 +1,5 @@
 """Gated units on the page of `ffn activations`: rows for JSON and CSV, and readable tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields

@@ -1,7 +1,5 @@
 """A benchmark's progress, here and on other machines: a bar in a terminal, otherwise a line now and then."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The shells call `ffn` through the scripts of `ffn --show-completion`, which come
 here, because Typer's own code would load every command and, for zsh and fish, rich.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The two help pages of a command: `-h` shows the options for daily use, `--help` shows all options in groups."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

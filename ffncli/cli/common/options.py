@@ -2,8 +2,6 @@
 its rules for one and for many texts.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rows of `ffn bench` as lines of text: ratios, verdicts, rates, remarks, what bounds a case, the command of a run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

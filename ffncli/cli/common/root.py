@@ -4,8 +4,6 @@ In an `OnceCommand` repeated list options accumulate, and repeating any other op
 silently dropped.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass

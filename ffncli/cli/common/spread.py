@@ -9,8 +9,6 @@ It also provides shell completions for option values, by the names that `Opt.com
 imported only when a shell requests the list.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields

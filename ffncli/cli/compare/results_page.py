@@ -1,7 +1,5 @@
 """The page of `ffn compare` for results: the verdict in words, failures, rows, and what was and was not compared."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

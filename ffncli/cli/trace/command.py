@@ -1,7 +1,5 @@
 """`ffn trace`: one layer, one row per layer, or every layer over many texts."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ adds their partial sums in a fixed order, so that every call returns the same bi
 with other tiles. Forward only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial

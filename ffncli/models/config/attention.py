@@ -7,8 +7,6 @@ row for it in `config.non_ffn`, the whole-model count includes it; otherwise its
 specifies it. Facts: transformers 5.23 `modeling_*.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice

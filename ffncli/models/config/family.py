@@ -4,8 +4,6 @@ This module also has building blocks for mixtures of experts: rules for which la
 arguments of `MoE`, read from a config), and limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat

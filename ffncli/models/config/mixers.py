@@ -5,8 +5,6 @@ Facts: transformers 5.23 `modeling_*.py`. Kimi-K3's gates and residuals are from
 shapes, as listed by implementations (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -9,8 +9,6 @@ layout. Text tokens never pass through these FFNs, so they are not counted with 
 determines their size.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -8,8 +8,6 @@ flags). Any other field is unknown: in the text model's config, it raises an err
 config, it causes a note.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Plan a model for accelerators, splits, formats and token counts, and find the cheapest split that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Weights are counted in the requested format; by default in the stored format, or in fp32 if it is unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

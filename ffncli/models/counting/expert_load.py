@@ -5,8 +5,6 @@ replacement, with probabilities proportional to r^-S for popularity rank r, as i
 choose independently.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ plain block's d_ff.
 The rule is from Shazeer (2020, arXiv:2002.05202); Llama's code also rounds up to a multiple of 256.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ffncli.block.analysis.gated import GatedUnit

@@ -9,8 +9,6 @@ all-to-alls: dispatch sends a token's row to the rank of each chosen expert, and
 counts are expected values with all experts equally likely; tokens for an expert on the same rank are not sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod

@@ -7,8 +7,6 @@ collectives are added. Under expert parallelism (ep), tokens are also split over
 waits for the rank with the most work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

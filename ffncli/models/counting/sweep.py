@@ -1,7 +1,5 @@
 """Sweeps such as `--sweep d_ff=1x,2x,4x`: one block or model for every combination of the requested values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

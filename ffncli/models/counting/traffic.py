@@ -2,8 +2,6 @@
 time according to an accelerator's data sheet, and whether the accelerator can hold the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

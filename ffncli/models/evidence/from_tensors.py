@@ -7,8 +7,6 @@ architecture is a known family under another name, the metadata are converted to
 supplies the rest; whatever the tensors do not confirm stays unknown.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

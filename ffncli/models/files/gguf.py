@@ -5,8 +5,6 @@ The `gguf` library provides the tensor formats and their block sizes. Our own co
 numbers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -7,8 +7,6 @@ accepts every header that the quick path accepts, with the same result. For the 
 files, the quick path takes 108 ms, as long as json.loads alone; the careful path takes 560 ms.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ pydantic would be an additional package for what `typing` already describes, and
 whole `ffn params`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ on digits in names, so expert numbers may be replaced by a sign. Sources: the wr
 bitsandbytes, compressed-tensors, torchao, ModelOpt) and the readers in transformers' integrations.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 tensors of a layer, in which a block's parameters are looked up.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ replacement. A layer with any other tensor is skipped. Norms of queries, keys an
 (`config.non_ffn`), norms of the residual stream count as norms of the layer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ d_ff, gate and up are stored together. The result is a second opinion: it uses n
 d_model only if the file does not show a matrix's orientation.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The options of `ffn activations`: compare functions and gated units with each other, or on a model's own inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

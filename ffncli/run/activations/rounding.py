@@ -1,7 +1,5 @@
 """An activation's rounding error: its value in a low precision compared with the exact value at the same x."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

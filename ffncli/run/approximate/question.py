@@ -1,7 +1,5 @@
 """The question of `ffn approximate`, checked and expanded into cases of one block each, without importing torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Run texts in batches through a model, with hooks on every FFN."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The questions of `ffn trace --prompts` and `ffn experts`: options, model and layers. Does not import torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

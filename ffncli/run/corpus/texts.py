@@ -1,7 +1,5 @@
 """The texts of a corpus: lines of a text file, objects of a .jsonl file, standard input, or a list."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -6,8 +6,6 @@ memory. `function` turns a row of the activation table into a torch function: th
 otherwise the row's own formula.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Names in memory differ from names on disk (since transformers 5, experts share o
 so the FFN is recognised again from the tensors in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile

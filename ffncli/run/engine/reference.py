@@ -2,8 +2,6 @@
 at a time; and detection of tokens that rounding sends to other experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ All ranks complete a step before any rank starts the next, so a collective finds
 weights are views of the whole weights, not copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 torch is imported inside the functions, because OpenMP reads the policy only once, when torch loads it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Running a block and recording every intermediate as figures, including figures on hidden units."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod

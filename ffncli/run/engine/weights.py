@@ -1,7 +1,5 @@
 """Weights for a block, in canonical names and shapes: drawn as torch draws them, or read from the model's files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The functions start from the numbers that the step read (inputs and weights, alr
 from the step's results only by the rounding errors of that step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

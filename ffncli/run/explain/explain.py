@@ -1,7 +1,5 @@
 """Explaining how one number of a trace, or of a router's choice, was computed, up to the traced value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

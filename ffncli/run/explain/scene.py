@@ -1,7 +1,5 @@
 """Places in a trace, `up[0,3]` or `experts.3.gate[0,5]`: the step that computed the number, and what it read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

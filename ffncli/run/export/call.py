@@ -1,7 +1,5 @@
 """`ffncli.export`, the call behind `ffn export`: writes a block in the format of another program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

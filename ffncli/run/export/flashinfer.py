@@ -7,8 +7,6 @@ requires that arguments have the names of the inputs. Neither program has a fiel
 relative to the largest value, so these figures are in a folder `figures`, which both ignore.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

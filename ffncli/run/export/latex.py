@@ -1,7 +1,5 @@
 """The form latex: the block's formulas with shapes, and a small table of its cost, for \\input in a paper."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any

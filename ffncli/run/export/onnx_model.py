@@ -5,8 +5,6 @@ float64. An activation becomes the operator with its name if opset 20 has that o
 formula. GELU in float64 is also a formula, because its operator is defined with float32 constants. Source: onnx 1.23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any

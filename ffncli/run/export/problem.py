@@ -1,7 +1,5 @@
 """The subject of an export: the block's steps, workloads and tolerance. This file must not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

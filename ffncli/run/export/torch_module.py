@@ -1,7 +1,5 @@
 """The form torch: a Python file with an nn.Module, its reference in float64, its workloads and its tolerance."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Load a whole transformers model, and find the modules and the weights of its FFNs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

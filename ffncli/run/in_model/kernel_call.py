@@ -1,7 +1,5 @@
 """A kernel as a function f(x): built once, for one block, device and dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock

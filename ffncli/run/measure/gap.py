@@ -4,8 +4,6 @@ Tensors are read once, in pieces. A unit in the last place (ulp) is the distance
 format.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

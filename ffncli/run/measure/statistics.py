@@ -4,8 +4,6 @@ A wide intermediate has gigabytes, and reading it dominates the cost. So memory 
 compared and counted while it is in the processor's cache, and nothing as large as the tensor is ever allocated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The run ends right after the last requested FFN. Later layers are neither loaded nor computed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress

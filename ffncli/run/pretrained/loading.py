@@ -8,8 +8,6 @@ a vocabulary of 49,152). It also builds gguf's table of names for each submodule
 does not have. With `shared_reader`, a file is parsed once, a table is built once, and these layers are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

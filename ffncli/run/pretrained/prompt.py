@@ -1,7 +1,5 @@
 """A model's text input, and the layers that a prompt can reach. This file must not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

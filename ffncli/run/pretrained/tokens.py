@@ -1,7 +1,5 @@
 """The tokens of a prompt: their ids, their texts, and the positions to trace."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The effect of changing one layer's FFN: on each step of the block, and on the whole model's prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

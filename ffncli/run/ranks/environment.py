@@ -1,7 +1,5 @@
 """This process's place among ranks, from torchrun's variables. Every command reads it, so it imports no torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Joining the other ranks of a run, and reporting lost ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """A split block in one process: each rank's weights, steps and traffic, and their sum against the whole block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -4,8 +4,6 @@ Only rank 0 prints; if several ranks have an error, only one prints it. Local ra
 started by torch's elastic launcher, as torchrun does.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The store of a run's ranks (torch's TCPStore, on torchrun's agent or rank 0): who has joined, who has failed."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from datetime import timedelta

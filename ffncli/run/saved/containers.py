@@ -6,8 +6,6 @@ float32, which is exact). Files are checked before they are read: sizes are chec
 pickles and compressed data are refused.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Saved traces: the tensor of every step in one file, with the block's description, so that traces can be compared."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Check the founding texts: compute each statement about a block, and give a verdict on it, for docs/claims.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Questions and answers on the Transformer: BERT's block, its size relative to attention, widths, slopes, position."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Notes on the feed-forward layer: why it is not linear, its form as convolutions, and the final layer of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

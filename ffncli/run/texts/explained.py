@@ -1,7 +1,5 @@
 """The step-by-step explanation: GELU(X·W1 + b1)·W2 + b2, 512 → 2048 → 512, and one vector of the word "Hello"."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 import torch

@@ -1,7 +1,5 @@
 """One fact of a text, and the functions shared by several texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

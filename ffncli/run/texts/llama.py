@@ -1,7 +1,5 @@
 """A guide to the feed-forward block of an engine that runs Llama on several nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

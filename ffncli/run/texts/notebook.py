@@ -1,7 +1,5 @@
 """A notebook that steps through a tiny block: Linear(4 → 8), ReLU, Dropout(0.1), Linear(8 → 4), on arange(24)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import comb

@@ -1,7 +1,5 @@
 """`ffncli.explain`: find a topic by name, and return its text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from ffncli.block.activations import CANONICAL, LIMITED, TABLE

@@ -1,7 +1,5 @@
 """The way from a vector to logits: the norms of an FFN's branch, the model's final norm and its head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The options of a trace, the rules between them, and a question's subject, which needs no torch."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Choices of a router and a sampler: the experts of each token, the load of the experts, the top-k and top-p sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

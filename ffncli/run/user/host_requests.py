@@ -1,7 +1,5 @@
 """The requests to a kernel's host process, and the places of tensors in the memory that it shares with its parent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

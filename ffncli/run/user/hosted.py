@@ -5,8 +5,6 @@ Inputs and weights lie in memory shared by both processes, so the judging proces
 uses only the output of the kernel's process, and trusts no other statement from there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -7,8 +7,6 @@ disables gradients. A kernel that computes in fewer bits than the dtype has decl
 `computes` ("fp8-rowwise").
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import inspect

@@ -5,8 +5,6 @@ The module is one block (`my.py:FeedForwardBlock`); a model of several layers (`
 found by parameter names; or a transformers model in memory, whose blocks are described by its config.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

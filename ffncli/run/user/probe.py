@@ -1,7 +1,5 @@
 """Running a module of unknown structure: finding its input layout, and recording its output with known parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

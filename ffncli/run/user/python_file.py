@@ -1,7 +1,5 @@
 """Executing a user's Python file, and finding the arguments for its class among the dimension options."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import os

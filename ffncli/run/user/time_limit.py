@@ -8,8 +8,6 @@ The command line sets a limit; a library call has none unless its caller sets on
   later, by a signal whose handler is the C library's `_exit`, which needs neither Python nor its lock.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ the steps.
 `kernels/module.py` is separate on purpose: it is a kernel to be timed, built from the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

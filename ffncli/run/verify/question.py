@@ -1,7 +1,5 @@
 """The options of `ffn verify`, and its checks with their statements. Help reads it, so it imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated

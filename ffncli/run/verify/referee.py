@@ -1,7 +1,5 @@
 """The referee: a verdict on one kernel before it is timed. REFEREE_CHECKS lists its checks in order."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 

@@ -2,8 +2,6 @@
 with their costs; a histogram.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Plot: curves over one axis, before any rendering; and axes, which map values to positions and choose round labels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

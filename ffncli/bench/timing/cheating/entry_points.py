@@ -7,8 +7,6 @@ all kernels share. A new attribute does not count as a change, since modules are
 inherited or built-in attribute.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Inspector: finds what users' kernels replaced and how they get their answers; it costs nothing without them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Each probe raises WrongResult for what it finds. Times are compared within this process, by the minimum over many calls.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

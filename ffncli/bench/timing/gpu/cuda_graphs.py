@@ -8,8 +8,6 @@ ways of launching. If one arm cannot be captured (its routing reads data, or it 
 calls, and a note says why; with `--launch graphs`, that arm is left out instead.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ short race, a host that takes the processor away for a moment must not decide. N
 verifies the chosen kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle

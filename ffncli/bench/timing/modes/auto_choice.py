@@ -3,8 +3,6 @@
 A choice is valid for one processor or GPU, one set of versions and one case, which together are its key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ its inputs and weights in a different cache state than in the block, and the blo
 steps.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Every arm calls the same model; before a call, untimed, the kernels are put in p
 all parameters new memory; the kernels then prepare their weights again during the untimed lead-in calls.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ Power is the energy counter's difference over a turn. `nvmlDeviceGetPowerUsage` 
 cards; a turn lasts a third of that, so it would mix both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, fsum, log

@@ -6,8 +6,6 @@ If only one rank meets an error while the others wait for it in a collective, th
 their wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce

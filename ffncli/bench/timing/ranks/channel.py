@@ -4,8 +4,6 @@ use.
 Every method is called by all ranks in the same order, and each rank waits for the others.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from datetime import timedelta

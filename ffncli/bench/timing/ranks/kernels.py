@@ -4,8 +4,6 @@ A kernel that computes any block also computes a rank's part of one, because `bl
 smaller blocks and one all-reduce of their outputs. `dtensor` is the block as split by `run/ranks/parallel.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Each kind of model has its own file of rows. Facts: transformers 5.23, `configuration_*.py` and `modeling_*.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, routers

@@ -5,8 +5,6 @@ Most composites contain a model that has a row elsewhere, so they need no row he
 counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

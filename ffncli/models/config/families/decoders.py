@@ -2,8 +2,6 @@
 depth and often their own d_ff (PAIRS).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod, sqrt

@@ -5,8 +5,6 @@ Towers whose blocks equal another family's blocks are aliases of that family. De
 so they are in MEDIA.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace

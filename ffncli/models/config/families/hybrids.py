@@ -1,7 +1,5 @@
 """Hybrids: stacks whose layers differ in width, or of which some have no FFN (Mamba next to attention, ...)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from ffncli.errors import FFNError, shown

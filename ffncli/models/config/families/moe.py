@@ -1,7 +1,5 @@
 """Mixtures of experts: the layers that have experts, the routing of tokens, and what runs next to the experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 

@@ -5,8 +5,6 @@ space, are surrounded by norms, or share a bias.
 Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`, `modeling_zaya.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from ffncli.block.activations import Limits, hard_limits

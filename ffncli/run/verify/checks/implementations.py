@@ -1,7 +1,5 @@
 """Other ways to compute the block that must agree with its steps: an nn.Module, kernels, shards."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ misreading agrees with it, the row names that misreading.
 The check adds tokens until every expert is reached, because an expert without tokens does not affect any output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf

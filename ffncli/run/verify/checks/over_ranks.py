@@ -1,7 +1,5 @@
 """The check of a block split over processes against the whole block in one process."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

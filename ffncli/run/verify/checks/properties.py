@@ -1,7 +1,5 @@
 """Properties of every block: tokens are independent, without activation it is one matrix, zero stays zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
