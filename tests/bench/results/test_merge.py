@@ -357,9 +357,9 @@ def test_a_cut_rounds_file_is_refused_and_nothing_is_written():
         (lambda grid: grid.pop("parts"), "p1.grid.json: it has no field parts"),
         (lambda grid: grid.update(extra=1), "p1.grid.json: it has the unknown field 'extra'"),
         (lambda grid: grid.update(request=[]), "p1.grid.json: request: it must be an object"),
-        (lambda grid: grid["request"].update(cases=[]), "p1.grid.json: request: its 0 cases are not from 1 to"),
+        (lambda grid: grid["request"].update(cases=[]), "p1.grid.json: request: its 0 cases must be 1 to"),
         (lambda grid: grid["request"]["cases"][0].update(tokens=-1), "cases[0].tokens must be at least 1"),
-        (lambda grid: grid["request"].update(baseline="other"), "with the baseline among them"),
+        (lambda grid: grid["request"].update(baseline="other"), "include the baseline"),
     ],
 )
 def test_a_hostile_grid_is_refused(change, words):
