@@ -25,8 +25,7 @@ class RunningCode:
 
 
 class Activity:
-    """The code that a process is running. The worker writes, its parent reads. Until `share` is called, one process
-    does both."""
+    """The code that a process is running: the worker writes, its parent reads; until `share`, one process does both."""
 
     def __init__(self) -> None:
         self.share(bytearray(SIZE), ())

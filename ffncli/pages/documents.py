@@ -136,8 +136,7 @@ def _loads(row: Mapping[str, Any]) -> list[float]:
 
 
 def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return a heat map with a column for each expert, and a row for each layer that has as many experts as the first
-    layer."""
+    """Return a heat map: a column per expert, a row per layer with as many experts as the first."""
     import torch
 
     from ffncli.pages.traces import heat_data

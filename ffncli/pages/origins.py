@@ -1,5 +1,4 @@
-"""Trace where the numbers of a heat map come from: the position of each cell's value, and the numbers that it was
-computed from."""
+"""Where a heat map's numbers come from: the position of each cell's value, and what it was computed from."""
 
 from collections.abc import Mapping
 from typing import Any

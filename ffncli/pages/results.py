@@ -29,8 +29,7 @@ _MACHINE = ("started_utc", *columns("environment"), "threads", "precision", "pro
 
 
 def results_parts(path: Path, name: str) -> PageParts:
-    """Return the sections of one result; their anchors begin with `name`. Raises FFNError for a file that is not a
-    result."""
+    """Return a result's sections; anchors begin with `name`. Raises FFNError for another file."""
     rows = read_rows(path)
     if not rows:
         raise FFNError(f"{path} has no rows")
@@ -108,8 +107,7 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
 
 
 def _times(rows: Sequence[ResultRow]) -> list[Child]:
-    """Draw time against tokens for each block and setting with several token counts, with the roof that the run
-    measured."""
+    """Draw time against tokens for each block and setting with several token counts, with the measured roof."""
     out: list[Child] = []
     fields = [field for field in _OF_CASE if field not in ("tokens", "cache")]
     for key, alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).items():
@@ -134,8 +132,7 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
-    """Return the time that the measured roof allows for each token count: any kernel's time multiplied by its roof
-    fraction."""
+    """Return the time that the measured roof allows per token count: a kernel's time times its roof fraction."""
     times: dict[int, float] = {}
     for row in rows:
         if row.roof_fraction and row.time_s and row.tokens:
@@ -144,8 +141,7 @@ def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
 
 
 def _roofline(rows: Sequence[ResultRow]) -> list[Child]:
-    """Draw FLOP/s against FLOPs per byte, with a point per row, under the measured roof: first the bandwidth, then the
-    peak rate."""
+    """Draw FLOP/s against FLOPs per byte, a point per row, under the measured bandwidth and peak rate."""
     known = [row for row in rows if row.flops_per_byte and row.tflops]
     series = [
         ChartLine(kernel, [(row.flops_per_byte or 0, 1e3 * (row.tflops or 0)) for row in group], joined=False)

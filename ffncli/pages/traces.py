@@ -97,8 +97,7 @@ def _about(saved: Saved) -> Child:
 
 
 def _figures(x: Tensor) -> str:
-    """Return the shape, the extremes, mean and spread of the finite values, and the numbers of NaN, infinite and zero
-    values."""
+    """Return shape, extremes, mean and spread of the finite values, counts of NaN, infinite and zero values."""
     finite = x[x.isfinite()]
     text = f"{x.shape[0]} × {x.shape[1]}"
     if finite.numel():

@@ -168,8 +168,7 @@ def memory_total(root: Path = ROOT) -> int | None:
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Return the bytes that can be allocated without swapping: the machine's free memory, or what the group has left if
-    that is less."""
+    """Return the bytes that fit without swapping: the machine's free memory, or the group's if less."""
     free = _meminfo("MemAvailable", root)
     bounds = [free * 1024] if free is not None else []
     if (left := memory_left(root)) is not None:

@@ -6,8 +6,7 @@ from tests.bench.fake_cuda import FakeCuda, FakeGraph
 
 
 class FakeGpu(FakeCuda):
-    """`run` launches a function whose tensor is the result. It is there once `synchronize` has waited for it; until
-    then its memory holds NaN."""
+    """`run` launches a function whose tensor holds NaN until `synchronize` has waited for it."""
 
     def __init__(self, **options):
         super().__init__(**options)

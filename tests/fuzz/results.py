@@ -1,5 +1,4 @@
-"""Cases of `ffn bench` and `ffn compare`: results, and an unfinished run's journal and rounds, with a worker that
-measures nothing."""
+"""Cases of `ffn bench` and `ffn compare`: results, an unfinished run's journal and rounds; nothing is measured."""
 
 import json
 from collections.abc import Iterator

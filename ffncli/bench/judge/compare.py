@@ -47,8 +47,7 @@ _BROKEN = ("wrong", "failed", "oom")
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a comparison: differences within `margin` are `same`; `threshold` is --fail-if-slower, None without
-    a gate."""
+    """Differences within `margin` are `same`; `threshold` is --fail-if-slower, None without a gate."""
 
     margin: float = 0.02
     threshold: float | None = None
@@ -106,21 +105,18 @@ class ComparedRow:
     input: str = ""
 
     def fails(self, rules: Rules) -> bool:
-        """Return whether the row fails: it is slower than the gate allows, or no longer correct. Without a gate, no row
-        fails for its time."""
+        """Return whether the row is slower than the gate allows, or no longer correct."""
         return self.regression and (rules.threshold is not None or self.verdict == "broken")
 
     def anchor_disagrees(self, margin: float) -> bool:
-        """Return whether the times differ by more than the margin, but the times normalised by the anchor do not
-        confirm it."""
+        """Return whether the times differ by more than the margin, and the normalised times do not confirm it."""
         if self.verdict != "inconclusive" or None in (self.ratio, self.ratio_low, self.ratio_high):
             return False
         times = Interval(self.ratio or 0.0, self.ratio_low or 0.0, self.ratio_high or 0.0).map(log_or_inf)
         return self.normalised_ratio is not None and differs(times, margin)
 
     def inconclusive(self, threshold: float | None) -> bool:
-        """Return whether it is undecided if the row is slower by more than `threshold`. Without a threshold, return
-        whether its verdict is inconclusive."""
+        """Return whether `slower by more than threshold` is undecided or, without threshold, the verdict is."""
         if self.verdict in (None, "mended", "broken"):
             return False
         if self.regression and threshold is not None:
@@ -145,8 +141,7 @@ class KernelMean:
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """The result of comparing NEW with BASE, with rows in BASE's order. `comparable` means that both have the same
-    machine and software."""
+    """NEW compared with BASE, in BASE's order; `comparable` if machine and software are the same."""
 
     rules: Rules
     comparable: bool
@@ -174,8 +169,7 @@ class ResultComparison:
 
     @package_errors()
     def frame(self) -> DataFrame:
-        """Return a data frame with a row per case and kernel, as in the CSV of `ffn compare`. Raises FFNError (exit 3)
-        without pandas."""
+        """Return a data frame, a row per case and kernel, as in the CSV. Raises FFNError (exit 3) without pandas."""
         import pandas
 
         return pandas.DataFrame([asdict(row) for row in self.rows]).rename(columns=name_of)
@@ -234,8 +228,7 @@ _Tested = tuple[ComparedRow, Shift | None, Shift | None]
 
 
 def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
-    """Return the row without the columns that depend on other rows, and its raw and normalised shift, both None if it
-    is not gated."""
+    """Return the row without columns that depend on others, and its raw and normalised shift if it is gated."""
     base, new = _side("BASE", pair.base), _side("NEW", pair.new)
     row = _described(pair, base, new)
     if base.status != "ok" or new.status != "ok":
@@ -301,8 +294,7 @@ def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
 
 
 def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
-    """Judge a row that is not ok on both sides. If it was ok and is now wrong, failed or out of memory, it is a
-    regression regardless of times."""
+    """Judge a row that is not ok on both sides; one that was ok and is not is a regression whatever its time."""
     reason = f"{row.base_status} in BASE, {row.new_status} in NEW"
     if row.base_status == "ok" and row.new_status in _BROKEN:
         reason += ": other environment" * unlike
@@ -313,8 +305,7 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
 
 
 def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
-    """Return the verdict on the raw log ratio, or `inconclusive` and the reason if the normalised log ratio
-    disagrees."""
+    """Return the verdict on the raw log ratio, or `inconclusive` and why the normalised log ratio disagrees."""
     if raw is None:
         return "inconclusive", ""
     first = verdict(raw, margin)
@@ -348,8 +339,7 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
 
 
 def change(ratio: float) -> str:
-    """Return the ratio in words: `12 % slower`, `3.4 % faster` (relative to BASE's time), `the same`, `2.3 times as
-    slow`."""
+    """Return the ratio in words: `12 % slower`, `3.4 % faster`, `the same`, `2.3 times as slow`."""
     if ratio >= 2:
         return f"{ratio:.3g} times as slow"
     if ratio <= 0.5:
@@ -395,8 +385,7 @@ def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
 
 
 def _mean(ratios: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the known ratios; None if no ratio is known, or if a known ratio has no
-    logarithm."""
+    """Return the geometric mean of the known ratios; None without any, or if one has no logarithm."""
     known = [ratio for ratio in ratios if ratio is not None]
     if not known or not all(0 < ratio < math.inf for ratio in known):
         return None

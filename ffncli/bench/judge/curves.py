@@ -22,8 +22,7 @@ _NO_SWEEP = "--plot draws speed by size, but no size has two values here"
 
 @dataclass(frozen=True)
 class SpeedPoint:
-    """A kernel's speed at one size: the baseline's time divided by the kernel's in the same rounds, with its 95 %
-    interval."""
+    """A speed at one size: the baseline's time over the kernel's, in the same rounds, with its 95 % interval."""
 
     size: int
     speed: float
@@ -93,16 +92,14 @@ def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
 
 
 def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
-    """Return whether rows of several runs can be parts of one grid: no case and kernel occurs twice, and the versions
-    are the same."""
+    """Return whether rows of several runs fit into one grid: no case and kernel twice, versions alike."""
     shared = columns("environment", one_per_grid=True)
     versions = {tuple(getattr(row, name) for name in shared) for row in rows}
     return len({(row.case, row.kernel) for row in rows}) == len(rows) and len(versions) == 1
 
 
 def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
-    """Return whether all rows of the same size have the same value of `name`, so that `name` does not separate
-    sweeps."""
+    """Return whether the size decides the value of `name`, so that `name` does not separate sweeps."""
     values: dict[Any, set[Any]] = {}
     for row in rows:
         values.setdefault(getattr(row, axis), set()).add(getattr(row, name))
@@ -110,8 +107,7 @@ def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
 
 
 def _curve(axis: str, kernel: str, rows: Sequence[ResultRow]) -> SpeedCurve:
-    """Return a kernel's curve. A speed is the reciprocal of a ratio of times, so the ends of the interval change
-    places."""
+    """Return a kernel's curve. Speeds are reciprocals of time ratios, so intervals change their ends."""
     points = []
     for row in rows:
         if row.kernel == kernel and row.ratio:
@@ -182,8 +178,7 @@ def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[Th
 
 
 def _pairs(cases: Sequence[Case], hosts: Mapping[str, str]) -> list[tuple[Case, Case]]:
-    """Return pairs of a case on the fewest threads and the same case on more threads; `hosts` maps each case to its
-    machine."""
+    """Return pairs of a case on the fewest threads and on more; `hosts` maps each case to its machine."""
     alike: dict[tuple[Case, str | None], list[Case]] = {}
     for case in cases:
         if case.device == "cpu":
@@ -226,8 +221,7 @@ def step_shares(case: Case, rows: Sequence[ResultRow]) -> tuple[StepShare, ...]:
 
 
 def together(shares: Sequence[StepShare]) -> float | None:
-    """Return the sum of the shares of all steps except steps inside experts; None if there are no steps or a share is
-    unknown."""
+    """Return the sum of the steps' shares, without steps inside experts; None if a share is unknown."""
     parts = [one.share for one in shares if not (one.whole or one.inside)]
     known = [share for share in parts if share is not None]
     return sum(known) if known and len(known) == len(parts) else None

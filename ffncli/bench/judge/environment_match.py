@@ -76,8 +76,7 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
 
 
 def environment(pairs: Iterable[RowPair]) -> str:
-    """Return the environment that all rows of both sides share, in one line: `AMD EPYC 7B13, torch 2.13.0, Python
-    3.12.1`."""
+    """Return what all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
     rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
     shared = {field: values.pop() for field in COMPARED if len(values := {getattr(row, field) for row in rows}) == 1}
     device = shared.get("device_name") or shared.get("cpu")
@@ -102,8 +101,7 @@ def _key(row: ResultRow) -> Key:
 
 
 def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
-    """Return the keys under which one run has several cases: their blocks differ in a parameter without a column, such
-    as an activation's limit."""
+    """Return keys with several cases in one run, whose blocks differ in something without a column."""
     cases: dict[tuple[str, Key], set[str]] = {}
     for row in rows:
         cases.setdefault((row.run_id, _key(row)), set()).add(row.case)

@@ -31,8 +31,7 @@ def call_limit(case: Case, method: Method) -> float:
 
 
 def memory_limit(method: Method) -> int | None:
-    """Return the memory limit, in bytes, for a worker and all its child processes; None if the free memory is
-    unknown."""
+    """Return the limit in bytes for a worker and its children; None if the free memory is unknown."""
     if method.memory_limit is not None:
         return method.memory_limit
     free = available_memory()
@@ -72,8 +71,7 @@ class WorkerLimits:
     def excess(
         self, stage: Stage, now: float, entered: float, running: RunningCode, memory: int | None
     ) -> Excess | None:
-        """Return the kernel that exceeds a limit at this stage, or None. `entered` is the time at which the stage
-        began."""
+        """Return the kernel that exceeds a limit at this stage, entered at the time `entered`, or None."""
         if running != self.running:
             self.running, self.since = running, now
         late = self._late(stage, now - entered, now - max(entered, self.since))
@@ -118,8 +116,7 @@ class WorkerLimits:
 
 
 def ended_worker(kernel: str, status: Status, why: str) -> Outcome:
-    """Return the outcome of a kernel whose worker ended; `why` completes the sentence "the worker ...", as in `was
-    killed`."""
+    """Return the outcome of a kernel whose worker ended; `why` completes "the worker ..."."""
     return Outcome(kernel, status, f"the worker {why}", ended_worker=True)
 
 

@@ -17,8 +17,7 @@ _WIDE = 8  # bytes of a float64
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a case needs: `copies` of its weights, activations, and for a backward pass gradients and their
-    reference."""
+    """A case's bytes: `copies` of weights, activations; for a backward pass, gradients and their reference."""
 
     weights: int  # bytes of one copy
     copies: int

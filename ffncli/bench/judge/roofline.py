@@ -84,8 +84,7 @@ class Work:
         return self.weights_read + self.weights_written + self.activations_read + self.activations_written
 
     def from_memory(self, cache: str, llc: int) -> int:
-        """Return the bytes that must move from or to memory because a last-level cache of `llc` bytes cannot keep
-        them."""
+        """Return the bytes that move from or to memory, as a last-level cache of `llc` bytes cannot keep them."""
         kept = {
             "cold-weights": self.bytes - self.weights_read,
             "flush": self.weights_written + self.activations_written,

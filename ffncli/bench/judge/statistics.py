@@ -44,8 +44,7 @@ class Interval:
 
 
 def t_sf(t: float, df: float) -> float:
-    """Return P(T > t) of Student's t with `df` degrees of freedom: I_x(df/2, 1/2) / 2 with x = df / (df + t²) for t ≥
-    0."""
+    """Return P(T > t) of Student's t: I_x(df/2, 1/2) / 2 with x = df / (df + t²) for t ≥ 0."""
     if isinf(t):
         return 0.0 if t > 0 else 1.0
     square = t * t
@@ -55,8 +54,7 @@ def t_sf(t: float, df: float) -> float:
 
 @cache
 def t_quantile(p: float, df: float) -> float:
-    """Return the quantile `p` of Student's t with `df` degrees of freedom. Raises ValueError unless 0 < p < 1 and df >
-    0."""
+    """Return the quantile `p` of Student's t. Raises ValueError unless 0 < p < 1 and df > 0."""
     if not (0 < p < 1 and df > 0):
         raise ValueError(f"t_quantile({p}, {df})")
     if p == 0.5:
@@ -90,8 +88,7 @@ def _upper_quantile(tail: float, df: float) -> float:
 
 
 def _betainc(a: float, b: float, x: float, rest: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b); `rest` is 1 − x, passed separately to keep its
-    digits."""
+    """Return the regularised incomplete beta function I_x(a, b); `rest` is 1 − x, with all its digits."""
     if x <= 0:
         return 0.0
     if rest <= 0:
@@ -144,8 +141,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """Return the median absolute deviation times SCALE, an estimate of the standard deviation that is robust to
-    spikes."""
+    """Return the median absolute deviation times SCALE: a standard deviation that is robust to spikes."""
     middle = median(values)
     return SCALE * median([abs(v - middle) for v in values])
 
@@ -190,8 +186,7 @@ def chi_squared(p: float, df: int) -> float:
 
 
 def autocorrelation(values: Sequence[float]) -> float | None:
-    """Return the correlation of neighbours (lag 1); None for fewer than 5 values, which are too few to tell, and for
-    equal values."""
+    """Return the lag-1 correlation; None for fewer than 5 values, and for equal ones."""
     if len(values) < 5:
         return None
     centre = mean(values)
@@ -203,24 +198,21 @@ def autocorrelation(values: Sequence[float]) -> float | None:
 
 
 def widening(correlation: float | None) -> float:
-    """Return the factor √((1 + r) / (1 − r)) by which correlated neighbours widen an interval; 1 for r up to
-    CORRELATED."""
+    """Return √((1 + r) / (1 − r)), by which correlated neighbours widen an interval; 1 up to CORRELATED."""
     if correlation is None or correlation <= CORRELATED:
         return 1.0
     return sqrt((1 + correlation) / (1 - correlation))
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of the mean of `values`, widened if neighbours correlate; infinite for a single
-    value."""
+    """Return the standard error of the mean, widened if neighbours correlate; infinite for one value."""
     if len(values) < 2:
         return inf
     return deviation(values) / sqrt(len(values)) * widening(autocorrelation(values))
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent values with its two-sided 95 % interval (df = n − 1), widened if neighbours
-    correlate."""
+    """Return the mean and its two-sided 95 % interval (df = n − 1), widened if neighbours correlate."""
     centre, error = mean(values), standard_error(values)
     if isinf(error):
         return Interval(centre, -inf, inf)
@@ -244,8 +236,7 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def holm(ps: Sequence[float]) -> tuple[float, ...]:
-    """Return the p values of several tests, adjusted so that the chance of any false alarm stays below the level (Holm
-    1979)."""
+    """Return p values adjusted so that any false alarm among several tests stays below the level (Holm 1979)."""
     adjusted = [0.0] * len(ps)
     so_far = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
@@ -287,8 +278,7 @@ class Shift:
         return self.log_ratio.map(exp_or_inf)
 
     def p_above(self, threshold: float) -> float:
-        """Return the one-sided p of "the true ratio is at most 1 + threshold": small if NEW is slower by more than
-        `threshold`."""
+        """Return the one-sided p of "the true ratio is at most 1 + threshold": small if NEW is slower than that."""
         distance = self.mean - math.log1p(threshold)
         if self.error == 0.0:
             return 0.0 if distance > 0 else 1.0

@@ -1,5 +1,4 @@
-"""`summarise` turns the measurements of a case from all processes into the rows of the result. Pure: the same units
-give the same rows."""
+"""`summarise` makes a case's measurements, from all processes, into rows; the same units give the same rows."""
 
 from __future__ import annotations
 
@@ -214,8 +213,7 @@ def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
 
 
 def _with_figures(row: ResultRow, stored: _CaseUnits, time_s: float | None) -> ResultRow:
-    """Add FLOPs, bytes and the fraction of the roof. They hold for the whole block, so single steps have none of
-    them."""
+    """Add FLOPs, bytes and the fraction of the roof, which hold for the whole block, not for a step."""
     if stored.method.in_model:
         return replace(row, tokens_per_s=stored.case.tokens / time_s if time_s else None)
     if row.kernel.startswith(STEP):

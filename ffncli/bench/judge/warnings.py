@@ -1,5 +1,4 @@
-"""Warnings, which are reasons to trust a ratio less: their stable codes, and what to do about each. A warning never
-drops a row."""
+"""Warnings, reasons to trust a ratio less: stable codes, and what to do about each. No warning drops a row."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -91,8 +90,7 @@ def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
 
 
 def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
-    """Return the warnings that apply to all rows of a case, from the anchor's blocks and the interval of the A/A log
-    ratio."""
+    """Return the warnings on all rows of a case, from the anchor's blocks and the A/A interval."""
     warnings = []
     if processes == 1:
         warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
@@ -108,8 +106,7 @@ def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, 
 
 
 def halves(blocks: Sequence[TimedBlock]) -> float | None:
-    """Return the log ratio of the second half of an arm's blocks to the first half, by medians; None for fewer than 4
-    blocks."""
+    """Return the log ratio of the second half of an arm's blocks to the first; None for fewer than 4."""
     ordered = sorted(blocks, key=lambda b: (b.process, b.placement, b.round))
     times = [log(max(b.per_call, LEAST_TIME)) for b in ordered]
     if len(times) < 4:
@@ -201,8 +198,7 @@ def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
 
 
 def outside(blocks: Sequence[TimedBlock]) -> float:
-    """Return the share of blocks that are more than `statistics.SPIKE` scaled MADs from their arm's median in the same
-    placement."""
+    """Return the share of blocks beyond `statistics.SPIKE` scaled MADs from their placement's median."""
     placements: dict[tuple[str, int, int], list[float]] = {}
     for block in blocks:
         key = (block.kernel, block.process, block.placement)

@@ -196,8 +196,7 @@ def _throttled(path: Path) -> int | None:
 
 
 def _ticks(path: Path) -> tuple[int, int] | None:
-    """Return (stolen ticks, busy ticks including stolen) of all processors; the fields are user nice system idle iowait
-    irq softirq steal."""
+    """Return (stolen, busy with stolen) ticks of all processors: user nice system idle iowait irq softirq steal."""
     try:
         with path.open() as file:
             counts = [int(field) for field in file.readline().split()[1:9]]

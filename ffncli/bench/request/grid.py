@@ -1,5 +1,4 @@
-"""The grid of a benchmark, the cases that it expands to, and the complete request: built, checked, and stored as
-JSON."""
+"""The grid of a benchmark, its cases, and the complete request: built, checked, and stored as JSON."""
 
 import itertools
 import os
@@ -219,8 +218,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int
 
 
 def _data(grid: Grid) -> list[dict[str, str]]:
-    """Return what decides x, as fields of a Case: a dict for every routing, with the sha256 of its file and of the
-    input file."""
+    """Return what decides x, as fields of a Case: a dict per routing, with the files' sha256."""
     routings = _each(routing_text, "routing", listed(grid.routing)) or ("",)
     name = "" if grid.input is None else os.path.expanduser(grid.input)
     more = {"input": name, "input_sha256": digest(option("input"), name)} if name else {}
@@ -229,8 +227,7 @@ def _data(grid: Grid) -> list[dict[str, str]]:
 
 
 def _check_data(cases: Sequence[Case], tell: Callable[[str], None]) -> None:
-    """Check each file once for each block; `tell` receives notes. Raises FFNError for data that does not fit a
-    block."""
+    """Check each file once for each block. Raises FFNError for data that does not fit a block."""
     for routing, label, spec in dict.fromkeys((c.routing, c.label, c.spec) for c in cases if c.routing):
         check_routing(routing, label, spec)
     for note in dict.fromkeys(routing_note(c.routing, c.tokens, c.spec) for c in cases if c.routing):
@@ -408,8 +405,7 @@ def threads_of_rank(ranks: Ranks) -> int:
 
 
 def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
-    """Raise FFNError for a block that cannot be split over these ranks; the error names the nearest possible
-    numbers."""
+    """Raise FFNError, with the nearest possible numbers, for a block that these ranks cannot split."""
     check_ranks(model, ranks, dtype("fp32"))
     if odd := next((number for number in tokens if number % ranks.ep), None):
         raise FFNError(

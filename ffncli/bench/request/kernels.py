@@ -201,8 +201,7 @@ def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
 
 
 def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
-    """Raise FFNError (exit 2) for a function that no case can call. Faults that only running the file shows are found
-    later."""
+    """Raise FFNError (exit 2) for a function that no case can call, as far as its file shows unrun."""
     specs = dict.fromkeys(case.spec for case in cases)
     for where, function in chosen.functions:
         arguments, places = function.args, [*function.args.posonlyargs, *function.args.args]
@@ -221,8 +220,7 @@ def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
 
 @dataclass(frozen=True)
 class NamedCertificate:
-    """A certificate, which holds for a dtype, a device and a kind of block. `digest` is the sha256 of the certificate's
-    own file."""
+    """A certificate for a dtype, a device and a kind of block; `digest` is its file's sha256."""
 
     digest: str
     dtype: str

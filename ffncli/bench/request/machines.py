@@ -72,8 +72,7 @@ RAY_OPTIONS = ("address",)
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """The requested launcher, the number of cases to measure at once (None: the launcher's default), and the launcher's
-    options."""
+    """A launcher, the cases to measure at once (None: its default), and its options."""
 
     launcher: LauncherName
     slots: Annotated[int, Range(1, MOST_SLOTS)] | None = None
@@ -82,8 +81,7 @@ class LauncherChoice:
 
 @dataclass(frozen=True)
 class SlotSize:
-    """The resources that a slot reserves on its machine: a core for each thread of a case, and a GPU if a case uses a
-    GPU."""
+    """What a slot reserves on its machine: a core per thread of a case, and a GPU if a case uses one."""
 
     cores: int
     gpus: int

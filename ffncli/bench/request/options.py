@@ -289,8 +289,7 @@ class LauncherOptions(Options):
 
     @property
     def cluster(self) -> LauncherChoice | None:
-        """The requested machines; None for this machine. Raises FFNError for an unknown launcher or invalid launcher
-        options."""
+        """The requested machines, None for this one. Raises FFNError for an unknown launcher or its options."""
         return cluster_of(self.launcher, self.slots, listed(self.launcher_option))
 
 

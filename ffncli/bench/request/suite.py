@@ -93,8 +93,7 @@ def public_suite(name: str) -> PublicSuite:
 
 
 def track_of(devices: Sequence[str]) -> str:
-    """Return the track of a device. Without a device it is the CPU's track, which any machine can run. Raises FFNError
-    for other devices."""
+    """Return a device's track; without a device, the CPU's. Raises FFNError for other devices."""
     if not devices:
         return CPU
     if len(devices) == 1 and devices[0] in (CPU, CUDA):

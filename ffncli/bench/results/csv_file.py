@@ -255,8 +255,7 @@ def _split(file: IO[bytes], name: str, growing: bool = False) -> Iterator[tuple[
 
 @cache
 def _kinds(record: type) -> dict[str, tuple[Any, bool]]:
-    """Map each field to its type without limits (for a list, a tuple of the element type), and whether it may be
-    unknown."""
+    """Map each field to its type without limits (of a list's elements, in a tuple), and whether it may be unknown."""
     return {name: _kind(hint) for name, hint in hints_of(record).items()}
 
 
@@ -313,8 +312,7 @@ class ResultRows(tuple[ResultRow, ...]):
     """The result of `ffncli.benchmark`: a tuple of the rows of a run, in the order of the CSV."""
 
     def frame(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row per case and kernel and all columns of the CSV, with the types of
-        `read_results`."""
+        """Return a DataFrame, a row per case and kernel, with the CSV's columns and the types of `read_results`."""
         return results_frame(self)
 
     def __repr__(self) -> str:

@@ -34,8 +34,7 @@ Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tup
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """The paths of one result's files, derived from the path of its CSV. Raises FFNError for a name that does not end
-    in .csv."""
+    """The files of one result, named after its CSV. Raises FFNError for a name without .csv."""
 
     csv: Path
 
@@ -168,8 +167,7 @@ class Journal:
             self.fresh = False
 
     def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
-        """Store the unit in memory. If its case is now complete, return the case's rows, computed from the blocks in
-        the rounds file."""
+        """Store the unit; if its case is now complete, return its rows, computed from the rounds file."""
         case = kept.unit.case
         mine = self.units.setdefault(case, {})
         mine[kept.unit.process] = kept
@@ -186,8 +184,7 @@ class Journal:
         return rows
 
     def _whole(self, kept: _Kept) -> TimedUnit:
-        """Return the unit with its blocks, read from the rounds file. Raises FFNError if these blocks belong to another
-        unit."""
+        """Return the unit with its blocks of the rounds file. Raises FFNError if they belong to another unit."""
         where, unit = shown_path(self.files.rounds), kept.unit
         if kept.end - kept.start > _MOST_UNIT_BYTES:
             raise FFNError(f"{where}: the blocks of one unit are too large ({kept.end - kept.start:,} bytes)", _ANEW)
@@ -201,8 +198,7 @@ class Journal:
         return replace(unit, blocks=tuple(block for _, block in blocks))
 
     def units_of(self, case: str) -> tuple[tuple[TimedUnit, bool], ...]:
-        """Return (unit with its blocks, whether it ended a worker) for each unit of a case, in the order of its
-        processes."""
+        """Return (unit with its blocks, whether it ended a worker) for a case, in the order of processes."""
         mine = self.units.get(case, {})
         last = max(mine, default=None)
         return tuple((self._whole(mine[p]), case in self.died and p == last) for p in sorted(mine))
@@ -221,8 +217,7 @@ class Journal:
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Delete the files of a run in which nothing was finished, but keep the files that --force would have
-        replaced."""
+        """Delete the files of a run without anything finished, but not files that --force would replace."""
         for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
         _write_or_remove(self.files.grid, self.grid_before)
@@ -285,8 +280,7 @@ def unfinished_run(files: ResultFiles) -> tuple[str, BenchRequest] | None:
 
 
 def resume(path: Path, summarise: Summarise) -> Journal:
-    """Open the unfinished run of `path` and repair its files. Raises FFNError if there is no such run or if it is
-    damaged."""
+    """Open the unfinished run of `path` and repair its files. Raises FFNError if it is missing or damaged."""
     files = ResultFiles(path)
     name = shown_path(files.journal)
     try:
@@ -339,8 +333,7 @@ def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:
 
 
 def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLine:
-    """Parse the line of a finished unit whose blocks begin at byte `start`. Raises FFNError for a unit that does not
-    fit the run."""
+    """Parse a finished unit, whose blocks begin at byte `start`. Raises FFNError if it does not fit the run."""
     line: _UnitLine = record_of(_UnitLine, _entry(where, raw), where, _ANEW)
     require_unit_of(journal.request, journal._cases.get(line.unit.case), line.unit, where, _ANEW)
     wrong = {

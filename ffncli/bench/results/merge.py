@@ -48,8 +48,7 @@ class MissingCase:
 
 @dataclass(frozen=True)
 class MergedFile:
-    """One input: the machines on which it was measured, the number of its finished cases, and whether its run is
-    unfinished."""
+    """One input: its machines, the number of its finished cases, and whether its run is unfinished."""
 
     file: str
     hosts: tuple[str, ...]
@@ -205,8 +204,7 @@ def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
 
 
 def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
-    """Return the grid that all inputs are parts of; None if no input is a part. Raises FFNError for parts of different
-    grids."""
+    """Return the grid that the inputs are parts of, if any. Raises FFNError for different grids."""
     first = next((source for source in sources if source.grid is not None), None)
     if first is None or first.grid is None:
         return None
@@ -224,8 +222,7 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
 
 
 def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]:
-    """Yield a note on every version that differs. Raises FFNError for the first difference unless differences are
-    `allowed`."""
+    """Yield a note on every different version. Raises FFNError for the first unless they are `allowed`."""
     for column in columns("environment", one_per_grid=True):
         files: dict[str, str] = {}
         for source in sources:
@@ -243,8 +240,7 @@ def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]
 
 
 def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str, tuple[ResultRow, ...]]:
-    """Map each case to its rows, all from one run. Raises FFNError for two different results of a case, and for damaged
-    results."""
+    """Map each case to its rows, from one run. Raises FFNError for two different results, or damaged ones."""
     chosen: dict[str, tuple[ResultRow, ...]] = {}
     names: dict[str, str] = {}  # case → the input that provides its rows
     keys = {case.key for case in grid.request.cases} if grid else set()
@@ -280,8 +276,7 @@ def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
 
 
 def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
-    """Return the fault in the rows of a case measured with --by-step, or "". A case that `ran` has a row for its block
-    and one for each step."""
+    """Return the fault in a --by-step case, or "". One that `ran` has rows for its block and each step."""
     steps = [BLOCK, *(f"{STEP}{name}" for name, _ in walk(kernel_steps(recipe.steps(case.spec))))]
     unlike = sorted({*steps} ^ {*names}) if ran else sorted({*names} - {*steps})
     if unlike:
@@ -290,8 +285,7 @@ def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
 
 
 def _missing(sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Container[str]) -> Iterator[MissingCase]:
-    """Yield the cases without a result, in the order of the grid. Without a grid, only the cases of unfinished runs are
-    known."""
+    """Yield the cases without a result in the grid's order; without a grid, those of unfinished runs."""
     unfinished_cases = {
         case.key: source for source in sources if source.unfinished_request for case in source.unfinished_request.cases
     }
@@ -332,8 +326,7 @@ def _write(
 
 
 def _copy_rounds(file: BinaryIO, rows: Sequence[ResultRow], sources: Sequence[_ResultInput]) -> set[str]:
-    """Copy the blocks of these rows, for each case from the first input that has them; returns the cases that have no
-    blocks."""
+    """Copy these rows' blocks, each case's from the first input that has them; return cases without."""
     left = {(row.run_id, row.case) for row in rows}
     for source in sources:
         mine = left & {(row.run_id, row.case) for row in source.rows}

@@ -263,8 +263,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """Return a difference for each FFN whose tensors have parameters that its block lacks, since these would not be
-    counted."""
+    """Return a difference for each FFN with parameters in its tensors that its block lacks."""
     out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, by_layer in layers.items():
         for layer, ffns in by_layer.items():

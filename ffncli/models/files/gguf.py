@@ -222,8 +222,7 @@ def _parsed(cursor: _Cursor, formats: _Formats) -> GGUFFile:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """Return the numbers of tensors and of metadata keys in the header. Raises FFNError if the file is too small for
-    them."""
+    """Return the header's numbers of tensors and metadata keys. Raises FFNError if the file is too small for them."""
     where, size = cursor.where, cursor.size
     start = bytes(cursor.data[cursor.step(min(4, size)) : 4])
     if start != b"GGUF"[:size]:

@@ -253,8 +253,7 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HubResponse:
-    """A response: `body` has the requested bytes, `size` is the size of the whole file if known, `refusal` is the Hub's
-    error code."""
+    """A response: the requested bytes (`body`), the file's `size` if known, the Hub's error code (`refusal`)."""
 
     status: int
     body: bytes = b""

@@ -253,8 +253,7 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
 
 
 def excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
-    """Return (indices per axis, nested lists of the values at these indices): the first and last indices of every axis,
-    `show` per axis."""
+    """Return (indices per axis, nested lists of values): the first and last of every axis, `show` in total."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
@@ -320,8 +319,7 @@ class UnitEvents:
         return UnitEvent(self._group(owner, event.expert), event.tensor, self._active[owner])
 
     def columns(self, group: UnitGroup, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return a group's down projection [written, d_ff]; each column is the vector that a unit writes if its
-        activation is 1."""
+        """Return a group's down projection [written, d_ff]: columns are what a unit writes at activation 1."""
         reader = next(name for name in self._program(group.part).values() if name)
         step = self._mixtures.get(group.part)
         inside = weights if step is None else _experts(step).of_one(weights, group.expert, step.prefix)

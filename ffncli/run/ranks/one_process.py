@@ -328,8 +328,7 @@ def _reduced_inside(step: Step) -> bool:
 
 
 def _entering_down(program: Sequence[Step], tokens: int) -> int:
-    """Count the input values of one rank's row-parallel matrices; inside experts, count the values for all chosen
-    experts."""
+    """Count a rank's inputs of row-parallel matrices; inside experts, those of all chosen experts."""
     taken = experts_per_token(program)
     out = 0
     for step in program:

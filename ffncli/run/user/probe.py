@@ -37,8 +37,7 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class Runner:
-    """A callable that runs a module on tokens [tokens, d_model]; exceptions of its forward are shortened to one
-    line."""
+    """Runs a module on tokens [tokens, d_model]; exceptions of its forward are cut to one line."""
 
     path: Path
     layout: _Layout

@@ -1,5 +1,4 @@
-"""What is read of a layer's weights: the right numbers in their places, every byte once, and clear words where one is
-not there."""
+"""Weights of a layer: the right numbers in their places, every byte read once, clear errors if some are missing."""
 
 import os
 import time

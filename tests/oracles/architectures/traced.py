@@ -119,8 +119,7 @@ class Compared:
 
 @dataclass
 class Caught:
-    """What went into modules (their first tensor, and `state`, their second) and came out of them (the first of a
-    tuple), the first time."""
+    """The first inputs of modules (their first tensor; `state`, their second) and first outputs."""
 
     given: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)

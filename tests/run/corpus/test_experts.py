@@ -1,5 +1,4 @@
-"""The experts of a mixture over a corpus, against transformers' routers, caches simulated token by token, and models
-with an expert zeroed."""
+"""A mixture's experts over a corpus, against transformers' routers, simulated caches, and zeroed experts."""
 
 from collections import Counter, OrderedDict
 from functools import cache

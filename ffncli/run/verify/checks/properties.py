@@ -47,8 +47,7 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     whole, went = output_and_experts(case.steps, case.weights, case.inputs)
 
     def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
-        """Run each of `parts` on its own, and compare with the same tokens, at the positions `order`, in the full
-        run."""
+        """Run each of `parts` alone, and compare with the same tokens, at positions `order`, of the full run."""
         made = [
             output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
         ]
