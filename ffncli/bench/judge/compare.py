@@ -314,7 +314,7 @@ def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -
     second = verdict(normalised, margin)
     if first == second or (first == "same" and second == "inconclusive"):
         return first, ""
-    return "inconclusive", "times disagree with times relative to the machine's anchor"
+    return "inconclusive", "times disagree with times normalised by the machine's anchor"
 
 
 def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
@@ -397,7 +397,7 @@ def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
     base, new = [row for pair in pairs for row in pair.base], [row for pair in pairs for row in pair.new]
     out = []
     if both := sorted({row.run_id for row in base} & {row.run_id for row in new} - {""}):
-        out.append(f"the same run on both sides, no evidence of a difference: {', '.join(both[:3])}")
+        out.append(f"both sides contain the same run, which shows no difference: {', '.join(both[:3])}")
     names = hosts(pairs)
     if all(names):
         texts = [", ".join(sorted(side)[:3]) for side in names]

@@ -111,7 +111,7 @@ def _not_gated(row: ResultRow, method: Method) -> str:
     if not row.process_ratios:
         return "no ratio"
     if len(row.process_ratios) < 2:
-        return "1 process: this process only"
+        return "1 process: its interval covers this process only"
     if differs(aa_of(row), method.margin):
         return f"this machine cannot resolve {percent(method.margin, 2)} here"
     if warnings.has(row.warnings, Code.PREEMPTED):

@@ -99,7 +99,7 @@ def track_of(devices: Sequence[str]) -> str:
     if len(devices) == 1 and devices[0] in (CPU, CUDA):
         return devices[0]
     text = ",".join(devices)
-    hint = "CUDA_VISIBLE_DEVICES chooses a card" if text.startswith("cuda:") else "each track is a result of its own"
+    hint = "choose a GPU with CUDA_VISIBLE_DEVICES" if text.startswith("cuda:") else "each track is a result of its own"
     raise FFNError(f"{option('device', text)}: a suite has the tracks {CPU} and {CUDA}", hint)
 
 

@@ -107,7 +107,7 @@ def read_rows(path: str | Path, growing: bool = False) -> tuple[ResultRow, ...]:
     """Read the rows of a result, or of several results joined with `cat`. The last line of a `growing` file may be
     incomplete; it is then skipped.
 
-    Raises FFNError with file and line.
+    Raises FFNError, naming the file and line.
     """
     rows = []
     for where, record in _records(_lines(Path(path), growing), _FIXED, []):
@@ -132,7 +132,7 @@ def rounds_lines(
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield ((run_id, case), line with its end) for every block in a rounds file whose (run_id, case) is in `of`.
 
-    Raises FFNError with file and line.
+    Raises FFNError, naming the file and line.
     """
     for where, text in _lines(path, growing):
         for _, record in _records([(where, text)], ROUNDS, list(ROUNDS)):
@@ -143,7 +143,7 @@ def rounds_lines(
 def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
     """Return (run_id, block) for every line of a rounds file called `name`; `raw` is its contents without the header.
 
-    Raises FFNError with file and line.
+    Raises FFNError, naming the file and line.
     """
     kinds = _kinds(TimedBlock)
     blocks = []
