@@ -111,8 +111,8 @@ class Kernel:
     ) -> str | None:  # fmt: skip
         """Return every reason why it cannot run this case, joined by `; `; None if it can.
 
-        `dtype` is torch's dtype or one of our names, `passes` is forward or forward+backward, `tokens` is their number
-        if known, and `cold` says whether copies of the weights keep them out of the caches.
+        `dtype` is torch's dtype or one of our names, `passes` is forward or forward+backward, `tokens` is the number of
+        tokens if known, and `cold` says whether copies of the weights keep them out of the caches.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)

@@ -27,7 +27,7 @@ def _names(steps: Steps) -> tuple[list[str], list[str]]:
 
 
 def names(steps: Steps) -> list[str]:
-    """Return the names of the tensors that `prepare` returns; `weight` and `bias` are the packed ones."""
+    """Return the names of the tensors that `prepare` returns; `weight` and `bias` are the packed tensors."""
     together, rest = _names(steps)
     return [*together, *rest]
 

@@ -64,7 +64,7 @@ DEFAULT_RULES = Rules()
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One case and kernel. Ratios are NEW over BASE, times in seconds; None is unknown.
+    """One case and kernel. Ratios are NEW over BASE, times are in seconds; None means unknown.
 
     `base_ratio` and `new_ratio` are relative to the baseline kernel of each side's own runs. `gated` says whether the
     row could fail; `reason` says why it could not, or why it is inconclusive. `verdict` is None if neither side is ok.
@@ -215,7 +215,7 @@ class _Side:
     """One side of a row: the logs of its times and of its anchor times, one per process over all its runs."""
 
     times: tuple[float, ...]
-    anchors: tuple[float, ...]  # () if any process has none
+    anchors: tuple[float, ...]  # () if any process has no anchor time
     status: str
     ratio: float | None
 

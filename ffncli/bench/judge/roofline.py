@@ -223,7 +223,8 @@ def sent_by_rank(case: Case) -> Sent:
 
 
 def communication_bytes(case: Case) -> float:
-    """Return the bytes that a rank sends in one call: the mean over ranks, if every expert is equally likely."""
+    """Return the bytes that a rank sends in one call: the mean over ranks, assuming that every expert is equally
+    likely."""
     kind, tokens, steps = dtype(case.dtype), case.of_rank.tokens, kernel_steps(steps_of(case.spec))
     reduced = sum(sent_by_rank(case).all_reduced) * kind.block_bytes
     bytes_sent = ring_all_reduce_bytes(int(reduced), case.ranks.tp)

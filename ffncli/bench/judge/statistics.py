@@ -240,7 +240,8 @@ def holm(ps: Sequence[float]) -> tuple[float, ...]:
     adjusted = [0.0] * len(ps)
     so_far = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        # Each p is corrected for the tests that are left, and never ends below a smaller one.
+        # Each p is multiplied by the number of remaining tests, but never falls below the corrected value of a smaller
+        # p.
         so_far = max(so_far, min(1.0, (len(ps) - rank) * ps[index]))
         adjusted[index] = so_far
     return tuple(adjusted)

@@ -115,7 +115,7 @@ class _CaseUnits:
 
     @property
     def tokens_per_expert(self) -> tuple[float, ...]:
-        """The mean over the processes that counted the tokens of each expert."""
+        """The tokens of each expert: the mean over the processes that counted them."""
         loads = [unit.tokens_per_expert for unit in self.units if unit.tokens_per_expert]
         return tuple(sum(tokens) / len(loads) for tokens in zip(*loads, strict=False))
 

@@ -88,7 +88,7 @@ class SlotSize:
 
 
 def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> LauncherChoice | None:
-    """Return the choice of a launcher, its slots and its options KEY=VALUE; None without a launcher.
+    """Return the launcher with its slots and its options KEY=VALUE; None without a launcher.
 
     Raises FFNError for an unknown launcher, and for options that the launcher does not support.
     """

@@ -100,8 +100,8 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
     """Return f(x, weights, products) → the input of down [tokens, d_ff], before any norm; x and the weights may have
     any strides.
 
-    `products` are two contiguous tensors of that shape that receive gate and up (in a plain block only the first is
-    used).
+    `products` are two contiguous tensors of the same shape, which receive gate and up (in a plain block only the first
+    is used).
     """
     from ffncli.kernels.in_triton.launched import hidden_kernel
 
