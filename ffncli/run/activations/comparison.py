@@ -65,7 +65,7 @@ def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
     ups = points(question.up) if question.up is not None else (COMPARED_UP if unit else DEFAULT_UP)
     if units and len(ups) * len(at) > MOST:
         raise FFNError(
-            f"{option('up')}: {len(at):,} points at {len(ups):,} values of up are more than {MOST:,}",
+            f"{option('up')}: {len(at):,} points at {len(ups):,} values of up exceed the limit of {MOST:,}",
             "choose fewer of either",
         )
     iso: dict[str, IsoUnit] = {}

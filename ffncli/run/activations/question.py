@@ -71,7 +71,7 @@ def _number(text: str) -> Fraction:
     if not math.isfinite(value):
         raise FFNError(f"{shown(text)} is not a finite number", "for example 0.5 or -3:3:0.5")
     if abs(value) > FARTHEST:
-        raise FFNError(f"{shown(text)} is too far out", f"between -{FARTHEST:g} and {FARTHEST:g}")
+        raise FFNError(f"{shown(text)} is out of range", f"between -{FARTHEST:g} and {FARTHEST:g}")
     return Fraction(text.strip()) if abs(value) > 1e-300 else Fraction(value)
 
 
@@ -127,7 +127,7 @@ class FunctionsQuestion(Options):
         Points | None,
         Opt(
             "--up", metavar="X,...", accepts=_POINTS, repeat=True, group=GATED,
-            help="Values of the up input; --at gives those of the gate. [default: 1; for differences 1,12]",
+            help="Values of the up input; --at sets the gate's values. [default: 1; for differences 1,12]",
         ),
     ] = None  # fmt: skip
     iso_params: Annotated[
@@ -186,7 +186,7 @@ class FunctionsQuestion(Options):
         Opt(
             "--rounding",
             group=DIFFERENCES,
-            help="Show the rounding error of each, computed by torch in --dtype.",
+            help="Show each function's rounding error, computed by torch in --dtype.",
         ),
     ] = False
 
@@ -245,7 +245,7 @@ CONFLICTS = (
     Conflict(
         "at std expect up iso_params against rounding plot plot_file",
         contradicts="source",
-        why=f"with {option('source')} the values are those of the model",
+        why=f"with {option('source')} the model provides the values",
     ),
     Conflict(
         "layer prompt input_ids position input tokens batch seq_len seed threads",
@@ -256,7 +256,7 @@ CONFLICTS = (
     Conflict("prompt", contradicts="input_ids", why="give one"),
     Conflict("input tokens batch seq_len", contradicts="prompt input_ids", why="the model computes the FFN's input"),
     Conflict("position", needs="prompt input_ids"),
-    Conflict("tolerance", needs="against", why="it is the largest difference"),
+    Conflict("tolerance", needs="against", why="it limits the largest difference"),
     Conflict("dtype", needs="against rounding source", why="it is the format to round to, or to compute in"),
     Conflict("d_model d_ff multiple_of", needs="iso_params", why="it compares blocks of equal size"),
 )

@@ -73,21 +73,22 @@ MAX_VALUES = 1 << 24  # in a hidden tensor of all seeds: 64 MB in float32; train
 MAX_REFIT = 1 << 32
 MAX_END, MIN_EXTENT = 1e6, 1e-6
 CONVENTIONS: Mapping[str, str] = {
-    "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection ends in"
-    " the target's one value, so with one input it is the block d_model = 1",
+    "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection ends"
+    " in the target's one value, so with one input it is the block d_model = 1",
     "params": "weights, biases and learned activation parameters of that block",
-    "d_ff": "of one projection; a gated block takes the width whose parameters are nearest to the plain block's of"
-    " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
-    "training": "every seed draws its own weights, with kinks all over the domain; inputs scaled to unit variance over"
-    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, rising over a"
-    " twentieth of the steps, then falling as a cosine;"
-    " without noise the output layer is then refitted in float64 by least squares, which would otherwise fit the noise",
-    "samples": "256 (1,024 for two inputs), with noise 32, by default; without noise evenly over the domain, its ends"
-    " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"
-    " width added to the target",
-    "errors": "in float64 against the target without noise, at points evenly over the domain that are not the samples"
-    " (2,048; 64 × 64 for two inputs); best and median over seeds; the largest error is the best seed's",
-    "floor": "root-mean-square error of the straight line (two inputs: plane) that is nearest at those points",
+    "d_ff": "width of one projection; a gated block gets the width at which its number of parameters, with biases, is"
+    " nearest to the plain block's with d_ff_plain; 4x is 4 times the number of inputs",
+    "training": "every seed draws its own weights, with kinks all over the domain; inputs are scaled to unit variance"
+    " over the domain; Adam runs in float32 on all samples at once, with a learning rate of 0.2/√d_ff, at most 0.1,"
+    " that rises over a twentieth of the steps, then falls as a cosine; without noise the output layer is then"
+    " refitted in float64 by least squares (with noise, least squares would fit the noise)",
+    "samples": "by default 256 (1,024 for two inputs), or 32 with noise; without noise they are spread evenly over the"
+    " domain with its ends (two inputs: Roberts' R2 sequence); with noise each seed draws them uniformly, and normal"
+    " noise with that standard deviation is added to the target",
+    "errors": "computed in float64 against the target without noise, at points spread evenly over the domain that are"
+    " not the samples (2,048; 64 × 64 for two inputs); best and median are over seeds; the largest error is the best"
+    " seed's",
+    "floor": "root-mean-square error of the best-fitting straight line (two inputs: plane) at those points",
     "seeds": "a seed whose training ends in NaN or Inf counts as diverged and is left out of every other figure",
 }
 
@@ -103,7 +104,7 @@ def parse_domain(value: Any) -> Domain:
         raise FFNError(f"{where}: its ends must lie between {-MAX_END:,.0f} and {MAX_END:,.0f}")
     if not high - low >= MIN_EXTENT:
         why = "has no width" if high >= low else "ends before it begins"
-        raise FFNError(f"{where} {why}", f"B must be above A, by {MIN_EXTENT:g} at least")
+        raise FFNError(f"{where} {why}", f"B must exceed A by at least {MIN_EXTENT:g}")
     return low, high
 
 
@@ -269,14 +270,14 @@ def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:
     values = seeds * samples * widest
     if values > MAX_VALUES:
         raise FFNError(
-            f"{seeds} seeds × {samples:,} samples × d_ff {widest:,} are {values:,} values in"
-            f" every step, the limit is {MAX_VALUES:,}",
-            f"take fewer {option('seeds')}, {option('samples')} or a smaller {option('widths')}",
+            f"{seeds} seeds × {samples:,} samples × d_ff {widest:,} are {values:,} values"
+            f" per step, the limit is {MAX_VALUES:,}",
+            f"use fewer {option('seeds')} or {option('samples')}, or a smaller {option('widths')}",
         )
     if refit and samples * widest * min(samples, widest) > MAX_REFIT:
         raise FFNError(
             f"least squares for {samples:,} samples and d_ff {widest:,} would take minutes",
-            f"take fewer {option('samples')} or a smaller {option('widths')}",
+            f"use fewer {option('samples')} or a smaller {option('widths')}",
         )
 
 

@@ -179,7 +179,7 @@ def _ablated(
     except FFNError as error:
         if "no language-model head" not in error.message:
             raise
-        reader.remark(f"{error.message}: what an expert is worth to its predictions is not known")
+        reader.remark(f"{error.message}: the effect of each expert on the predictions was not measured")
         return [], {}
     return texts, expert_worths(loaded, reader.reading.model, question.device, texts, used)
 

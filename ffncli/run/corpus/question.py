@@ -148,7 +148,7 @@ def check_files(question: CorpusQuestion) -> None:
     path = question.save_path
     if path is not None:
         if path.suffix.lower() not in TABLES:
-            what = f"{option('save', question.save)}: a table of units ends in {' or '.join(TABLES)}"
+            what = f"{option('save', question.save)}: a table of units needs a name that ends in {' or '.join(TABLES)}"
             raise FFNError(what)
         if path.suffix.lower() == ".parquet":
             require_extra("pyarrow", "parquet")
@@ -211,12 +211,12 @@ def mixture(question: ExpertsQuestion) -> ReadingModel:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")
         if question.layer in (None, "all"):
-            hint = f"give one {option('layer')}: a benchmark is of one block"
+            hint = f"give one {option('layer')}: a benchmark runs one block"
             raise FFNError(f"{option('save_routes')} needs one layer", hint)
         check_writable(str(path), question.force, option("save_routes"))
     reading = reading_model(question)
     layers = tuple(layer for layer in reading.layers if layer.spec.moe)
     if not layers:
         where = "this layer of " if question.layer not in (None, "all") else ""
-        raise FFNError(f"{where}{reading.model.model.name} has no experts", "ffn trace --prompts shows a dense model")
+        raise FFNError(f"{where}{reading.model.model.name} has no experts", "trace it with ffn trace --prompts")
     return replace(reading, layers=layers)

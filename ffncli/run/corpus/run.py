@@ -58,7 +58,7 @@ def corpus_of(
         if resume is not None:
             progress = read_progress(resume, about, sums, reader.device)
         if progress.done:
-            reader.remark(f"going on after {progress.done:,} texts")
+            reader.remark(f"resuming after {progress.done:,} texts")
         advance(progress.end)
         units = sum(layer.spec.d_ff * (layer.spec.moe.experts if layer.spec.moe else 1) for layer in reading.layers)
         needed = units * (BYTES_OF_UNIT + top * BYTES_OF_VALUE)
@@ -127,7 +127,7 @@ class CorpusReader:
         self._padding, self._known = _padding(self.loaded, self.tokenizer), known_tokens(self.loaded.module)
         self.limits = replace(_limits(self._question, self.reading, self.loaded, self._dtype), in_order=in_order)
         if self.limits.texts > 1 and not self._batches_alike():
-            self.remark("this model's result for a text depends on the others in its batch: texts run one by one")
+            self.remark("this model's result for a text depends on other texts in the batch, so texts run one by one")
             self.limits = replace(self.limits, texts=1)
 
     def read(

@@ -105,7 +105,7 @@ def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at:
     acts = [f"{at}.{name}" for name, part in parts if name and computes(part, shape.act, learned_ones)]
     if not acts and shape.act.function != "identity":
         ends = f"{owners['up.weight']} and {owners['down.weight']}"
-        raise NotReplaced(f"between {ends} the activation {shape.act.function} is not a module that could be replaced")
+        raise NotReplaced(f"the activation {shape.act.function} between {ends} is not a separate module")
     norms = [owner for name, owner in owners.items() if name.startswith("sub_norm.")]
     return tuple(dict.fromkeys([owners["up.weight"], *acts, *norms, owners["down.weight"]]))
 
@@ -175,7 +175,7 @@ def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int)
     try:
         vocab = int(loaded.module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):
-        raise FFNError(f"{loaded.config.model_type}: its table of tokens is not known") from None
+        raise FFNError(f"{loaded.config.model_type}: its token embedding is not known") from None
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(vocab, (count,), generator=generator).tolist()
     return forward_arguments(loaded, with_texts(ids, None), None, layers_of(resolved))

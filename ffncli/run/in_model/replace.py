@@ -267,8 +267,8 @@ def _module_error(model: nn.Module, ffn: FoundFFN, case: _VerifiedInput) -> floa
         raise NotReplaced(f"{whose} does not take its input alone: {type(error).__name__}: {text}") from None
     value = case.error(out, whose)
     if value > case.tolerance:
-        what = f"{whose} does not compute just its FFN on its parameters as they are"
-        raise NotReplaced(f"{what}: it is {value:.1e} from float64, more than {case.tolerance:.1e}")
+        what = f"{whose} does not compute exactly its FFN from its current parameters"
+        raise NotReplaced(f"{what}: its error against float64 is {value:.1e}, more than {case.tolerance:.1e}")
     return value
 
 
@@ -297,7 +297,7 @@ def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name
     if not torch.equal(x, case.x) or before != [tensor._version for tensor in params if not tensor.is_inference()]:
         raise FFNError(f"{where} changes its input or its weights", "nothing was replaced", ExitCode.FAILED)
     if not value <= (limit := _limit(case, ready)):
-        what = f"{where} is wrong: {value:.1e} from float64, more than {limit:.1e} (layer {name})"
+        what = f"{where} is wrong: its error against float64 is {value:.1e}, more than {limit:.1e} (layer {name})"
         raise FFNError(what, "nothing was replaced", ExitCode.FAILED)
     return value
 

@@ -106,7 +106,7 @@ class FFNSwap:
     def _obstacle(self, x: Any) -> str:
         """Return the reason why the model must compute this call itself; empty if the kernel can."""
         if type(x) is not Tensor or x.numel() == 0:
-            return "it was called with something else than one tensor"
+            return "its input is not one non-empty tensor"
         if any(part.training for part in self._inside):
             return "train mode"
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters)):

@@ -263,7 +263,7 @@ def _check_step(step: SavedStep, container: Container, names: set[str], where: s
     if len(step.shape) < 2 or (0 in step.shape and not step.inner):
         raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
     if container.shapes.get(step.name) != step.shape:
-        raise FFNError(f"{label} has shape {shown(list(step.shape))}, its tensor has another")
+        raise FFNError(f"{label} has shape {shown(list(step.shape))}, but its tensor has another shape")
     if not step.inner and (missing := next((name for name in step.inputs if name not in names), None)):
         raise FFNError(f"{label} reads {shown(missing, 120)}, which is not a step")
 
@@ -278,7 +278,7 @@ def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
     for step in outer.values():
         label = f"{where}: step {shown(step.name, 120)}"
         if not _SIZED.fullmatch(step.detail.get("experts", "")) or len(step.inputs) != 2:
-            raise FFNError(f"{label} does not say how many experts it has")
+            raise FFNError(f"{label} does not specify the number of its experts")
         known: set[str] = set()
         entries: set[str] = set()
         for one in step.program:

@@ -100,7 +100,7 @@ def gate_topic(line: TopicLine) -> Topic:
             "that.",
             "In T5, gated blocks reached a lower perplexity than plain ones of the same size (Shazeer 2020); "
             f"{sum(one.gated for one in models)} of the {len(models)} models in `ffn models` are gated.",
-            "f names the block: swiglu has silu, geglu gelu, reglu relu, glu the sigmoid.",
+            "The block is named after f: silu in swiglu, gelu in geglu, relu in reglu, the sigmoid in glu.",
         ),
         NumberTable(f"ffn trace {source} --tokens 1", ("unit", "gate", "silu(gate)", "up", "hidden"), tuple(units)),
         "ffn activations swiglu geglu reglu",
@@ -262,8 +262,8 @@ def tensor_parallel_topic(line: TopicLine) -> Topic:
         (
             "Tensor parallelism (TP) splits every block over n devices, called ranks: each computes d_ff / n of the "
             "hidden units.",
-            "A rank has its units' columns of W1 and W3 (column-parallel) and their rows of W2 (row-parallel), so "
-            "before the output no rank needs another.",
+            "A rank holds the columns of W1 and W3 (column-parallel) and the rows of W2 (row-parallel) that belong to "
+            "its units, so ranks exchange nothing before the output.",
             "Each rank's output sums over its units only; one all-reduce adds these partial sums and gives every rank "
             "the result.",
             f"Below, out 0 is {fixed(sums[0][0])} from rank 0 and {fixed(sums[1][0])} from rank 1, together "

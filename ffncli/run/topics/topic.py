@@ -139,7 +139,7 @@ def activation_topic(line: TopicLine) -> Topic:
             "It is the only step of a plain block that is not linear: without it, x · W1 · W2 is one matrix, W1 · W2.",
             f"The common ones nearly agree for large positive numbers, at 3: {far}.",
             f"They differ near zero and below it, at -1: {near}.",
-            "The first Transformer has relu, BERT gelu, Llama silu, in a gate.",
+            "The first Transformer uses relu, BERT uses gelu, and Llama uses silu in a gate.",
         ),
         NumberTable(
             f"ffn activations relu gelu silu --at={_AT}", ("x", *f), tuple((x, *(g(x) for g in f.values())) for x in AT)

@@ -90,7 +90,7 @@ def test_units_are_saved_and_a_finished_run_is_read(call, llama, texts, tmp_path
     assert len(Path(units).read_text().splitlines()) == 1 + sum(layer["units"] for layer in first["layers"])
     code, out, err = call("trace", llama, "--prompts", texts, "--resume", state, "--json")
     assert json.loads(out)["corpus"]["layers"] == first["layers"]
-    assert (code, err) == (0, "note: going on after 4 texts\n")
+    assert (code, err) == (0, "note: resuming after 4 texts\n")
     code, _, err = call("trace", llama, "--prompts", texts, "--resume", units)
     assert code == 2
     assert units in err

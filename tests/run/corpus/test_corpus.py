@@ -258,7 +258,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ffncli.corpus(path, texts, batch_size=2, top_contexts=3, resume=state)
     monkeypatch.setattr(Listener, "run", real)
     resumed = ffncli.corpus(path, texts, batch_size=2, top_contexts=3, resume=state)
-    assert any(note == "going on after 64 texts" for note in resumed.notes)
+    assert any(note == "resuming after 64 texts" for note in resumed.notes)
     assert resumed.frame().drop(columns=["top_values", "top_texts", "top_tokens"]).equals(
         whole.drop(columns=["top_values", "top_texts", "top_tokens"]))  # fmt: skip
     assert resumed.frame().top_values.tolist() == whole.top_values.tolist()

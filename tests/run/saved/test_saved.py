@@ -123,7 +123,7 @@ def test_token_ids_are_read_back_and_compared(tmp_path, kind):
     ({"program": "twice"}, "has a program that does not read one input"),
     ({"op": "route"}, "has an impossible step 'gate' in its program"),
     ({"out": "d_ff"}, "has an impossible step 'gate' in its program"),
-    ({"experts": "experts"}, "does not say how many experts it has"),
+    ({"experts": "experts"}, "does not specify the number of its experts"),
     ({"experts": "experts 2"}, "'experts.2.gate' is inside no expert"),
     ({"inside": "router"}, "'router' is inside no expert"),
 ])  # fmt: skip

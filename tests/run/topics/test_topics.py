@@ -157,7 +157,7 @@ def test_an_activation_in_general():
     assert {name: (spec.activation, spec.gated) for name, spec in specs.items()} == {
         "transformer-base": ("relu", False), "bert-base": ("gelu", False), "llama-2-7b": ("silu", True),
     }  # fmt: skip
-    assert "The first Transformer has relu, BERT gelu, Llama silu, in a gate." in topic.sentences
+    assert "The first Transformer uses relu, BERT uses gelu, and Llama uses silu in a gate." in topic.sentences
 
 
 def test_a_gated_unit():
