@@ -161,7 +161,7 @@ def _older_gpu(least: str, device: str) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if 10 * major + minor >= int(least):
         return None
-    return f"needs a GPU of compute capability {least[:-1]}.{least[-1]}, this one has {major}.{minor}"
+    return f"needs a GPU of compute capability {least[:-1]}.{least[-1]}, but this one has {major}.{minor}"
 
 
 def cxx() -> str | None:

@@ -93,7 +93,7 @@ def test_what_is_refused(monkeypatch):
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, reason in {
-        (8, 6): "needs a GPU of compute capability 8.9, this one has 8.6", (8, 9): None, (12, 0): None,
+        (8, 6): "needs a GPU of compute capability 8.9, but this one has 8.6", (8, 9): None, (12, 0): None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         assert kernel.refusal(block, "cuda:0", "bf16") == reason

@@ -330,7 +330,7 @@ def test_the_same_run_on_both_sides_is_said():
     base = table([1.0, 1.0], "base")
     found = compare(base, base, GATE)
     assert all((r.ratio, r.verdict, r.regression) == (1.0, "same", False) for r in found.rows)
-    assert found.remarks[0].startswith("the same run on both sides")
+    assert found.remarks[0].startswith("both sides contain the same run")
 
 
 @pytest.mark.parametrize("field", ["process_times_s", "process_anchors_s"])
