@@ -92,6 +92,7 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
 def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Tensor, exact: Tensor) -> RoundingError:
     """Compare the `computed` value at each x with the `exact` value; a correctly rounded infinity is not an error."""
     largest = torch.finfo(_torch(dtype)).max
+    # Correct rounding returns infinity from half an ulp above the largest number.
     overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
     right = overflow & computed.isinf() & (computed.sign() == exact.sign())
     lost = ~computed.isfinite() & ~right
@@ -118,6 +119,7 @@ def _first(sizes: Tensor, x: Tensor) -> int:
 
 def _mass(x: Tensor, std: float) -> Tensor:
     """Return the probability that a draw of N(0, std²) is nearest to each number in `x` (sorted, symmetric)."""
+    # Upper tails from the midpoints of the positive half: differences of a distribution function near 1 would cancel.
     beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]

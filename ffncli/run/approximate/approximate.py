@@ -315,6 +315,7 @@ def train(
         adam.param_groups[0]["lr"] = most * _rate(at, count)
         adam.zero_grad()
         error = _together(steps, weights, x) - y
+        # A sum over seeds keeps each seed's gradient independent of the other seeds.
         error.square().mean(1).sum().backward()  # type: ignore[no-untyped-call]
         adam.step()
         if (at + 1) % _TICK == 0 or at + 1 == count:

@@ -285,7 +285,7 @@ class RouteSums(Receiver):
         self._last[experts] = self._clock + torch.arange(len(experts))
         self._clock += len(experts)
         self.tokens += 1
-        if self.tokens & (self.tokens - 1) == 0:
+        if self.tokens & (self.tokens - 1) == 0:  # a power of two
             self.coverage.append((self.tokens, self.covered))
 
     @property

@@ -230,6 +230,7 @@ class _Places:
         place = self.place(at)
         ids = self._ids.get(place.text, ())[: place.token + 1 + _AFTER]
         start = max(0, place.token - _BEFORE)
+        # Decode growing prefixes, because a token that is decoded by itself may lose its leading space.
         left, to_token, whole = (self._text(ids[start:end]) for end in (place.token, place.token + 1, len(ids)))
         token = to_token.removeprefix(left)
         space = token[: len(token) - len(token.lstrip())]

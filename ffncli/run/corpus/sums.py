@@ -130,6 +130,7 @@ class UnitSums(RunningFigures):
 
     def _add(self, values: Tensor, places: Tensor, active: Tensor, group: int, part: slice) -> None:
         values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+        # NaN, Inf and float32 overflow all show in the sums, which are cheaper to check than every value.
         total = values.sum(0)
         if not torch.isfinite(total).all():
             self.not_finite[group] += int((~values.isfinite()).sum())

@@ -127,6 +127,7 @@ class FFNSwap:
         if any(tuple(now.values()) != before for now, before in self._children):
             return "its modules were replaced"
         whole = len(self._modules) == 1
+        # A single module's own hooks still run around its forward, with the right input and output.
         for part in self._inside[1:] if whole else self._inside:
             if part._forward_hooks or part._forward_pre_hooks or (whole and forward_replaced(part)):
                 return "there are hooks on its modules"

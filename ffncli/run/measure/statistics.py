@@ -215,7 +215,7 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
     if low > 0 or high < 0:
         sums.negatives += n if high < 0 else 0
     else:
-        torch.sign(piece, out=scratch)
+        torch.sign(piece, out=scratch)  # Σ sign² counts values that are not zero; Σ sign is positives minus negatives
         rest, difference = int(torch.dot(scratch, scratch)), int(scratch.sum())
         sums.zeros += n - rest
         sums.negatives += (rest - difference) // 2
@@ -373,6 +373,7 @@ class Sampler:
     def add(self, piece: Tensor) -> None:
         """Add a piece [..., width]."""
         wide = piece.double()
+        # continue the stride where the previous piece ended
         self.kept.append(wide.flatten()[-self.moments.values % self.stride :: self.stride].clone())
         self.moments.merge(wide, wide.abs(), near_zero(piece.dtype))
 
