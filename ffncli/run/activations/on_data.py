@@ -36,7 +36,7 @@ _CHUNK = 1 << 21  # values of an activation per chunk: 16 MB in float64
 
 @dataclass(frozen=True)
 class LayerData:
-    """One layer's activations; `weights` is the weights' origin, `agreement` compares with the model's own FFN."""
+    """One layer's activations, the origin of its `weights`, and the `agreement` with the model's own FFN."""
 
     stack: str
     layer: int

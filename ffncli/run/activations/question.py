@@ -63,7 +63,7 @@ def _range(text: str, most: int) -> list[float]:
 
 
 def _number(text: str) -> Fraction:
-    """Read a number of magnitude up to FARTHEST, exactly as written."""
+    """Read a number exactly as written; refuse magnitudes above FARTHEST."""
     try:
         value = float(text)
     except ValueError:

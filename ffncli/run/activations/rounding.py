@@ -14,7 +14,7 @@ from ffncli.run.engine.execute import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.gap import ulp, ulp_each
 
-_STRIDE = 16_381  # every so many fp32 numbers; prime, so that the low bits differ
+_STRIDE = 16_381  # step between the fp32 numbers used; prime, so that the low bits differ
 _REACH = 10.0  # standard deviations: the range of a normal input
 _CORRECT = 0.5 + 1e-9  # ulps; slightly above 0.5, since the reference itself has an error
 

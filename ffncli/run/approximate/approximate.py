@@ -58,7 +58,7 @@ class FitRow:
 
 @dataclass(frozen=True)
 class Fit:
-    """A row, and the best seed's float64 weights by canonical name; empty if all seeds diverged."""
+    """A row, and the best seed's float64 weights by canonical name; no weights if all seeds diverged."""
 
     row: FitRow
     case: FitCase
@@ -69,8 +69,8 @@ class Fit:
 class Overfitting:
     """One activation's smallest held-out error over its widths, and the largest held-out error of the wider blocks.
 
-    `overfits`: the largest error is more than 1.1 times the smallest, while the wider block's error on the samples is
-    smaller.
+    The activation `overfits` if the largest error is more than 1.1 times the smallest, while the wider block's error on
+    the samples is smaller.
     """
 
     target: str
@@ -309,7 +309,7 @@ def train(
     weights = {
         name: torch.stack([seed_weights[name] for seed_weights in start]).float().requires_grad_() for name in start[0]
     }
-    most = min(0.1, 0.2 / math.sqrt(weights[f"{steps[-1].output}.weight"].shape[-1]))  # the larger d_ff, the smaller
+    most = min(0.1, 0.2 / math.sqrt(weights[f"{steps[-1].output}.weight"].shape[-1]))  # decreases with d_ff
     adam = torch.optim.Adam(list(weights.values()), lr=most, fused=True)
     for at in range(count):
         adam.param_groups[0]["lr"] = most * _rate(at, count)
@@ -321,7 +321,7 @@ def train(
         if (at + 1) % _TICK == 0 or at + 1 == count:
             tick(at % _TICK + 1)
     trained = {name: tensor.detach().double() for name, tensor in weights.items()}
-    last = steps[-1].output  # back to the target's unit
+    last = steps[-1].output  # convert back to the target's unit
     trained[f"{last}.weight"] *= unit
     trained[f"{last}.bias"] *= unit.squeeze(2)
     return [{name: tensor[i] for name, tensor in trained.items()} for i in range(len(start))]

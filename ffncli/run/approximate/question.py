@@ -69,7 +69,7 @@ NOISY_SAMPLES = 32
 STEPS = 300
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
 MAX_VALUES = 1 << 24  # in a hidden tensor of all seeds: 64 MB in float32; training keeps a dozen such tensors
-# samples × d_ff × min(samples, d_ff): least squares runs in one call that Ctrl-C cannot stop, so within 1-2 seconds.
+# limit of samples × d_ff × min(samples, d_ff): Ctrl-C cannot stop least squares, which should take 1-2 seconds at most
 MAX_REFIT = 1 << 32
 MAX_END, MIN_EXTENT = 1e6, 1e-6
 CONVENTIONS: Mapping[str, str] = {

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 class ExpertFigures:
     """One expert of a layer over the corpus.
 
-    The router chose it for `tokens` tokens: `share` of all choices, and `times_even` times as often as with an even
-    load. `mean_weight` is its mean router weight when chosen. Removing the expert would change the FFN's output for
-    these tokens by `output_change` of the output's norm, on average. The other two figures cover the texts that were
-    read again, and are None if not measured: `divergence` is the mean Kullback-Leibler divergence, in nats, from the
-    next-token distribution with the expert to the distribution without it; `argmax_changed` is the share of tokens
-    whose likeliest next token changes.
+    The router chose the expert for `tokens` tokens, which is `share` of all choices and `times_even` times an even
+    load. `mean_weight` is the expert's mean router weight over these tokens. Removing the expert would change the FFN's
+    output for these tokens by `output_change` of the output's norm, on average. The other two figures cover the texts
+    that were read again, and are None if not measured: `divergence` is the mean Kullback-Leibler divergence, in nats,
+    from the next-token distribution with the expert to the distribution without it; `argmax_changed` is the share of
+    tokens whose likeliest next token changes.
     """
 
     stack: str

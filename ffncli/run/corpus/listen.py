@@ -234,7 +234,7 @@ class Listener:
 
 
 class _LayerHooks:
-    """The hooks of one layer. If the layer runs several times in a pass, the first time counts."""
+    """The hooks of one layer. If the layer runs several times in a pass, only the first run counts."""
 
     def __init__(self, listener: Listener, layer: Layer, ffn: LiveFFN, receiver: Receiver) -> None:
         self.listener, self.layer, self.ffn, self.receiver = listener, layer, ffn, receiver

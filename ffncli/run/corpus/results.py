@@ -79,11 +79,11 @@ class OutlierDimension:
 class CorpusLayer:
     """One layer over the tokens of the corpus.
 
-    `dead_units` of its `units` (of all experts) were active for no token; `unused_units` are the dead units of experts
-    that received no token. `active_share` is the mean over the units that are not dead. `min` and `max` are the
-    extremes over all units. `not_finite` counts values that are NaN or infinite. `top_units` are the units with the
-    largest maxima. `outliers` are the outlier dimensions of the FFN's input; `massive` counts the massive activations
-    in the layer's output; `largest_massive` are the largest by magnitude.
+    `units` counts its hidden units (of all experts), `dead_units` the units that no token activated, `unused_units` the
+    dead units of experts that received no token. `active_share` is the mean over the units that are not dead. `min` and
+    `max` are the extremes over all units. `not_finite` counts values that are NaN or infinite. `top_units` are the
+    units with the largest maxima. `outliers` are the outlier dimensions of the FFN's input; `massive` counts the
+    massive activations in the layer's output; `largest_massive` are the largest by magnitude.
     """
 
     stack: str
@@ -369,7 +369,7 @@ def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, 
 
 
 def save_table(frame: DataFrame, path: Path) -> None:
-    """Write the table as CSV, lists joined by `;`, or as Parquet."""
+    """Write the table as CSV, with lists joined by `;`, or as Parquet."""
     if path.suffix.lower() == ".parquet":
         with written_whole(path) as file:
             frame.to_parquet(file, index=False, engine="pyarrow")

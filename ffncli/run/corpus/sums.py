@@ -157,7 +157,7 @@ class UnitSums(RunningFigures):
 
 
 def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor, places: Tensor) -> None:
-    """Replace extremes by those in `new` (over `values`) that are `better`, with their places."""
+    """Update the extremes and their places in the columns in which `new`, the extremes of `values`, is `better`."""
     columns = better.nonzero().flatten()
     if columns.numel():
         best[columns] = new[columns].double()

@@ -80,7 +80,7 @@ def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
 
 
 def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
-    """Return the FFN as the modules of up, activation and down, for an FFN whose module computes more."""
+    """Split an FFN whose module computes more than the FFN into the modules of up, activation and down."""
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in ffn.located}
     row = _row(model, ffn.block, owners, ffn.modules[0])
     return FoundFFN(ffn.layer, ffn.block, ffn.located, row)

@@ -20,8 +20,7 @@ Block = FFNSpec | Sequence[Step]
 
 @dataclass
 class SharedKernel:
-    """A kernel's function for any thread: x [tokens, d_model] → output of the same shape, which no later call
-    overwrites.
+    """A thread-safe kernel function: x [tokens, d_model] → output of the same shape, which no later call overwrites.
 
     A lock admits one thread at a time, because kernels keep buffers. If `reuses`, the kernel overwrites its last
     output, so the output is copied. `reuses` is None until the first call, which runs the kernel twice to find out. A

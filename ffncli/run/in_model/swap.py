@@ -104,7 +104,7 @@ class FFNSwap:
         return params, "" if params is not None else self._elsewhere
 
     def _obstacle(self, x: Any) -> str:
-        """Return the reason why the model must compute this call itself; empty if the kernel can."""
+        """Return the reason why the model must compute this call itself; empty if the kernel can compute it."""
         if type(x) is not Tensor or x.numel() == 0:
             return "its input is not one non-empty tensor"
         if any(part.training for part in self._inside):

@@ -104,7 +104,8 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 class Counts:
     """Counts of the values read so far, and the extremes of the finite values.
 
-    `low_chunk` and `high_chunk` are the numbers of the first chunks that contain the extremes, out of `chunks`.
+    `low_chunk` and `high_chunk` are the indices of the first chunks that contain the minimum and the maximum; `chunks`
+    is the number of chunks read so far.
     """
 
     finite: int = 0

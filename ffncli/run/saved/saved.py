@@ -273,7 +273,7 @@ _PROGRAM_OPS = ("linear", "activation", "multiply", "add", "norm", "dropout")
 
 
 def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
-    """Refuse experts, or a step inside an expert, if the record of them is inconsistent."""
+    """Refuse experts, or a step inside an expert, if the record describes them inconsistently."""
     outer = {step.name: step for step in steps if step.op == "experts"}
     for step in outer.values():
         label = f"{where}: step {shown(step.name, 120)}"
