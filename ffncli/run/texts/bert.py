@@ -149,14 +149,14 @@ def _slopes() -> list[Fact]:
             "holds" if TABLE["relu"].slope(-1.0, SCALAR) == 0 else "wrong",
         ),
         Fact(
-            "gelu has one below 0 too", f"slope {slopes['gelu']}", "",
+            "gelu has a gradient below 0", f"slope {slopes['gelu']}", "",
             "holds" if TABLE["gelu"].slope(-1.0, SCALAR) != 0 else "wrong",
         ),
         Fact(
             "gelu is smooth where relu has a kink",
             f"the slope at 0 jumps by {number(jumps['relu'])} in relu, by {number(jumps['gelu'])} in gelu",
             "", "holds" if jumps["relu"] == 1 and jumps["gelu"] < 1e-6 else "wrong",
-            "both with their slopes, as curves: ffn activations relu gelu --plot",
+            "curves of both with their slopes: ffn activations relu gelu --plot",
         ),
     ]  # fmt: skip
 
@@ -170,7 +170,7 @@ def _and() -> Fact:
     best = (inputs @ torch.linalg.lstsq(inputs, target).solution - target).abs().max()
     same = unit == target.flatten().tolist()
     return Fact(
-        "'if A and B then C' takes a non-linearity",
+        "'if A and B then C' needs a non-linearity",
         f"relu(A + B − 1) is {', '.join(f'{v:g}' for v in unit)} on 00, 01, 10, 11", "", "holds" if same else "wrong",
         f"the best linear map misses by up to {float(best):.2f}; with training: ffn approximate --target and",
     )  # fmt: skip

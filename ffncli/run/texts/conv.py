@@ -114,7 +114,7 @@ def _approximation(name: str) -> Fact:
     near = rmse[-1] < 0.01
     errors = ", ".join(f"{'below 0.001' if e < 1e-3 else f'{e:.2g}'} at {w}" for e, w in zip(rmse, WIDTHS, strict=True))
     if name == "identity":
-        return Fact("the same with identity units", f"rmse {errors}", note="they can only make one straight line")
+        return Fact("the same with identity units", f"rmse {errors}", note="these units can only form a line")
     return Fact(
         f"one hidden layer of enough {name} units approximates any continuous function",
         f"rmse {errors}", "", "holds" if near else "wrong",

@@ -48,7 +48,7 @@ def _sizes(ready: Prepared) -> list[Fact]:
         compared("shapes of W1[in, out] and W2[in, out]", "[512, 2048] and [2048, 512]", shapes, note),
         compared("d_ff over d_model", "4", f"{up.shape[0] / up.shape[1]:g}"),
         Fact("parameters", f"{whole:,}", note=biases),
-        Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are from the text, the 508 between them are ours"),
+        Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are from the text; the 508 between are invented"),
     ]
 
 

@@ -146,11 +146,11 @@ def _bias(ready: Prepared) -> list[Fact]:
     differs: Verdict = "holds" if float(row.abs().max()) > ROUNDING else "wrong"
     return [
         Fact("with biases a zero input does not give zero", f"every row {table(row)}", "", differs),
-        Fact("without biases it does", f"max |f(0)| = {bare:g}", "", agrees(bare, ROUNDING)),
+        Fact("without biases a zero input gives zero", f"max |f(0)| = {bare:g}", "", agrees(bare, ROUNDING)),
         Fact(
             "zero input in train mode",
             f"equal rows come out up to {number(apart)} apart",
-            note="as the text runs it: each row has its own mask, the block is the same",
+            note="as in the text: each row has its own mask, but the block is the same",
         ),
     ]
 
@@ -175,6 +175,6 @@ def _line() -> Fact:
     where = ", ".join(f"({x:g}, {y:g})" for x, y in wrong)
     return Fact(
         "a bias of −1 separates the two classes", f"−{high:g} < b < −{low:g} does", "", verdict,
-        f"b = −1 puts {where} on the wrong side; w = (1, 1); our points: class 0 has (0, 0), (1, 1), class 1 has "
-        "(2, 2), (3, 1)",
+        f"b = −1 puts {where} on the wrong side; w = (1, 1); the points are (0, 0), (1, 1) in class 0 and "
+        "(2, 2), (3, 1) in class 1",
     )  # fmt: skip

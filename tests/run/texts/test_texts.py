@@ -130,7 +130,7 @@ def test_zero_input(of_notebook):
     w = run.weights
     row = functional.linear(w["up.bias"].relu(), w["down.weight"], w["down.bias"])
     assert of_notebook["with biases a zero input does not give zero"].found == f"every row {table(row)}"
-    assert of_notebook["without biases it does"].found == "max |f(0)| = 0"
+    assert of_notebook["without biases a zero input gives zero"].found == "max |f(0)| = 0"
     assert "[-0.1398, " in of_notebook["with biases a zero input does not give zero"].found
     # With the mask the rows that keep all their live units differ from those that do not.
     live = w["up.bias"].relu()
@@ -387,7 +387,7 @@ def test_slopes(of_bert):
         (fact,) = (fact for topic, fact in of_bert.items() if topic.startswith(f"{name} has"))
         expected = zip(slopes.tolist(), ("-1", "-0.1", "0.1", "1"), strict=True)
         assert fact.found == "slope " + ", ".join(f"{s:.3f} at {at}" for s, at in expected)
-    assert "by up to 0.25;" in of_bert["'if A and B then C' takes a non-linearity"].note
+    assert "by up to 0.25;" in of_bert["'if A and B then C' needs a non-linearity"].note
 
 
 def held_out(samples: int, times: int) -> float:
