@@ -19,9 +19,7 @@ from seed 0. The verdicts are `wrong`, `depends` (on what the text leaves open) 
 
 """
 # What a page cannot compute when it is made: time. The claim → the answer as it was measured, "" before that.
-MEASURED = {
-    "as 1×1 convolutions it can be faster": lambda: conv1x1.sentence(read(conv1x1.RESULTS)),
-}
+MEASURED = {"as 1×1 convolutions it can be faster": lambda: conv1x1.sentence(read(conv1x1.RESULTS))}
 COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
 
 

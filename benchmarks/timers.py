@@ -22,8 +22,6 @@ not counted as measuring; the column wall_s has it.
 The exit code is 1 where a mark is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -62,7 +60,7 @@ class Shape:
     activation: str
 
     @classmethod
-    def of(cls, text: str) -> Shape:
+    def of(cls, text: str) -> "Shape":
         """From its text."""
         dims, _, activation = text.partition(":")
         return cls(*map(int, dims.split("x")), activation or "swiglu")

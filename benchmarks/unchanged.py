@@ -13,8 +13,6 @@ any way. `make unchanged BASE=REV` does all three.
 Everything is deterministic (one thread, fixed seeds, the same files) but what `ffn bench` and `ffn doctor` measure.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -134,7 +132,7 @@ def _inputs(path: Path) -> Path:
     return path
 
 
-def _run(line: str, package: Path, work: Path, forks: Forks, version: str) -> Output:
+def _run(line: str, package: Path, work: Path, forks: "Forks", version: str) -> Output:
     """One line, in a fork or in a shell of its own, and the files that it wrote; those outside out/ go again."""
     before, inputs = _contents(work / "out"), set(work.iterdir())
     start = time.perf_counter()
@@ -253,7 +251,7 @@ class Forks:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
 
-    def __enter__(self) -> Forks:
+    def __enter__(self) -> "Forks":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -4,8 +4,6 @@ Also the helpers that every message needs: they escape text from files and argum
 terminal.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from enum import IntEnum
@@ -86,7 +84,7 @@ class FFNError(Exception):
     def __str__(self) -> str:
         return self.in_words()
 
-    def within(self, place: str, hint: str | None = None) -> FFNError:
+    def within(self, place: str, hint: str | None = None) -> "FFNError":
         """Return the same error with `place` before its message, and with another hint if one is given."""
         return FFNError(f"{place}: {self._message}", self._hint if hint is None else hint, self.code)
 

@@ -46,11 +46,7 @@ class CompareQuestion(Options):
     ] = field(kw_only=False)
     new: Annotated[
         FilePath | Iterable[FilePath] | None,
-        Opt(
-            metavar="NEW",
-            accepts=PATHS,
-            help="The same kind of file, to compare with BASE. Optional with --plot.",
-        ),
+        Opt(metavar="NEW", accepts=PATHS, help="The same kind of file, to compare with BASE. Optional with --plot."),
     ] = field(default=None, kw_only=False)
     fail_if_slower: Annotated[
         float | None,

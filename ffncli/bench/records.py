@@ -5,8 +5,6 @@ and through the journal; their annotations limit the values that a record may co
 (models/files/json_records.py).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -101,7 +99,7 @@ class Case:
         return str(self.ranks) if self.ranks.world_size > 1 else ""
 
     @property
-    def of_rank(self) -> Case:
+    def of_rank(self) -> "Case":
         """The case that one rank runs: with all tokens or, with expert parallelism, with its part of the tokens."""
         return self if self.ranks.ep == 1 else replace(self, tokens=self.tokens // self.ranks.ep)
 
@@ -169,7 +167,7 @@ class Job:
     kernels: tuple[KernelChoice, ...]
     baseline: str | None
     method: Method
-    gone: tuple[tuple[str, Outcome], ...] = ()
+    gone: "tuple[tuple[str, Outcome], ...]" = ()
     plain: tuple[tuple[str, str], ...] = ()
     chosen: tuple[tuple[str, str, str], ...] = ()
 
@@ -177,7 +175,7 @@ class Job:
         """Return the kernel that each `auto` name stands for in this case."""
         return {name: kernel for key, name, kernel in self.chosen if key == case.key}
 
-    def gone_in(self, case: Case) -> dict[str, Outcome]:
+    def gone_in(self, case: Case) -> "dict[str, Outcome]":
         """Return the outcomes of the kernels that have ended a worker in this case."""
         return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
 

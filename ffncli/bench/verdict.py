@@ -1,7 +1,5 @@
 """Ruling: the verdict on a kernel's answer, in numbers and words; an Outcome carries its note and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,7 +23,7 @@ class Error:
         """The text for a note: `3 subnormal outputs`; empty if there are none."""
         return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
 
-    def worst(self, other: Error) -> Error:
+    def worst(self, other: "Error") -> "Error":
         """Return the larger value of each field."""
         most = max(self.subnormal, other.subnormal)
         return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
@@ -76,11 +74,11 @@ class Ruling:
         line = line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
         return f"{self.code}: {line}" if self.code and line else line
 
-    def at(self, when: str, code: WrongCode | None = None) -> Ruling:
+    def at(self, when: str, code: WrongCode | None = None) -> "Ruling":
         """Return this ruling; a wrong ruling gets `when` as a prefix, and `code` if it has none."""
         return replace(self, wrong=when + self.wrong, code=self.code or code) if self.wrong else self
 
-    def then(self, later: Ruling) -> Ruling:
+    def then(self, later: "Ruling") -> "Ruling":
         """Combine this ruling with a later one: the first wrong ruling, with the larger errors of both."""
         return replace(self if self.wrong else later, error=self.error.worst(later.error))
 

@@ -13,8 +13,6 @@ else is copied to every rank and works on the rank's own tokens, including ident
 goes to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, isqrt
@@ -33,7 +31,7 @@ CONVENTIONS: Mapping[str, str] = {
 }
 
 
-def rank_steps(steps: Sequence[Step], rank: int, ranks: Ranks) -> tuple[Step, ...]:
+def rank_steps(steps: Sequence[Step], rank: int, ranks: "Ranks") -> tuple[Step, ...]:
     """Return the steps that rank `rank` of the grid runs: its part of every d_ff, within its part of the experts.
 
     Raises the FFNErrors of `shard` and `shard_experts`.

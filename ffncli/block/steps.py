@@ -10,8 +10,6 @@ separate files that read the steps and handle each op in a branch of its own. A 
 of the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
@@ -370,7 +368,7 @@ class Experts(Op):
     are split over `ranks` ranks, this op holds one rank's experts, numbered from `first` (`shard.shard_experts`).
     """
 
-    program: tuple[Step, ...]
+    program: "tuple[Step, ...]"
     experts: Axis
     weigh: Literal["output", "input"] = "output"
     identity: int = 0

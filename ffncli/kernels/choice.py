@@ -11,8 +11,6 @@ Parsing reads no files and does not need torch.
 A user's function receives a block's weights through arguments named after them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -59,7 +57,7 @@ class KernelChoice:
             return plain
         return f"{self.label}={plain}"
 
-    def with_attribute(self, attribute: str) -> KernelChoice:
+    def with_attribute(self, attribute: str) -> "KernelChoice":
         """Return this choice with that kernel of the file; a missing label is built from the kernel's name."""
         choice = replace(self, attribute=attribute)
         return replace(choice, label=self.label or choice._default_label)

@@ -2,8 +2,6 @@
 products, written as sums; counters of compilations.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -190,7 +188,7 @@ class CompileCache:
     hits: int
     misses: int
 
-    def since(self, before: CompileCache) -> str:
+    def since(self, before: "CompileCache") -> str:
         """Return the origin of the graphs compiled since `before`: `cold`, `cached`, or "" if there are none."""
         if self.misses > before.misses:
             return "cold"

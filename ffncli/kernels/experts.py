@@ -10,8 +10,6 @@ few tokens: each token needs copies of top_k experts' matrices. The router's cho
 never waits. Forward only: a backward pass would keep all copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -49,7 +47,7 @@ def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     return stacked_mixture(steps, partial(_in_groups, ordered=device.startswith("cuda")))
 
 
-def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
+def _in_groups(made: "Made", weigh_output: bool, ordered: bool) -> Summed:
     """Compute the sum with grouped products; with `ordered`, a token's outputs are added in the order of its
     choices."""
 
@@ -83,7 +81,7 @@ def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     return stacked_mixture(steps, _in_batches)
 
 
-def _in_batches(made: Made, weigh_output: bool) -> Summed:
+def _in_batches(made: "Made", weigh_output: bool) -> Summed:
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k = chosen.shape[1]
         # copies for all tokens at once would take top_k expert matrices per token, so tokens go through in parts

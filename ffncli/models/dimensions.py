@@ -1,7 +1,5 @@
 """The dimension options: they describe a block, or change a model's blocks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -93,7 +91,7 @@ class Dimensions(Options):
         return any(getattr(self, f.name) is not None for f in fields(Dimensions))
 
     @property
-    def dimensions(self) -> Dimensions:
+    def dimensions(self) -> "Dimensions":
         """Return the dimension options of a request that has other options too."""
         return Dimensions(**{f.name: getattr(self, f.name) for f in fields(Dimensions)})
 

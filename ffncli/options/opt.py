@@ -4,8 +4,6 @@ That one line defines the command line's option with its help, its completion an
 and the argument of the library's call with its type and default (`call`).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -17,8 +15,8 @@ from ffncli.options.accept import FLAG, TEXT, Accepts
 
 SOURCE, INPUT, COMPUTE, OUTPUT, HELP = "Source and dimensions", "Input", "Compute", "Output", "Help"
 
-_OPTIONS: dict[type[Any], Mapping[str, Opt]] = {}
-_KNOWN: dict[str, Opt] = {}  # field name → option, for every option seen by this process
+_OPTIONS: "dict[type[Any], Mapping[str, Opt]]" = {}
+_KNOWN: "dict[str, Opt]" = {}  # field name → option, for every option seen by this process
 P = ParamSpec("P")
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -1,7 +1,5 @@
 """The parts of an answer, before any rendering. Among them Table: named columns of raw values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -32,7 +30,7 @@ class Fold:
     """Parts that Markdown folds away under `summary`; other formats show them unfolded."""
 
     summary: str
-    parts: Sequence[Part]
+    parts: "Sequence[Part]"
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,14 @@ class Table:
     """
 
     columns: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...]]
+    rows: "Sequence[tuple[Cell, ...]]"
     title: str = ""
     emphasis: frozenset[int] = field(default_factory=frozenset)
     side_by_side: bool = False
     labels: int = 0
     caption: str = ""
 
-    def narrowed(self, widths: Sequence[int], room: int) -> list[Table]:
+    def narrowed(self, widths: Sequence[int], room: int) -> "list[Table]":
         """Split this table into tables that are at most `room` wide, given the widths of its columns; [] if that is
         impossible.
 
@@ -85,7 +83,7 @@ class Table:
                 parts.append([*kept[:first], i])
         return parts if first and all(_taken(widths, part) <= room for part in parts) else []
 
-    def _with(self, kept: Sequence[int], caption: str) -> Table:
+    def _with(self, kept: Sequence[int], caption: str) -> "Table":
         rows = [tuple(row[i] for i in kept) for row in self.rows]
         return Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis, caption=caption)
 
@@ -111,7 +109,7 @@ class Answer:
     parts: Sequence[Part]
     conventions: Mapping[str, str] = field(default_factory=dict)
 
-    def with_section(self, key: str, value: Any, parts: Sequence[Part] = ()) -> Answer:
+    def with_section(self, key: str, value: Any, parts: Sequence[Part] = ()) -> "Answer":
         """Append `key` and these parts to the answer; return the answer unchanged if the value is None."""
         if value is None:
             return self

@@ -1,7 +1,5 @@
 """A GPU whose tensors lie on the CPU but call themselves cuda, and a count of the random numbers drawn on either."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch
@@ -18,7 +16,7 @@ class FakeGenerator(_REAL):
 
     place: torch.device
 
-    def __new__(cls, device: object = "cpu") -> FakeGenerator:
+    def __new__(cls, device: object = "cpu") -> "FakeGenerator":
         made: FakeGenerator = super().__new__(cls)
         made.place = torch.device(device)  # type: ignore[arg-type]
         return made
@@ -39,7 +37,7 @@ class FakeDraws(TorchFunctionMode):
         self.drawn = {"cpu": 0, "cuda": 0}
         self._there: dict[int, object] = {}  # storages on the GPU
 
-    def __enter__(self) -> FakeDraws:
+    def __enter__(self) -> "FakeDraws":
         torch.Generator = FakeGenerator  # type: ignore[misc]
         super().__enter__()
         return self

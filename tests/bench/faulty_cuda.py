@@ -1,13 +1,11 @@
 """A simulated GPU on which an illegal access sticks: the next wait raises, and everything after it, as long as the
 process lives. A kernel's file reaches the one in use as `faulty_cuda.current()`."""
 
-from __future__ import annotations
-
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock
 from tests.bench.fake_cuda import FakeCuda
 
 FAULT = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA` ..."
-_current: list[FaultyCuda] = []
+_current: "list[FaultyCuda]" = []
 
 
 class FaultyCuda(FakeCuda):

@@ -256,10 +256,7 @@ def test_infinity(name, learned):
     # gelu(-inf) and its kin are -inf · 0, NaN in torch: there any answer will do, but never an exception.
     expected = oracles.oracle(name, learned)(INFINITE).detach()
     told = ~expected.isnan()
-    for actual in (
-        by_scalar(TABLE[name].f, learned, INFINITE),
-        execute.function(name, tensors(learned))(INFINITE),
-    ):
+    for actual in (by_scalar(TABLE[name].f, learned, INFINITE), execute.function(name, tensors(learned))(INFINITE)):
         check(actual[told], expected[told], INFINITE[told])
 
 

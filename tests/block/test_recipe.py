@@ -156,10 +156,7 @@ def test_every_recipe_is_a_well_formed_block(spec, tokens):
         (FFNSpec(8, 16, "identity"), {}),
         (FFNSpec(8, 8, "relu"), {"act": "down"}),  # d_ff by its name, not by its size
         (FFNSpec(8, 16, "quick_gelu", gated=True, limits=hard_limits(7.0, 1.0)), {"act": None, "hidden": "down"}),
-        (
-            FFNSpec(8, 16, "swiglu", moe=MoE(4, 2, 1)),
-            {"shared.act": None, "shared.hidden": "shared.down"},
-        ),
+        (FFNSpec(8, 16, "swiglu", moe=MoE(4, 2, 1)), {"shared.act": None, "shared.hidden": "shared.down"}),
     ],
 )
 def test_units_are_read_off_the_steps(spec, units):

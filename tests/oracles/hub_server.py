@@ -1,7 +1,5 @@
 """A Hub on 127.0.0.1 with the files of one model, and every way to answer badly; and a cache made by hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -58,7 +56,7 @@ class Fault:
     says: str = ""  # the Content-Range that is sent whatever was asked
     close: bool = False  # no answer at all
     silent: bool = False  # the headers that make it a Hub are missing
-    to: HubServer | None = None  # a redirect to the same file there
+    to: "HubServer | None" = None  # a redirect to the same file there
     methods: str = "GET HEAD"
     times: int = 1_000_000
 

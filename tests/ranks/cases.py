@@ -3,8 +3,6 @@
 Every parameter is drawn: a bias of zero hides that it is added twice.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +60,7 @@ IN_FLOAT32 = tuple("mixtral deepseek plain gated biased pre-norm capped mixture 
 TOKENS: Mapping[int, tuple[int, ...]] = {1: (7,), 2: (4, 3), 4: (3, 0, 1, 3)}  # by ranks along ep: unequal, and none
 
 
-def cases(world_size: int) -> Iterator[RankCase]:
+def cases(world_size: int) -> "Iterator[RankCase]":
     """Every block over every split of so many ranks, in float64; some in float32 too."""
     splits = [Ranks(tp, world_size // tp) for tp in (1, 2, 4) if world_size % tp == 0]
     for ranks in splits:
@@ -74,7 +72,7 @@ def cases(world_size: int) -> Iterator[RankCase]:
             yield one_busy_expert(ranks)
 
 
-def case(name: str, spec: FFNSpec, ranks: Ranks, dtype: torch.dtype) -> RankCase:
+def case(name: str, spec: FFNSpec, ranks: Ranks, dtype: torch.dtype) -> "RankCase":
     if spec.moe and dtype == torch.float64:  # scores in float32 would hide everything below 1e-8
         spec = replace(spec, moe=replace(spec.moe, score_dtype="input"))
     block, generator = steps(spec), torch.Generator().manual_seed(3)
@@ -102,7 +100,7 @@ def drawn(block: tuple, generator: torch.Generator, dtype: torch.dtype) -> dict[
     return out
 
 
-def one_busy_expert(ranks: Ranks) -> RankCase:
+def one_busy_expert(ranks: Ranks) -> "RankCase":
     """All tokens choose expert 0 and one of its neighbours: the other ranks' experts get no rows."""
     spec = replace(BIASED, moe=MoE(8, 1, correction=True, score="sigmoid"))
     made = case("mixture-one-busy", spec, ranks, torch.float64)

@@ -174,11 +174,7 @@ def test_a_command_that_is_not_split_prints_once(ended):
 
 @pytest.mark.parametrize(
     ("number", "end"),
-    [
-        (signal.SIGINT, Ended(130, "", "interrupted\n")),
-        (signal.SIGTERM, Ended(143, "", "")),
-        (signal.SIGKILL, None),
-    ],
+    [(signal.SIGINT, Ended(130, "", "interrupted\n")), (signal.SIGTERM, Ended(143, "", "")), (signal.SIGKILL, None)],
 )
 def test_no_rank_outlives_its_launcher(tmp_path, number, end):
     """Neither by Ctrl-C or SIGTERM, nor when it is killed."""

@@ -1,7 +1,5 @@
 """The statistics for reliable ratios, in pure Python: Student's t, medians, Holm's correction, autocorrelation."""
 
-from __future__ import annotations
-
 import math
 import statistics as standard
 from bisect import bisect_left, bisect_right
@@ -38,7 +36,7 @@ class Interval:
         """Whether both ends are finite."""
         return not (isinf(self.low) or isinf(self.high))
 
-    def map(self, function: Callable[[float], float]) -> Interval:
+    def map(self, function: Callable[[float], float]) -> "Interval":
         """Return the interval of an increasing function of the value."""
         return Interval(function(self.value), function(self.low), function(self.high))
 

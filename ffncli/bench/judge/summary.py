@@ -1,7 +1,5 @@
 """`summarise` makes a case's measurements, from all processes, into rows; the same units give the same rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -66,7 +64,7 @@ class _CaseUnits:
     warnings: tuple[BenchWarning, ...]
 
     @classmethod
-    def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _CaseUnits:
+    def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> "_CaseUnits":
         baseline = units[0].baseline
         not_ok = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
         if baseline in not_ok:  # its fault was found only after it was timed: nothing is compared with it

@@ -1,7 +1,5 @@
 """Slots of a Ray cluster: actors, which Ray places on machines, and which stop with the machine or this program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -41,7 +39,7 @@ class _SlotOnRay:
 
 
 @contextmanager
-def ray_slots(cluster: LauncherChoice, size: SlotSize) -> Iterator[RaySlots]:
+def ray_slots(cluster: LauncherChoice, size: SlotSize) -> "Iterator[RaySlots]":
     """Yield the slots of a running cluster, then end its actors. Raises FFNError (exit 3) without a cluster."""
     require_extra("ray", "ray")
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]

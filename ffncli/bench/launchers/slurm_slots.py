@@ -1,7 +1,5 @@
 """Slots of SLURM: one job per case, through submitit, which can also run jobs on this machine (cluster=local)."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ _CLUSTERS = ("slurm", "local")
 
 
 @contextmanager
-def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> Iterator[SlurmSlots]:
+def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> "Iterator[SlurmSlots]":
     """Yield the jobs of a run; end remaining jobs afterwards. `logs` is their folder, which every machine must see.
 
     Raises FFNError for an option that sbatch does not have, and (exit 3) if there is no SLURM.

@@ -6,8 +6,6 @@ experts, which keeps their distribution: the wanted experts get the largest logi
 does not decide. The experts that the router then chooses are counted, never assumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -60,11 +58,11 @@ class PrescribedRouting:
         """Draw the experts for this number of tokens, booleans [tokens, experts]; every call draws again."""
         return self._draw(tokens, generator).to(self._router.device)
 
-    def new_load(self) -> ExpertLoad:
+    def new_load(self) -> "ExpertLoad":
         """Return an empty count for this case; it counts only experts that have weights."""
         return ExpertLoad(*self._sizes)
 
-    def counted(self, x: Tensor) -> ExpertLoad:
+    def counted(self, x: Tensor) -> "ExpertLoad":
         """Count the experts that the tokens of one x go to."""
         load = self.new_load()
         load.add(self.chosen(x))

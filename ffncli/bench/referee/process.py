@@ -8,8 +8,6 @@ closes before it loads a user's file; what the worker says about its kernels cou
 process, and the worker judges by itself.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json
@@ -157,7 +155,7 @@ def referee_process(job: Job, others: Connection, reports: Connection | None = N
 # --- the referee's side -----------------------------------------------------------------------------------------------
 
 
-def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
+def _live(answers: "_Answers", connection: Connection, worker: int) -> NoReturn:
     """Run the forked process: answer questions until the worker closes the connection, or dies."""
     code = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -172,7 +170,7 @@ def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
         os._exit(code)
 
 
-def _serve(answers: _Answers, connection: Connection) -> None:
+def _serve(answers: "_Answers", connection: Connection) -> None:
     while True:
         try:
             question, *arguments = receive(connection)
@@ -202,7 +200,7 @@ class _Answers:
     reports: Connection | None = None  # to the worker's parent
     samples: socket.socket | None = None  # from the worker, in chronological order
     case: Case | None = None
-    rulings: _ClockedRulings | None = None
+    rulings: "_ClockedRulings | None" = None
 
     def to(self, question: str, arguments: list[Any]) -> Any:
         """Answer a question: one of Referee's methods, by name, or one of three about this process."""
@@ -236,7 +234,7 @@ class _Answers:
             report = asdict(self._rulings().report()) | {"case": self.case.key if self.case else ""}
             self.reports.send_bytes(json.dumps(report).encode())
 
-    def _rulings(self) -> _ClockedRulings:
+    def _rulings(self) -> "_ClockedRulings":
         assert self.case is not None
         if self.rulings is None:
             require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")

@@ -5,8 +5,6 @@ that compares, merges, admits or shows results gets the columns of a role from `
 all of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
@@ -30,7 +28,7 @@ class BenchWarning:
         return ": ".join(filter(None, (self.code, self.figures))).replace(";", ",")
 
     @classmethod
-    def parse(cls, text: str) -> BenchWarning:
+    def parse(cls, text: str) -> "BenchWarning":
         """Parse a warning from its text, `code: figures` or just `code`."""
         code, _, figures = text.partition(":")
         return cls(code, figures.removeprefix(" "))

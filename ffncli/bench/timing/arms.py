@@ -1,8 +1,6 @@
 """The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products. Each arm has its own
 buffers, which get new addresses at every placement."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +90,7 @@ class Arms:
         launching: Launching | None = None,
         rounds: int = 1,
         source: Source | None = None,
-        more: Callable[[Arms], Sequence[Arm]] = lambda arms: (),
+        more: "Callable[[Arms], Sequence[Arm]]" = lambda arms: (),
         hear: Callable[[Mapping[str, str]], Iterable[tuple[str, str]]] = lambda notes: (),
     ) -> None:
         self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU

@@ -1,7 +1,5 @@
 """Measure one case in this process: verify every kernel, time the correct ones, and check the timed outputs."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -55,7 +53,7 @@ def measure_case(
     start: float = 0.0,
     referee: RefereeProcess | None = None,
     entry_points: EntryPoints | None = None,
-    ranks: OneRank | None = None,
+    ranks: "OneRank | None" = None,
 ) -> TimedUnit:
     """Measure one case with every kernel of the job. `start` is the seconds that the process took to start.
 

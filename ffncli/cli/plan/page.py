@@ -159,10 +159,7 @@ def collectives_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:
         Table(_COLLECTIVES, cells, "collectives of one layer and one rank, counted and simulated", labels=3)
     ]
     parts += [Line(difference_text(row)) for row in rows if not row.same]
-    return [
-        *parts,
-        Line("tokens each: tokens per rank, rounded up to divide evenly over the experts", quiet=True),
-    ]
+    return [*parts, Line("tokens each: tokens per rank, rounded up to divide evenly over the experts", quiet=True)]
 
 
 def _collective_labels(row: CollectiveCheck) -> tuple[object, ...]:

@@ -7,8 +7,6 @@ layers differ, or that have tables besides the input embedding. Facts: transform
 `modeling_*.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -57,7 +55,7 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
 
 
 def _layers(
-    config: Fields, row: Rest, stack: StackRow, d_model: int, groups: Sequence[Group]
+    config: Fields, row: "Rest", stack: "StackRow", d_model: int, groups: Sequence[Group]
 ) -> dict[int, LayerParams]:
     """Map each FFN block to the parameters of its layer. Each kind of attention is counted only once."""
     mixer = row.mixers(config) if row.mixers else lambda i: row.attention
@@ -131,7 +129,7 @@ class Rest:
     stacks: Sequence[StackRow] = (StackRow(),)
     needs: Sequence[str] = ()
     complete: bool = True
-    adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
+    adjust: "Callable[[Fields, Rest], Rest]" = lambda config, row: row
 
 
 # --- computed by code, not stated by a plain field --------------------------------------------------------------------

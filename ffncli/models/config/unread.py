@@ -112,9 +112,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
 # Field → its effect outside the blocks.
-NOTED: Mapping[str, str] = {
-    "expert_capacity": "experts drop tokens beyond this capacity, which is not modelled",
-}
+NOTED: Mapping[str, str] = {"expert_capacity": "experts drop tokens beyond this capacity, which is not modelled"}
 _ARITHMETIC = re.compile(
     r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|latent|_norm$"
 )

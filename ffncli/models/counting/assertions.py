@@ -3,8 +3,6 @@
 A key may also be given by its label in the output of `ffn params`.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +37,7 @@ class Assertion:
     operator: str
     operand: Any
 
-    def check(self, row: Mapping[str, Any], name: str) -> CheckedAssertion:
+    def check(self, row: Mapping[str, Any], name: str) -> "CheckedAssertion":
         """Check the condition for a row. Raises FFNError if the two values have different kinds."""
         actual = self._actual(row)
         return CheckedAssertion(name, self.text, self.key, self.operator, self.operand, actual, self._holds(actual))

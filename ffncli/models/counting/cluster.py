@@ -1,7 +1,5 @@
 """Accelerators of one type in a plan: their compute and memory rates, memory size, and links."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -77,7 +75,7 @@ class Accelerators:
     device: str
     speeds: Speeds
     memory_bytes: int | None
-    wires: Wires
+    wires: "Wires"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +336,7 @@ class MeasuredSpeeds:
         share = _expected(curves, *_place(work))
         return Rates(weights.name, flops * share, moved * share)
 
-    def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
+    def without(self, left_out: MeasuredBlock) -> "MeasuredSpeeds":
         """Return the measurements of all other blocks, which predict the time of the block `left_out`."""
         return MeasuredSpeeds(tuple(block for block in self.blocks if block.label != left_out.label))
 

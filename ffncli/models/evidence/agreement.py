@@ -5,8 +5,6 @@ has a row in `config.non_ffn` and the tensors are unambiguous (`non_ffn.measure`
 FFNs are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -132,7 +130,7 @@ def absent_files(inventory: Inventory) -> str:
 
 
 def with_tensors(
-    resolved: Resolved, blocks: TensorBlocks, tensors: RecognisedTensors, outside: bool = True
+    resolved: Resolved, blocks: "TensorBlocks", tensors: RecognisedTensors, outside: bool = True
 ) -> Resolved:
     """Return the model with these blocks, its stored sizes and, if `outside`, the parameters outside the FFNs."""
     model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored

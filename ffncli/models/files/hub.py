@@ -7,8 +7,6 @@ huggingface_hub. Every response is limited in bytes and in time, a request is re
 one line.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys
@@ -142,7 +140,7 @@ def _has_weights(folder: Path) -> bool:
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
+def _fetched(hub: "Requests", revision: str, kept: HubModel | None) -> HubModel:
     """Fetch config, index and headers at one commit: the cached config's, or the one of `revision`."""
     config = kept.config if kept else hub.download(CONFIG, revision, MOST_CONFIG_BYTES)
     if config is None:
@@ -162,7 +160,7 @@ def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
     return HubModel(hub.repo, commit, None, config, tuple(hub.together(lambda s: _header(hub, commit, *s), headers)))
 
 
-def _shards(index: Path, hub: Requests) -> list[str]:
+def _shards(index: Path, hub: "Requests") -> list[str]:
     checkpoint = open_checkpoint(index)
     names = sorted(set(checkpoint.files.values())) if checkpoint else []
     if len(names) > MOST_SHARDS:
@@ -170,7 +168,7 @@ def _shards(index: Path, hub: Requests) -> list[str]:
     return names
 
 
-def _sizes(hub: Requests, name: str, commit: str) -> tuple[int, int] | None:
+def _sizes(hub: "Requests", name: str, commit: str) -> tuple[int, int] | None:
     """Return the bytes of the header and of the file, from the first 8 bytes; None if the file is missing."""
     answer = hub.ask("GET", name, commit, (0, 8))
     if answer.status == 404:
@@ -180,7 +178,7 @@ def _sizes(hub: Requests, name: str, commit: str) -> tuple[int, int] | None:
     return length, size
 
 
-def _header(hub: Requests, commit: str, name: str, length: int, size: int) -> RemoteHeader:
+def _header(hub: "Requests", commit: str, name: str, length: int, size: int) -> RemoteHeader:
     raw = hub.ask("GET", name, commit, (8, 8 + length)).body if length else b""
     return RemoteHeader(name, raw, size)
 

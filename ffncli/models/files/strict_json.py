@@ -2,8 +2,6 @@
 values just as strictly.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,7 +114,7 @@ class Fields:
     looked_up: set[str] = field(default_factory=set, compare=False, repr=False)
     prefix: str = ""
 
-    def inside(self, name: str) -> Fields:
+    def inside(self, name: str) -> "Fields":
         """Return the nested config with that name, which must be an object; an empty name returns this config."""
         if not name:
             return self

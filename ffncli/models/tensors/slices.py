@@ -7,8 +7,6 @@ stored, which norm is meant), the family's Arrangement decides; without one, the
 Facts: the modeling code of transformers 5.23; a test reads every architecture and compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -84,7 +82,7 @@ class LayerTensors:
     family: str
     where: str
     number: int = 0
-    alike: Callable[[], LayerTensors | None] = lambda: None
+    alike: "Callable[[], LayerTensors | None]" = lambda: None
 
     def spelled(self, tensor: str) -> str:
         """Replace `#` by `{e}` in the form that this file uses: `experts.3` or `experts.expert_3`."""
@@ -129,7 +127,7 @@ def _fused(items: Mapping[str, Item], p: Projections) -> bool:
 
 
 def _matrices(
-    layer: LayerTensors, p: Projections, spec: FFNSpec, rules: Arrangement
+    layer: LayerTensors, p: Projections, spec: FFNSpec, rules: "Arrangement"
 ) -> Iterator[tuple[str, StoredSlice]]:
     """Yield gate, up and down with their biases, for one naming."""
     items, naming = layer.items, p.naming
@@ -161,7 +159,7 @@ class Orientation:
     assumed: str = ""
 
 
-def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrangement) -> Orientation:
+def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: "Arrangement") -> Orientation:
     """Decide the orientation by both shapes together. If both orientations fit, use the family's, else nn.Linear's."""
     d_model = (spec.moe.latent if spec.moe else None) or spec.d_model
     width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
@@ -219,7 +217,7 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
     return out
 
 
-def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arrangement) -> dict[str, StoredSlice]:
+def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: "Arrangement") -> dict[str, StoredSlice]:
     """Locate the block's norms: for each norm, the first of its usual names that exists with the right width."""
     out: dict[str, StoredSlice] = {}
     inside = location.projections.parent.removesuffix("#.").split(".")[:-1]

@@ -1,7 +1,5 @@
 """Measure universal approximation: how well blocks of growing width fit a function, by activation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -98,7 +96,7 @@ class _TrainingData:
     floor: float
 
 
-def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
+def fits(question: FitQuestion, cases: Iterable[FitCase], tick: "Advance" = lambda steps: None) -> Iterator[Fit]:
     """Yield a Fit for each case in order, as soon as it is done; report finished steps to `tick`.
 
     Training uses one thread, so that the figures depend only on the question's seeds, target, width and samples.
@@ -136,7 +134,7 @@ def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
     return out
 
 
-def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: Advance) -> Fit:
+def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: "Advance") -> Fit:
     low, high = question.domain_of(case.target)
     middle, scale = (low + high) / 2, (high - low) / 2 / SPREAD
     steps = case.steps
@@ -161,7 +159,7 @@ def _judged(
     question: FitQuestion,
     case: FitCase,
     data: _TrainingData,
-    seed_fits: Sequence[tuple[float, int, Tensor, float, Weights]],
+    seed_fits: "Sequence[tuple[float, int, Tensor, float, Weights]]",
 ) -> Fit:
     """Return the fit of one block: its best seed, and medians over all seeds that did not diverge."""
     spec, name = case.spec, case.target.name

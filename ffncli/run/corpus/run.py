@@ -1,7 +1,5 @@
 """Run a corpus through a model: one load, batches within a memory limit, and figures for every layer and unit."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,7 +75,9 @@ def corpus_of(
 
 
 @contextmanager
-def reader_of(question: ReadingQuestion, reading: ReadingModel, note: Callable[[str], None]) -> Iterator[CorpusReader]:
+def reader_of(
+    question: ReadingQuestion, reading: ReadingModel, note: Callable[[str], None]
+) -> "Iterator[CorpusReader]":
     """Open the corpus for the model, and emit the notes that precede loading; `note` receives every note at once."""
     path = model_files(reading.model, reading.layers, option("prompts"))
     before = loading_notes(reading.model, max(layer.index for layer in reading.layers), question.dtype)

@@ -1,7 +1,5 @@
 """A layer's figures over a corpus, accumulated batch by batch, and the file from which an interrupted run resumes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -64,7 +62,7 @@ class LayerSums(Receiver):
             tensors |= {f"units.{part}.{name}": tensor for name, tensor in columns.state().items()}
         return tensors, {"count": self.massive.count, "kept": [asdict(one) for one in self.massive.kept]}
 
-    def restore(self, tensors: Mapping[str, Tensor], massive: MassiveFigures, device: str) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], massive: "MassiveFigures", device: str) -> None:
         """Restore what `state` returned. Raise KeyError, ValueError or RuntimeError for any other tensors."""
         if "inputs.count" in tensors:
             self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit, device)

@@ -1,7 +1,5 @@
 """A block's steps as lines of torch code, for the methods of a module and for plain functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -274,7 +272,7 @@ def _reflected(sign: str) -> _Operator:
 class FormulaTerm:
     """A node of a formula: the name of a function or operator and its operands (`of`); a leaf has a `value`."""
 
-    def __init__(self, name: str, *of: FormulaTerm, value: object = None) -> None:
+    def __init__(self, name: str, *of: "FormulaTerm", value: object = None) -> None:
         self.name, self.of, self.value = name, of, value
 
     __hash__ = None  # type: ignore[assignment]  # == makes a term
@@ -285,7 +283,7 @@ class FormulaTerm:
     __lt__, __le__, __gt__, __ge__ = _binary("<"), _binary("<="), _binary(">"), _binary(">=")
     __eq__ = _binary("==")  # type: ignore[assignment]
 
-    def __neg__(self) -> FormulaTerm:
+    def __neg__(self) -> "FormulaTerm":
         return FormulaTerm("-", term(0.0), self)
 
 

@@ -1,7 +1,5 @@
 """Replace the FFNs of a loaded transformers model by kernels that are verified first, and restore them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,7 +109,7 @@ class Replaced:
         for swap in self._swaps:
             swap.weights.renew()
 
-    def __enter__(self) -> Replaced:
+    def __enter__(self) -> "Replaced":
         return self
 
     def __exit__(
@@ -196,7 +194,7 @@ class _Replacing:
         made = ReplacedFFN(ffn.label, name, ready.kernel.name, error, model_error, limit, swap.weights.copied_bytes)
         return ffn, swap, made
 
-    def _by_modules(self, ffn: FoundFFN, cases: Sequence[_VerifiedInput]) -> tuple[FoundFFN, float]:
+    def _by_modules(self, ffn: FoundFFN, cases: "Sequence[_VerifiedInput]") -> tuple[FoundFFN, float]:
         """Return (the FFN as modules that compute nothing but the FFN, their maximum error), or raise NotReplaced."""
         try:
             return ffn, max(_module_error(self.model, ffn, case) for case in cases)

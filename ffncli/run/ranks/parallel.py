@@ -11,8 +11,6 @@ regardless of the load of an expert.
 `gathered_events` runs the block step by step and yields the tensors of every rank, as `engine/sharded.py` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -37,17 +35,17 @@ from ffncli.run.ranks.store import RankGroup
 class Dispatch:
     """The default policy for sending rows to experts: follow the route."""
 
-    def choices(self, step: Step, route: Tensor) -> Choices:
+    def choices(self, step: Step, route: Tensor) -> "Choices":
         """Return the nonzero entries of the route [tokens, experts] to a step's experts."""
         experts, tokens = route.t().nonzero(as_tuple=True)
         return Choices(tokens, experts)
 
-    def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
+    def counts(self, choices: "Choices", experts: int, ep: DeviceMesh | None) -> Tensor:
         """Count each rank's rows for each expert, [ranks, experts] on the CPU; without `ep`, this rank's alone."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
-    def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
+    def combined(self, step: Step, out: Tensor, choices: "Choices", results: Tensor) -> Tensor:
         """Add the weighted results [rows, d] of a step's choices to their tokens in `out` [tokens, d]."""
         return out.index_add(0, choices.tokens, results)
 

@@ -5,8 +5,6 @@ program itself calls the collectives, so they are an independent check of the co
 the steps. Nothing is computed: a layer of any size, over thousands of ranks, takes a second and no memory.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -155,7 +153,7 @@ def _fake_ranks(ranks: Ranks) -> Iterator[RankGroup]:
         distributed.destroy_process_group()
 
 
-def _simulated(ranks: Ranks, tokens: int, dtype: torch.dtype, done: Sequence[CollectiveCall]) -> Simulated:
+def _simulated(ranks: Ranks, tokens: int, dtype: torch.dtype, done: "Sequence[CollectiveCall]") -> Simulated:
     reduced, exchanged, counted = (
         [one for one in done if one.name == name] for name in ("all-reduce", "all-to-all", "all-gather")
     )

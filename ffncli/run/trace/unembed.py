@@ -8,8 +8,6 @@ linear: a unit's contribution is its activation times the gradient, and the cont
 to the contribution of the FFN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
@@ -34,7 +32,7 @@ PROMOTING_UNITS = 10
 
 def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
-) -> tuple[PromotedTokens, ...]:
+) -> "tuple[PromotedTokens, ...]":
     """Return the tokens promoted by the FFN's output at positions (default: the last), or by a unit."""
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
@@ -61,7 +59,7 @@ def _chosen_rows(question: Question, prepared: Prepared, count: int) -> tuple[in
     return positions("all" if chosen else str(question.position or "-1"), count)
 
 
-def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> tuple[PromotingUnits, ...] | None:
+def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> "tuple[PromotingUnits, ...] | None":
     """Return the units that promote a token; None if not requested."""
     if question.promotes is None:
         return None

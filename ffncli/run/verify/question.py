@@ -112,11 +112,7 @@ class VerifyQuestion(Dimensions, LoadOptions):
     ] = False  # fmt: skip
     batch_invariant: Annotated[
         bool,
-        Opt(
-            "--batch-invariant",
-            group=REFEREE,
-            help="Require the same bits for a token alone and in any batch.",
-        ),
+        Opt("--batch-invariant", group=REFEREE, help="Require the same bits for a token alone and in any batch."),
     ] = False
     call_time: Annotated[
         float | None,

@@ -4,8 +4,6 @@ Elements are built as a tree and serialized by the standard library, which escap
 a notebook is displayed as a small table of such elements.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class Section:
 
     name: str
     title: str
-    children: tuple[Child, ...]
+    children: "tuple[Child, ...]"
 
     def tree(self) -> Element:
         """Return the section as an element."""

@@ -6,8 +6,6 @@ curve has a letter, so that a pipe, a log and NO_COLOR show the same picture. An
 only the letters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +50,11 @@ class _Frame:
             ]
 
     def _cell(
-        self, at: Place, inked: Sequence[dict[Place, int]], named: dict[Place, int], zero: tuple[int | None, int | None]
+        self,
+        at: "Place",
+        inked: "Sequence[dict[Place, int]]",
+        named: "dict[Place, int]",
+        zero: tuple[int | None, int | None],
     ) -> Span:
         """Return the content of a cell: a letter, the dots of all curves in the cell, the zero line, or a space."""
         if at in named:

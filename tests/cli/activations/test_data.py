@@ -121,14 +121,8 @@ def gguf_file(path):
 @pytest.mark.parametrize(
     ("arguments", "notes"),
     [
-        (
-            ["8x16:gelu"],
-            ["weights and input drawn at random: --prompt TEXT shows the model's actual input, if the"],
-        ),
-        (
-            ["GGUF"],
-            ["input drawn at random: --prompt TEXT shows the model's actual input\n"],
-        ),
+        (["8x16:gelu"], ["weights and input drawn at random: --prompt TEXT shows the model's actual input, if the"]),
+        (["GGUF"], ["input drawn at random: --prompt TEXT shows the model's actual input\n"]),
         (["8x16:gelu", "--input", "ones"], ["weights drawn at random"]),
         (["LLAMA"], ["decoder layer 0 of", "input drawn at random: --prompt TEXT shows the model's actual input\n"]),
         (["LLAMA", "--layer", "1", "--input", "ones"], []),

@@ -274,7 +274,7 @@ def torchao() -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("packed", "config", "form"),
     [
-        (nf4, BNB, "bnb-nf4"), (int8, BNB, "bnb-int8"), (torchao, {}, "torchao-int8"),
+        (nf4, BNB, "bnb-nf4"), (int8, BNB, "bnb-int8"), (torchao, {}, "torchao-int8")
     ],
 )  # fmt: skip
 def test_other_packings_are_named_and_refused(packed: Any, config: Any, form: str, call, tmp_path: Path):

@@ -87,10 +87,7 @@ def exactly(name: str, x: float, learned: dict[str, torch.Tensor]) -> float:
 
 def test_share_that_is_correctly_rounded():
     x = torch.randn(200_000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    for way, y in (
-        ("native", functional.gelu(x)),
-        ("formula", TABLE["gelu"].f(x, torch)),
-    ):
+    for way, y in (("native", functional.gelu(x)), ("formula", TABLE["gelu"].f(x, torch))):
         exact = functional.gelu(x.double())
         right = (y.double() - exact).abs() <= 0.5 * ulp_each(exact, torch.bfloat16)
         assert one("gelu", "bf16", way).correctly_rounded_share == pytest.approx(right.double().mean().item(), abs=5e-3)

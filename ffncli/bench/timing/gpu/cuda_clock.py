@@ -12,8 +12,6 @@ wherever that was. A marker costs the GPU one event, 1 to 2 µs, and the host a 
 block, equal for all arms.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable
@@ -76,7 +74,7 @@ class _Pace:
         need = _AT_LEAST + _AHEAD * (segment * host + (inner - segment) * lost)
         return min(LONGEST, max(need, 2 * self.late))
 
-    def learn(self, block: _Block, inner: int) -> None:
+    def learn(self, block: "_Block", inner: int) -> None:
         """Learn the pace from a block. The host's minimum time counts: when the queue is full, the host waits for the
         GPU and only seems slow."""
         if block.waited > 0:

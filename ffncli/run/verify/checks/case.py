@@ -1,7 +1,5 @@
 """The block under check (one layer with its weights and input), and the result rows that a check yields."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +81,7 @@ class CheckedBlock:
     split: SplitRun | None = None
     computes: str = ""
 
-    def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
+    def judge(self, check: str, dtype: torch.dtype | None = None) -> "Judge":
         """Return a check's judge, with the tolerance of the block's dtype, or of `dtype`."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype

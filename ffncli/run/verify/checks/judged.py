@@ -80,10 +80,7 @@ def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
     dtype, d_model = trial.block.dtype, trial.spec.d_model
     drawn, numbers = trial.draw(_FEW), torch.finfo(dtype)
     past_overflow = math.log(numbers.max)  # exp overflows beyond this; drawn |x| reaches about 4 times as far
-    inputs = {
-        "equal tokens": drawn[:1].repeat(_FEW, 1),
-        "large numbers": trial.draw(_FEW, past_overflow),
-    }
+    inputs = {"equal tokens": drawn[:1].repeat(_FEW, 1), "large numbers": trial.draw(_FEW, past_overflow)}
     if trial.routed:
         return inputs
     alone = torch.zeros(_FEW, d_model, dtype=dtype)

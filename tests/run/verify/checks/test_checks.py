@@ -93,10 +93,7 @@ def breaking(monkeypatch, kind, change):
 
 def test_module_sees_a_wrong_residual(monkeypatch):
     breaking(monkeypatch, Add, lambda step, own, x: x[-1])
-    assert subjects(verified(SPECS["plain"], "module"), False) == [
-        "torch.nn, eval",
-        "torch.nn, train, same mask",
-    ]
+    assert subjects(verified(SPECS["plain"], "module"), False) == ["torch.nn, eval", "torch.nn, train, same mask"]
 
 
 def test_module_in_train_mode_needs_the_same_mask(monkeypatch):

@@ -79,11 +79,7 @@ def copy(source: Path, to: Path, change: Callable[[dict[str, Tensor]], Mapping[s
         (
             MANY,
             "qwen3_moe",
-            {
-                "gate and up swapped",
-                "experts sorted by name as text",
-                "experts written sorted by name as text",
-            },
+            {"gate and up swapped", "experts sorted by name as text", "experts written sorted by name as text"},
         ),
         ("gpt2", "gpt2", set()),
         (SQUARE, "gpt2", {"up and down swapped", "all square matrices transposed", "up transposed", "down transposed"}),
