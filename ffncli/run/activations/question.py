@@ -55,7 +55,7 @@ def _range(text: str, most: int) -> list[float]:
     if step <= 0:
         raise FFNError(f"the step of a range must be above 0, got {shown(ends[2])}")
     if last < first:
-        raise FFNError(f"the range {shown(text)} is empty", "a range goes from its smaller end to its larger")
+        raise FFNError(f"the range {shown(text)} is empty", "give the smaller end first")
     count = (last - first) // step + 1
     if count > most:
         raise FFNError(f"{shown(text)} has more than {MOST:,} points", "choose a larger step")
@@ -170,7 +170,7 @@ class FunctionsQuestion(Options):
         float | None,
         Opt(
             "--tolerance", metavar="X", accepts=FROM_ZERO, group=DIFFERENCES,
-            help="Exit 1 if a difference from --against is larger.",
+            help="Exit 1 if a difference from --against exceeds X.",
         ),
     ] = None  # fmt: skip
     dtype: Annotated[
@@ -217,7 +217,7 @@ class DataQuestion(LoadOptions):
         str | None,
         Opt(
             "--source", metavar="SOURCE", group=SOURCE, daily=True, completes="models",
-            help="Measure them on the real inputs of this model's activation: a directory, gpt2, ...",
+            help="Run on the real inputs of this model's activation: a directory, gpt2, ...",
         ),
     ] = None  # fmt: skip
     layer: Annotated[
@@ -225,7 +225,7 @@ class DataQuestion(LoadOptions):
         Opt(
             "-l", "--layer", metavar="N|all", accepts=number_or_text("a whole number or text such as 'decoder.3'"),
             group=SOURCE,
-            help="With --source: layer, counted from 0; decoder.3; all gives one row per layer. [default: 0]",
+            help="With --source: layer, counted from 0, or decoder.3; all gives one row per layer. [default: 0]",
         ),
     ] = None  # fmt: skip
     input: Input = None
@@ -279,7 +279,7 @@ def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:
         gate = option("against", UNITS[unit].gate.function)
         raise FFNError(
             f"{option('against', question.against)} is a gated unit, a function of two inputs",
-            f"name gated units alone, or compare with the function of its gate: {gate}",
+            f"name only gated units, or compare with the function of its gate: {gate}",
         )
     if unit and question.dtype is not None:
         raise FFNError(f"{option('dtype')} is for functions of one number, not gated units", "leave it out")

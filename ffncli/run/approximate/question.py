@@ -73,8 +73,8 @@ MAX_VALUES = 1 << 24  # in a hidden tensor of all seeds: 64 MB in float32; train
 MAX_REFIT = 1 << 32
 MAX_END, MIN_EXTENT = 1e6, 1e-6
 CONVENTIONS: Mapping[str, str] = {
-    "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection ends"
-    " in the target's one value, so with one input it is the block d_model = 1",
+    "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection"
+    " outputs the target's one value, so with one input the block has d_model = 1",
     "params": "weights, biases and learned activation parameters of that block",
     "d_ff": "width of one projection; a gated block gets the width at which its number of parameters, with biases, is"
     " nearest to the plain block's with d_ff_plain; 4x is 4 times the number of inputs",

@@ -133,8 +133,9 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
         f"gated d_ff {pair.gated_d_ff:,} and plain d_ff {pair.plain_d_ff:,} differ by {pair.difference_percent:+.2f} %",
         "",
         "depends",
-        f"compare at equal parameters ({pair.gated_params:,}): it has three matrices, so a plain block may be 1.5 "
-        "times as wide; training decides which is better, not the formula: ffn approximate --activation swiglu,silu",
+        f"compare at equal parameters ({pair.gated_params:,}): swiglu has three matrices, so a plain block may be "
+        "1.5 times as wide; training decides which is better, not the formula: "
+        "ffn approximate --activation swiglu,silu",
         "ffn params 4096x11008:swiglu --iso-params",
     )
 
