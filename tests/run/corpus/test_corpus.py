@@ -115,7 +115,7 @@ def test_batches_of_any_size_say_the_same(name: str) -> None:
     for size in (2, 32):
         among = ffncli.corpus(path, TEXTS, batch_size=size).frame()
         for column in ("mean", "min", "max", "active_share"):
-            assert among[column].to_numpy(float) == pytest.approx(alone[column].to_numpy(float), abs=1e-5)
+            assert among[column].to_numpy(float) == pytest.approx(alone[column].to_numpy(float), rel=1e-5, abs=1e-5)
 
 
 def test_a_model_that_mixes_its_batch_runs_texts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,7 +378,7 @@ def test_the_worst_term_of_a_nan_is_the_nan():
     [
         ("up", (0, 0, 10), "10 is out of range, up has shape [2, 3, 10]"),
         ("up", (0, -4, 1), "-4 is out of range"),
-        ("up", (5,), "takes 3 indices, not 1; such as up[0,0,0]"),
+        ("up", (5,), "needs 3 indices, not 1; such as up[0,0,0]"),
         ("upp", (0,), "no step 'upp'; did you mean 'up'?"),
         ("experts.0.up", (0,), "no step 'experts.0.up'"),
     ],
