@@ -40,7 +40,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.cli.main import COMMANDS
 from ffncli.cli.trace import command as trace
 from ffncli.options.conflicts import table
-from ffncli.options.opt import options_of
+from ffncli.options.opt import options_of, speak_of
 from ffncli.run.activations import question as activations
 from ffncli.run.texts import TEXTS
 from ffncli.run.trace import question as trace_question
@@ -49,10 +49,13 @@ from ffncli.show.text import bytes_text
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
-RULES = {
-    "activations": activations.CONFLICTS,
-    "verify": verify.CONFLICTS,
-    "trace": (*trace_question.RULES, *trace_question.ONE_LAYER, *trace.MANY_RULES, *trace.PAGE_RULES),
+RULES = {  # command → the record that says how its options are typed, and its rules
+    "activations": (activations.DataQuestion, activations.CONFLICTS),
+    "verify": (verify.VerifyQuestion, verify.CONFLICTS),
+    "trace": (
+        trace_question.Question,
+        (*trace_question.RULES, *trace_question.ONE_LAYER, *trace.MANY_RULES, *trace.PAGE_RULES),
+    ),
 }
 WRITER = "written by make docs-update"
 
@@ -67,7 +70,11 @@ def _help(name: str) -> str:
     out, err, code = in_process([*filter(None, [name]), "--help"])
     if code:
         raise RuntimeError(f"ffn {name} --help: exit {code}: {err}")
-    rules = table(RULES[name], {"the dimension options": DIMENSIONS}) if name in RULES else ""
+    rules = ""
+    if name in RULES:
+        record, conflicts = RULES[name]
+        speak_of(record)
+        rules = table(conflicts, {"the dimension options": DIMENSIONS})
     rules = f"\nOptions that contradict or need each other:\n\n{rules}\n" if rules else ""
     return f"\n## {f'ffn {name}'.strip()}\n\n```text\n{out.strip()}\n```\n{rules}"
 

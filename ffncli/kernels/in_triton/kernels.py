@@ -5,8 +5,8 @@ Forward only.
 
 fused_gate: computes the products of gate and up, and everything between them and down, in one Triton kernel; down is
 torch's product. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are
-never written out. The column `fusion_saving_max` shows how much this can save at most. In training gate and up are kept;
-between torch's products, the backward pass computes their gradients, and hidden again, in one elementwise kernel.
+never written out. The column `fusion_saving_max` shows how much this can save at most. In training, gate and up are
+kept; between torch's products, the backward pass computes their gradients, and hidden again, in one elementwise kernel.
 
 decode: for 1 to 16 tokens, where reading the weights takes most of the time. Two Triton kernels and a sum: the first
 streams rows of gate and up and writes hidden; the second streams down, split over several programs along d_ff; the sum
