@@ -109,7 +109,7 @@ def paths_of(side: Sequence[str], both: Sequence[Sequence[str]] = ()) -> tuple[P
     """Return the files of one side, where each entry is a name or a comma-separated list of names. Raises FFNError for
     names that are not files.
 
-    If the names in `both` sides are all activations, the error suggests the command that compares activations.
+    If the names on `both` sides are all activations, the error suggests the command that compares activations.
     """
     names = [name for text in side for name in ([text] if _is_file(text) else text.split(","))]
     missing = [name for name in names if not _is_file(name)]

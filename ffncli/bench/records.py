@@ -159,7 +159,7 @@ class Job:
 
     `gone` holds (case key, outcome) for kernels that have ended a worker in that case, which are not run in it again.
     `plain` holds (case key, reason) for cases that an earlier worker could not replay from CUDA graphs. `chosen` holds
-    (case key, name, kernel) for names that mean `auto`, with the kernel that an earlier worker chose.
+    (case key, name, kernel) for names that stand for `auto`, with the kernel that an earlier worker chose.
     """
 
     process: int

@@ -114,8 +114,8 @@ class _Run:
         self.known: Mapping[str, Case] = {}
 
     def work(self, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-        """Run one worker for these cases. If a kernel crashes it, or exceeds a limit so that it is killed, the next
-        worker leaves that kernel out.
+        """Run one worker for these cases. If a kernel crashes its worker, or exceeds a limit so that the worker is
+        killed, the next worker leaves that kernel out.
 
         If the kernel is unknown, the current case counts as finished, and the next worker gets the remaining cases.
         """

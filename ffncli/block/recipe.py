@@ -284,7 +284,8 @@ def _gated_norm(d_model: Axis, rank: Axis) -> list[Step]:
 
 
 def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: str = "") -> list[Step]:
-    """Build up (and gate), activation and down of a plain or gated block; every output name starts with `prefix`."""
+    """Build the steps `up` (and `gate`), `act` and `down` of a plain or gated block; every output name starts with
+    `prefix`."""
     d_ff = Axis("d_ff", width or spec.d_ff)
     up_proj = Linear(d_model, d_ff, bool(spec.bias))
     down_proj = Linear(d_ff, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))

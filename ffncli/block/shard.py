@@ -21,13 +21,13 @@ from ffncli.block.steps import Add, AllReduce, Axis, Experts, Linear, Multiply, 
 from ffncli.errors import FFNError
 
 CONVENTIONS: Mapping[str, str] = {
-    "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token and reduction, in the"
+    "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token per reduction, in the"
     " activations' dtype",
     "all_to_all_bytes": "sent by each rank for each of its tokens: top_k × (n - 1) / n rows of the experts' width to"
     " the ranks of the chosen experts (dispatch), and as many rows of results back (combine), in the activations'"
     " dtype, if every expert is equally likely and each choice is one row",
     "all_gather_bytes": "sent by each rank if every rank sends its partial sum to every other rank: (n - 1) × d_model"
-    " values per token and reduction",
+    " values per token per reduction",
 }
 
 

@@ -203,7 +203,7 @@ def cache() -> CompileCache:
 
 
 def _counted(group: str, name: str) -> int:
-    """Return one of torch's counters; 0 if nothing was compiled: then the counting module is not imported."""
+    """Return one of torch's counters; 0 if nothing was compiled, as the counting module was then not imported."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Mapping[str, Mapping[str, int]] = getattr(utils, "counters", {})
     return int(counters.get(group, {}).get(name, 0))

@@ -101,7 +101,8 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def computing(steps: Steps, product: Callable[[str, Tensor, Weights], Tensor]) -> Callable[[Tensor, Weights], Tensor]:
-    """Return the block, f(x, weights), whose activation and gate overwrite what `product(name, x, weights)` returns."""
+    """Return the block, f(x, weights); it applies activation and gate in place to the result of `product(name, x,
+    weights)`."""
     shape = dense_block(steps)
     act, lift = changed(shape.act), changed(shape.lift) if shape.lift else None
 

@@ -72,7 +72,7 @@ def spellings() -> list[str]:
 
 
 def search(text: str) -> list[str]:
-    """Find models by part of a spelling (hyphens and dots do not matter), year, or start of the organisation's name."""
+    """Find models by part of the name (without hyphens and dots), by year, or by the start of the maker's name."""
     word = _letters(text)
     spelled = {name for alias, name in _aliases().items() if word in _letters(alias)}
 

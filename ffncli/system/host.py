@@ -93,7 +93,7 @@ def one_cpu_per_core(cpus: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """Return the CPU's name as given by its maker; on ARM often only an implementer and a part number."""
+    """Return the CPU's name as its maker gives it; on ARM this is often just an implementer and a part number."""
     info = _cpuinfo(root)
     for key in ("model name", "Model", "cpu model", "Hardware", "cpu"):
         if info.get(key):

@@ -139,7 +139,7 @@ def _extra(name: str) -> DoctorCheck:
     old = [package for package, have in versions.items() if have is not None and older(have, wanted[package])]
     install = f"{extra_command(name)}  ({_FOR[name]})"
     if name == "gpu" and missing and not has_driver():
-        return DoctorCheck(f"extra {name}", "no GPU to use it", "ok")
+        return DoctorCheck(f"extra {name}", "no GPU to use it on", "ok")
     if missing:
         return DoctorCheck(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
     shown = ", ".join(f"{package} {have}" for package, have in versions.items())

@@ -6,8 +6,8 @@ interval of their ratio contains 1, and its width is the machine's noise. The pa
 
 The whole bench is not used here: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU time per
 process, where 3.0 s are enough, and a run takes 46 to 73 s instead of 22 to 32 s (measured). It would also measure
-less: it has no small product timed against itself, and no blocks of identical code, which `sequential_difference`
-needs.
+less: it does not time a small product against itself, and has no blocks of identical code, which
+`sequential_difference` needs.
 """
 
 import json

@@ -48,9 +48,9 @@ class Matching:
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
     """Match rows by block, by the requested setting (tokens, dtype, device, ...), and by kernel.
 
-    A pair holds the rows of all runs of a side. A row that a side has twice (a file named twice, or joined to itself)
-    counts once. Raises FFNError if one run has two different results for one case, or if the sides have no case and
-    kernel in common.
+    A pair holds the rows of all runs of a side. A row that appears twice on one side (its file was named twice, or
+    merged with itself) counts once. Raises FFNError if one run has two different results for one case, or if the sides
+    have no case and kernel in common.
     """
     unclear = _unclear(base) | _unclear(new)
     left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)

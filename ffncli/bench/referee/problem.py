@@ -173,7 +173,7 @@ class Problem:
 
     @cached_property
     def first(self) -> Inputs:
-        """The inputs of timed calls, with number 1."""
+        """The inputs of timed calls; they have the number 1."""
         return self.inputs(1)
 
     @cached_property
@@ -225,7 +225,7 @@ class Problem:
         return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
 
     def _wanted(self, generator: torch.Generator) -> Tensor | None:
-        """Draw the experts that the tokens should go to, if a routing is prescribed."""
+        """Choose at random the experts that the tokens should go to, if a routing is prescribed."""
         return None if self.routing is None else self.routing.draw(self.case.tokens, generator)
 
     def _drawn(self, tokens: int, generator: torch.Generator, wanted: Tensor | None = None) -> Tensor:

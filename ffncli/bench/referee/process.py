@@ -271,7 +271,7 @@ class _ClockedRulings(Rulings):
 
 
 def clocks_apart(worker: float, referee: float) -> str:
-    """Return how far the worker's clock and the referee's are apart, in words; empty if they agree."""
+    """Return how far apart the worker's and the referee's clocks are, in words; empty if they agree."""
     apart = abs(worker - referee)
     if apart <= _CLOCKS_LEAST or worker <= 0 or abs(log(worker / referee)) <= _CLOCKS_APART:
         return "" if worker > 0 or apart <= _CLOCKS_LEAST else f"no time passed in {referee:.2g} s"

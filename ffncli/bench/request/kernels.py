@@ -31,7 +31,7 @@ class ChosenKernels:
     comes first.
 
     `baseline` is the baseline's label; `files` maps the absolute paths of the users' files to their sha256. `functions`
-    are the kernels that their file defines by a plain `def`, each with the name of the file.
+    are the kernels defined with a plain `def`, each paired with its file's name.
     """
 
     kernels: tuple[KernelChoice, ...]

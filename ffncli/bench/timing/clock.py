@@ -1,4 +1,5 @@
-"""Clock: times a block of calls. All measuring code takes a clock as an argument, so that tests can pass their own."""
+"""A clock that times a block of calls. All measuring code takes a clock as an argument, so that tests can pass their
+own."""
 
 import time
 from collections.abc import Callable

@@ -252,7 +252,7 @@ def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, fre
 
 
 def verify(rig: Rig, kernels: CaseKernels, problem: Problem, loaded: Mapping[str, Kernel | Outcome]) -> None:
-    """Verify the baseline first, whose error raises the others' limit; place the kernels that are right."""
+    """Verify the baseline first, since its error raises the limit for the others; then place the correct kernels."""
     job = rig.job
     llc, room = rig.ranks.llc_and_room(rig.case, job)
     kernels.mode = shared_weights(problem, loaded.values(), llc, room) or kernels.mode

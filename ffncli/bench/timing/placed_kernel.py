@@ -227,7 +227,7 @@ class PlacedKernel:
         self.call()
 
     def unguard(self) -> None:
-        """Call a user's function without the guard from now on, if it runs so: some import files in a call."""
+        """Stop guarding a user's function, unless it needs the guard because it imports files during a call."""
         guarded, bare = self.built, replace(self.built, compute=unguarded(self.built.compute))
         if bare.compute is guarded.compute:
             return

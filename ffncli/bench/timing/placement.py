@@ -174,8 +174,8 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
 
 
 def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free: int) -> Caching:
-    """Return the cache mode of arms that share one copy of the weights, because the `need` bytes for one copy per arm
-    are not free.
+    """Return the cache mode for arms that share one copy of the weights, as there are not `need` bytes for a copy per
+    arm.
 
     The requested mode is kept if it works with one copy: cold-weights does, if a single call reads three times the
     caches. Otherwise the mode is warm.

@@ -159,9 +159,7 @@ def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> C
     wait = (factor - 1) * took
     if wait < least:
         longer = f"a call of {time_text(took)} cannot be made {percent(factor - 1, 2)} longer"
-        raise FFNError(
-            f"{longer}: the shortest kernel takes {time_text(least)}", "use a larger block, or more --tokens"
-        )
+        raise FFNError(f"{longer}: the fastest kernel takes {time_text(least)}", "use a larger block, or more --tokens")
     cycles = max(1, round((wait - least) * timer.cycles_per_s))
     return lambda: cuda._sleep(cycles)
 

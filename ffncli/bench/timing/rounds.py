@@ -65,7 +65,7 @@ class Plan:
 
     `kernels` are the arms whose log ratio to `baseline` must reach `target`, the half-width of this process's value
     (derived by `plan_of`). `budget` is for the whole case in this process, including placing; `placements`, and
-    `rounds` in each of them, are always completed. `processes` is the number of processes to be averaged; `threads` is
+    `rounds` in each of them, are always completed. `processes` is the number of processes to average over; `threads` is
     the number of computing threads (0: do not judge a block by its processor time, as on a GPU).
     """
 

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     """Serve one job over the inherited file descriptor whose number is the first argument; return 0, even if the parent
     is gone.
 
-    The second argument is the descriptor over which the referee reports on every case; the third is the descriptor of
+    The second argument is the file descriptor on which the referee reports each case; the third is the descriptor of
     the activity's memory.
     """
     settle()

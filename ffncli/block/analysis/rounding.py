@@ -38,8 +38,8 @@ class NumberFormat:
 
     @cached_property
     def _exponents(self) -> tuple[int, ...]:
-        """frexp's exponents of all floats, ordered so that a tuple derived from it can be indexed by an exponent;
-        negative exponents count from its end."""
+        """The frexp exponents of all floats, ordered so that a tuple built from them can be indexed by exponent; a
+        negative exponent counts from the tuple's end."""
         return (*range(1025), *range(-1080, 0))
 
     @cached_property

@@ -138,7 +138,7 @@ def _facts(rows: Sequence[Row]) -> list[Part]:
         "f alone: the same for the gate's function alone; product: the share that gate · up",
         "explains in addition",
     ]
-    along = Line("growth: y grows as t^growth along gate = up = t; silu and gelu alone have 1", quiet=True)
+    along = Line("growth: y grows as t^growth along gate = up = t; ungated silu and gelu have growth 1", quiet=True)
     costs = [(row["name"], row["operations"]["text"]) for row in rows]
     costs_table = Table(("gated unit", "operations per element"), costs)
     return [shape, along, costs_table, normal, *(Line(text, quiet=True) for text in notes)]

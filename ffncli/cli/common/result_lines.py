@@ -9,7 +9,7 @@ from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.parts import Line
 from ffncli.show.text import percent, plural
 
-STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full words for the CSV's short words
+STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full names for the CSV's abbreviations
 
 
 def verdict(row: ResultRow) -> str:

@@ -143,7 +143,7 @@ def _fitted(texts: Sequence[str]) -> list[str]:
 
 
 def _place(at: Sequence[int], rows: Sequence[int | str] | None) -> str:
-    """Return `[0 "[CLS]", 99]`: an index, whose first axis is shown by the row's name if rows have names."""
+    """Return `[0 "[CLS]", 99]`: an index; its first entry is the row's name if rows have names."""
     first = rows[at[0]] if rows and at else None
     return f"[{', '.join(map(str, at if first is None else (first, *at[1:])))}]"
 

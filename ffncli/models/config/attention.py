@@ -191,7 +191,7 @@ def per_layer_projection(config: Fields, d_model: int) -> int:
 
 
 def per_layer_matrices(config: Fields, d_model: int) -> Callable[[int], int]:
-    """Count, for each layer, the gate and the projection of its vector, and a norm."""
+    """Count a norm, the gate, and the projection of the layer's vector, for each layer."""
     narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
     return lambda i: 2 * d_model * narrow + d_model if narrow else 0
 

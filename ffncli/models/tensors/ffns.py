@@ -279,7 +279,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hints:
-    """Evidence if both orientations of a matrix fit: the norms' lengths, and a `hint` for d_model."""
+    """The evidence used when both orientations of a matrix fit: the norms' lengths, and a `hint` for d_model."""
 
     norms: Counter[int]
     hint: int | None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @package_errors()
 def fitted(question: FitQuestion) -> tuple[Fit, ...]:
-    """Train every block of the question."""
+    """Train every block that the question compares."""
     planned = cases(question)
     set_threads()
     from ffncli.run.approximate.approximate import fits

@@ -319,7 +319,7 @@ class SharedReaders:
         return self._readers[file]
 
     def tensors_of(self, module: nn.Module) -> None:
-        """Hide the tensors of layers that were cut: transformers dequantizes every tensor of a reader."""
+        """Hide the tensors of layers that were cut: transformers dequantizes every tensor that a reader lists."""
         last = max((int(part) for name in module.state_dict() for part in name.split(".") if part.isdigit()), default=0)
         for reader in self._readers.values():
             reader.tensors = [tensor for tensor in reader.all_tensors if _block(tensor.name) <= last]

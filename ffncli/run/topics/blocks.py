@@ -121,7 +121,7 @@ def neuron_topic(line: TopicLine) -> Topic:
         (
             "Neuron i is column i of W1, its bias, the activation, and row i of W2.",
             "It reads: the dot product of the token with its column measures how well the token fits its pattern.",
-            "It fires: the activation turns that into a strength, with relu zero where the pattern does not fit.",
+            "It fires: the activation turns the match into a strength; with relu, zero if nothing matches.",
             "It writes: the strength times its row of W2; what all neurons write, plus b2, is the output.",
             f"Below, neuron {most} fires most, {fixed(strength[most])}, and writes {fixed(written[most][-1])} "
             f"to out 3; the sum with b2 there is {fixed(out[-1])}.",

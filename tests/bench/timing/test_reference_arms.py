@@ -124,7 +124,7 @@ def test_what_is_too_short_to_be_slowed_on_a_gpu_is_refused():
     cuda = CostedGraphs(least=2e-6)
     with pytest.raises(FFNError) as caught:
         slowed_on_gpu(lambda: cuda.launch(30e-6), 1.05, cuda, CudaClock(cuda, cuda.now))()
-    assert caught.value.message == "a call of 30.0 µs cannot be made 5 % longer: the shortest kernel takes 2.00 µs"
+    assert caught.value.message == "a call of 30.0 µs cannot be made 5 % longer: the fastest kernel takes 2.00 µs"
 
 
 def test_the_shortest_of_five_blocks_counts_and_the_first_call_does_not():

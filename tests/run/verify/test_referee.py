@@ -312,4 +312,4 @@ def test_an_answer_that_is_kept_by_its_content_shows_in_the_work_of_a_call(host)
         assert (name, rows["replay"].passed) == (name, passed)
         assert "of the work of a new input" in rows["replay"].note
     short = next(row for row in judged(host, "replays_by_content", block_of(GATED)) if row.check == "replay")
-    assert (short.passed, short.note.endswith("too short to see whether answers are kept")) == (None, True)
+    assert (short.passed, short.note.endswith("too short to tell whether answers are cached")) == (None, True)

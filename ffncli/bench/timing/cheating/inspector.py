@@ -267,7 +267,7 @@ class _Calls:
         return any(int((self._answer() == _POISON).sum()) > 1 for _ in range(_ROW))
 
     def _repeats(self) -> bool:
-        """Return True if some token of an answer repeats the previous answer, which was to another input."""
+        """Return True if the output for any token is that of the previous answer, although the input was different."""
         answers = []
         for _ in range(_CALLS):
             self._write()

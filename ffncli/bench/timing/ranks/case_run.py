@@ -70,7 +70,7 @@ def measure_over_ranks(
 
 
 class RankInStep(OneRank):
-    """One of the ranks of a case, which take each step together.
+    """One rank of a case; all its ranks take each step together.
 
     Users' kernels are not called to find out how they get their answers: a rank that called a kernel more often than
     the others would wait for them forever.

@@ -129,7 +129,8 @@ def split_kernels(
 
 
 def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
-    """Return the result of `act`; if it raises on any rank, all raise: their own error, else the first rank's."""
+    """Return the result of `act`; if it raises on any rank, every rank raises: its own error, else the first failing
+    rank's."""
     error: BaseException | None = None
     try:
         result = act()

@@ -349,7 +349,7 @@ def _switch_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     """Select layer 1 and every `step`-th layer after it; older files state the step by other fields."""
     depth = config.integer("num_layers" if stack.name == "encoder" else "num_decoder_layers")
     sparse = config.integer(f"num_sparse_{stack.name}_layers", 3, low=0)
-    # Without sparse layers, the step is the depth; transformers then still makes layer 1 sparse.
+    # Without sparse layers, the step is the depth; even then, transformers makes layer 1 sparse.
     step = config.integer(f"{stack.name}_sparse_step", depth // sparse if sparse else depth, low=0)
     return lambda i: step == 1 or (step > 0 and i % step == 1)
 

@@ -116,7 +116,8 @@ def _nemotron_routing(config: Fields) -> Extra:
 
 
 def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Place the norm: on the branch (OLMo-2) with attention, before the block (Llama) with linear attention."""
+    """Place the norm: layers with attention have it on the branch (OLMo-2), those with linear attention before the
+    block."""
     count = config.integer("num_hidden_layers")
     # a model with fewer than four layers has attention in its last layer
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]

@@ -352,7 +352,7 @@ def replay(trial: KernelTrial) -> Iterator[CheckRow]:
         other = min(_work(trial, _near(trial, x)) or 0.0 for _ in range(_REPEATS))
         same = min(_work(trial, x) or 0.0 for _ in range(1 + _REPEATS))
         if other < _LEAST:
-            yield judge.skips(subject, f"a call takes {time_text(other)}, too short to see whether answers are kept")
+            yield judge.skips(subject, f"a call takes {time_text(other)}, too short to tell whether answers are cached")
             return
         share = max(share, same / other)
         if share >= _KEPT:
