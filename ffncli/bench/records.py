@@ -273,8 +273,7 @@ class CaseReport:
 class Roof:
     """The limits of this machine, measured in the same process: the best GEMM of any shape, and the best memory
     bandwidth of copies and reads. `llc_bytes` is the size of the last-level cache: data that fits into it is not
-    limited by memory bandwidth.
-    """
+    limited by memory bandwidth."""
 
     flops_per_s: Rate | None = None
     bytes_per_s: Rate | None = None

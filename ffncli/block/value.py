@@ -1,6 +1,5 @@
 """The value and the slope of an Activation step, limits included, over a namespace (`formulas.SCALAR`, torch); which
-steps hold a block's hidden units, and which of their values count as near zero.
-"""
+steps hold a block's hidden units, and which of their values count as near zero."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

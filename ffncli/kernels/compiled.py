@@ -1,6 +1,5 @@
 """compiled, max_autotune, frozen: eager's function compiled by torch.compile, one graph per shape; gemv: one token's
-products, written as sums; counters of compilations.
-"""
+products, written as sums; counters of compilations."""
 
 import sys
 import warnings
@@ -45,8 +44,7 @@ def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 )  # fmt: skip
 def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compile eager's function with the weights as constants of the graph. torch packs them once and times several ways
-    to compute each product, including generated C++ code, which can compute gate and up together.
-    """
+    to compute each product, including generated C++ code, which can compute gate and up together."""
     compute = eager.build(steps, device, dtype)
 
     def make(x: Tensor, params: Params) -> Computes:

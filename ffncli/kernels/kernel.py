@@ -75,8 +75,7 @@ class Kernel:
 
     def forms(self, dtype: torch.dtype) -> int:
         """Return how much memory the kernel's own form of the weights may take, in copies of the weights in this dtype.
-        That form may be float32 if the dtype has 16 bits.
-        """
+        That form may be float32 if the dtype has 16 bits."""
         if self.prepare is canonical:
             return 0
         return 2 if dtype.itemsize == 2 and not self.per_weights else 1

@@ -313,8 +313,7 @@ MORE_TOKENS = "multi-token prediction, which a forward pass does not need"
 @dataclass(frozen=True)
 class LayerParams:
     """The parameters of one layer without its FFN: attention or another mixer (including cross-attention), all norms
-    (including the FFN's), and the rest (residual streams, per-layer embeddings).
-    """
+    (including the FFN's), and the rest (residual streams, per-layer embeddings)."""
 
     attention: int
     norms: int

@@ -1,6 +1,5 @@
 """Turn a saved trace into sections of a page: its steps with their costs, a heat map of each step, and for a small
-block all its numbers, which can be edited.
-"""
+block all its numbers, which can be edited."""
 
 import math
 from pathlib import Path
@@ -112,8 +111,7 @@ def _figures(x: Tensor) -> str:
 
 def heat_data(name: str, x: Tensor) -> dict[str, Any]:
     """Return the cells of a matrix's heat map, each with the largest absolute value that it covers, and the mean. NaN
-    takes precedence, then infinity, so that a cell containing either shows it.
-    """
+    takes precedence, then infinity, so that a cell containing either shows it."""
     cells, finite = cells_of(x, _ROWS, _COLUMNS), x[x.isfinite()]
     out: dict[str, Any] = {
         "name": name, "shape": list(x.shape), "values": [[_word_of(largest(cell)) for cell in line] for line in cells],

@@ -1,6 +1,5 @@
 """Tensor values as text: an excerpt is an aligned block, with `…` for omitted values; a heat map has characters 1 to 9
-above zero and a to i below, or half blocks in a terminal with colours.
-"""
+above zero and a to i below, or half blocks in a terminal with colours."""
 
 import math
 from collections.abc import Callable, Sequence

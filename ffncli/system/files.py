@@ -1,6 +1,5 @@
 """Files: opened only if they are regular files, written completely or not at all; or a file as of a git commit, read
-through git without touching the working tree.
-"""
+through git without touching the working tree."""
 
 import errno
 import os

@@ -291,8 +291,7 @@ def _by_uuid(uuid: str, nvml: Any) -> GpuHandles:
 class GpuState:
     """One reading. Memory in bytes, clocks in MHz, power in watts; `busy` is the fraction of the last second or less in
     which a kernel was running. `others` counts the other processes that compute on the GPU, and `others_memory` their
-    memory in bytes.
-    """
+    memory in bytes."""
 
     memory_free: int | None = None
     memory_total: int | None = None

@@ -200,8 +200,7 @@ def freed_memory() -> int:
 def return_freed_memory() -> bool:
     """Give freed memory back to the system if malloc keeps more than half of the free memory; return whether it was
     given back. Kept memory is fragmented and of little use for larger blocks, so the next case would take as much
-    again.
-    """
+    again."""
     import ctypes
 
     free = available_memory()

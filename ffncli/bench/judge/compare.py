@@ -191,8 +191,7 @@ class ResultComparison:
 
 def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = DEFAULT_RULES) -> ResultComparison:
     """Compare NEW's rows with BASE's. Raises FFNError if times are invalid, if no case and kernel are in common, or if
-    the machines differ and `allow_mismatch` is not set. If it is set and the machines differ, no row is gated.
-    """
+    the machines differ and `allow_mismatch` is not set. If it is set and the machines differ, no row is gated."""
     matching = match(base, new)
     unlike = mismatches(matching.pairs)
     if unlike and not rules.allow_mismatch:

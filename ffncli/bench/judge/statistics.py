@@ -221,8 +221,7 @@ def t_interval(values: Sequence[float]) -> Interval:
 def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the median with a two-sided interval that holds for any distribution. Its ends are two of the values
     themselves, chosen by the binomial distribution of the number of values below the median (Conover 1999, 3.2). The
-    interval is unbounded if there are too few values.
-    """
+    interval is unbounded if there are too few values."""
     ordered, outside, ways, below = sorted(values), 0, 1, 1  # ways to choose `outside` values; below: up to `outside`
     every = 2 ** len(ordered)
     while 2 * below / every <= 1 - level:  # both tails: as many values may lie above the median as below

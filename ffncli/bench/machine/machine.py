@@ -349,8 +349,7 @@ def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
 
 def release(device: str, cuda: Cuda = torch.cuda) -> None:
     """Free tensors in reference cycles, which takes about 0.1 s. Return a GPU's memory to its driver, and a CPU's
-    memory, if there is much, to the system.
-    """
+    memory, if there is much, to the system."""
     gc.collect()
     if not device.startswith("cuda"):
         return_freed_memory()

@@ -113,8 +113,7 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
 
 def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
     """Return ways to read float32 numbers once: a sum, and the product of one token with a matrix of these numbers,
-    which a library may read faster.
-    """
+    which a library may read faster."""
     matrix, y = source.view(-1, _WIDTH), _numbers(_WIDTH, device)
     ways: list[Callable[[], object]] = [source.sum, lambda: torch.mv(matrix, y)]
     if not device.startswith("cuda"):

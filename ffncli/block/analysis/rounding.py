@@ -1,6 +1,5 @@
 """Number formats on Python floats: rounding, the steps between numbers, and the probability of each number under a
-normal distribution; how far rounding alone may move a block's output from its float64 value. Needs no torch.
-"""
+normal distribution; how far rounding alone may move a block's output from its float64 value. Needs no torch."""
 
 import math
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Options that several commands share: --format and -o, which determine the output's sink, --plot, and --prompt with
-its rules for one and for many texts.
-"""
+its rules for one and for many texts."""
 
 import os
 import sys

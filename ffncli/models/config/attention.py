@@ -224,8 +224,7 @@ def ngram_table(config: Fields, d_model: int) -> int:
 
 def ngram_matrices(config: Fields, wide: int) -> Callable[[int], int]:
     """Count the matrices that read the n-gram tables, by layer: keys for all streams (`wide` is their total width), a
-    value, three norms and a convolution. `ple_layer_ids` counts layers from 1.
-    """
+    value, three norms and a convolution. `ple_layer_ids` counts layers from 1."""
     chosen, d_model = set(config.integers("ple_layer_ids")), config.integer("hidden_size")
     width, kernel = config.integer("ple_embed_dim", d_model), config.integer("ple_conv_kernel_size", 4)
     return lambda i: width * (wide + d_model) + (3 + kernel) * wide if i + 1 in chosen else 0

@@ -62,8 +62,7 @@ class GatedDelta(Attention):
 class KimiDelta(Attention):
     """Kimi Delta Attention (arXiv:2510.26692), with a decay per channel and an output gate, each computed by two narrow
     matrices. Kimi-K3 has a full-rank output gate, and one log-decay per channel of a head. `full_rank`: decay and
-    output gate are both full-rank (Ling-3).
-    """
+    output gate are both full-rank (Ling-3)."""
 
     full_rank: bool = False
     heads: str = "linear_attn_config.num_heads|linear_num_heads"
@@ -201,8 +200,7 @@ _RATIOS = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
 class Compressed:
     """DeepSeek-V4's attention: a single key that also serves as the value, sinks, and an output projection in groups. A
     compressor merges the keys of `rate` tokens into one (0: no compressor). If `sparse`, the compressor is twice as
-    wide, and there is an indexer with a compressor of its own.
-    """
+    wide, and there is an indexer with a compressor of its own."""
 
     rate: int = 0
     sparse: bool = False

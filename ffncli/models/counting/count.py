@@ -244,8 +244,7 @@ def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int |
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
     """Return the keys for the whole model, with None for unknown values. Active parameters exclude experts that a token
-    does not choose; `..._no_embedding` also excludes parameters that are looked up instead of multiplied.
-    """
+    does not choose; `..._no_embedding` also excludes parameters that are looked up instead of multiplied."""
     rest = model.non_ffn.params({group.stack for group in model.groups}) if model.non_ffn else None
     lookup = model.non_ffn.lookup if model.non_ffn else None
     total = None if rest is None else rest + ffn_total

@@ -62,8 +62,7 @@ class Ridge:
 class CostReport:
     """The figures of one source. `counts` and `costs` have one record per token count; `costs` is empty if the number
     of active experts is unknown. `ridges` has a record for the user's number, or for each device with a known ridge;
-    `floors` has one record per device and token count.
-    """
+    `floors` has one record per device and token count."""
 
     counts: tuple[ModelCount, ...]
     costs: tuple[TokenCost, ...]

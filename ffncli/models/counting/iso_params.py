@@ -18,8 +18,7 @@ from ffncli.models.model import Resolved
 @dataclass(frozen=True)
 class IsoParams:
     """A block and its counterpart. Parameters include biases and router, but not norms; `difference` is gated minus
-    plain, and `difference_percent` is relative to the plain block.
-    """
+    plain, and `difference_percent` is relative to the plain block."""
 
     multiple_of: int
     plain_d_ff: int

@@ -1,6 +1,5 @@
 """Count the bytes that a forward pass of all FFN blocks moves, its arithmetic intensity by token count, the minimum
-time according to an accelerator's data sheet, and whether the accelerator can hold the weights.
-"""
+time according to an accelerator's data sheet, and whether the accelerator can hold the weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -79,8 +79,7 @@ class Metadata:
 
 def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str, unknown: str = "") -> Resolved:
     """Read a model from its tensors. The `config`, if any, has a model_type without a row, or `unknown` fields
-    (described in words) that the row does not know.
-    """
+    (described in words) that the row does not know."""
     inventory = take_inventory(checkpoint)
     alone = Metadata(evidence=("no config.json: everything is read from the tensors",))
     metadata = _from_config(config, unknown) if config else alone

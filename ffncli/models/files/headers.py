@@ -104,8 +104,7 @@ _METADATA = '{"__metadata__":'
 
 def _quick_columns(raw: bytes, size: int) -> Columns | None:
     """Return the columns of a header in the layout of safetensors and json.dumps, with tensors in the order of their
-    bytes; None for any other header. Parsing with json.loads and checking every column took a third longer.
-    """
+    bytes; None for any other header. Parsing with json.loads and checking every column took a third longer."""
     try:
         text = _without_metadata(raw.rstrip(b" ").decode("utf-8"))
         # each tensor has ten quotation marks, so splitting at them yields the columns

@@ -79,8 +79,7 @@ def logical(
 
 def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | None, where: str) -> None:
     """Raise FFNError for unexplained integers in a quantized checkpoint: they are packed in an unknown way, so that
-    counting them would be wrong. Masks that GPT-2 and GPT-NeoX store as `bias` are ignored.
-    """
+    counting them would be wrong. Masks that GPT-2 and GPT-NeoX store as `bias` are ignored."""
     if info.dtype == "U8" and len(info.shape) > 2 and name.endswith(("_blocks", ".blocks")):
         scales = f"{where}: tensor {shown(name[:-6] + 'scales', 120)} is missing"
         raise FFNError(scales, f"{shown(name, 120)} cannot be read without it")

@@ -1,6 +1,5 @@
 """Read rows of a tensor in a file: only the requested bytes, with positional reads into one buffer. Also reads a grid
-of numbers (scales, zeros) for its matrices.
-"""
+of numbers (scales, zeros) for its matrices."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class OpenFiles:
 
     def read(self, path: Path, start: int, count: int, times: int = 1, pitch: int = 0) -> Tensor:
         """Read `count` bytes from byte `start` as uint8, `times` times, at intervals of `pitch` bytes. The next read
-        overwrites the result.
-        """
+        overwrites the result."""
         import torch
 
         if count == pitch:

@@ -1,6 +1,5 @@
 """Read JSON from an untrusted file: anything ambiguous, NaN, too big or too deep is refused. Fields reads a config's
-values just as strictly.
-"""
+values just as strictly."""
 
 import json
 from collections.abc import Mapping
@@ -49,8 +48,7 @@ def _bytes(path: Path, most_bytes: int) -> bytes:
 
 def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, Any]:
     """Parse the JSON object in `raw`; `where` names it in errors. Raises FFNError for duplicate keys, deep nesting, and
-    NaN unless `constants` is set.
-    """
+    NaN unless `constants` is set."""
     if not raw.strip():
         raise FFNError(f"{where} is empty", "it should hold a JSON object")
     try:

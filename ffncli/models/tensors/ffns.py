@@ -267,8 +267,7 @@ Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices (name an
 @dataclass(frozen=True)
 class Item:
     """One tensor of a layer, or `count` identical tensors: logical shape (None if only the size is known), number of
-    values in one tensor, bytes of all tensors. `params` is 0 if an index names the tensor but its file is missing.
-    """
+    values in one tensor, bytes of all tensors. `params` is 0 if an index names the tensor but its file is missing."""
 
     shape: tuple[int, ...] | None
     params: int

@@ -32,8 +32,7 @@ _TABLE = ".tid2eid"  # the experts of each token id, in DeepSeek-V4
 @dataclass(frozen=True)
 class Located:
     """One located canonical parameter: `names` are the full tensor names (one, or one per expert), without the endings
-    of a packed matrix's pieces.
-    """
+    of a packed matrix's pieces."""
 
     parameter: str
     axes: tuple[Axis, ...]
@@ -138,8 +137,7 @@ def _full(layer: LayerTensors, tensor: str) -> str:
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
     """Raise FFNError for a stored shape that contradicts the config's widths. Skips missing shards, and packed formats,
-    whose tensors do not have the matrices' shapes.
-    """
+    whose tensors do not have the matrices' shapes."""
     for item in located:
         expected = item.stored_shape()
         for name in item.names:
@@ -193,8 +191,7 @@ _Change = Callable[[Readings], Readings | None]  # None if it does not apply
 @dataclass(frozen=True)
 class Misreading:
     """`name` completes the phrase "read with"; `located` is where the parameters would be. `exchanged` lists parameters
-    whose experts axis is confused with another axis.
-    """
+    whose experts axis is confused with another axis."""
 
     name: str
     located: Readings

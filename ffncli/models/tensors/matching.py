@@ -1,6 +1,5 @@
 """Match the FFNs in a checkpoint to the model's blocks, stacks by name and layers by number. Also collect the logical
-tensors of a layer, in which a block's parameters are looked up.
-"""
+tensors of a layer, in which a block's parameters are looked up."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -20,8 +20,7 @@ from ffncli.models.tensors.recognise import Layers, StoredFFN, is_parameter, of_
 class MeasuredLayer(LayerParams):
     """One layer according to its tensors. `table` counts T5's relative positions, which `attention` excludes;
     `matrices` counts only the attention's matrices; `packed` means that part of it is quantized. `tensor` names one of
-    its tensors, a key projection if possible.
-    """
+    its tensors, a key projection if possible."""
 
     table: int = 0
     matrices: int = 0
@@ -41,8 +40,7 @@ class Embedding:
 @dataclass(frozen=True)
 class MeasuredNonFFN:
     """The tensors outside the FFNs. `params` counts the whole text model, None if uncertain; `lookup` is defined as in
-    `NonFFN`. `left_out` maps modules of other towers to their parameters.
-    """
+    `NonFFN`. `left_out` maps modules of other towers to their parameters."""
 
     layers: Mapping[str, Mapping[int, MeasuredLayer]]
     embedding: Embedding | None = None

@@ -146,8 +146,7 @@ def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
 @dataclass(frozen=True)
 class _Destination:
     """A canonical parameter in the stored tensor's layout, [matrices, rows, columns], without the tensor's other parts.
-    The parts share the rows (`by_rows`) or the columns.
-    """
+    The parts share the rows (`by_rows`) or the columns."""
 
     place: Tensor
     item: Located

@@ -263,8 +263,7 @@ class Arrangement:
     """A family's row. Matrices are `transposed` if shapes fit both ways; in one matrix, gate and up are `interleaved`,
     or the up projection comes first (`up_first`). `norms` are modules by step that are tried before the usual modules;
     in their names, `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's number in its
-    layer.
-    """
+    layer."""
 
     family: str = ""
     transposed: bool = False

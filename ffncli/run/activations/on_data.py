@@ -352,8 +352,7 @@ class _SwappedStep:
 class SwapStatistics:
     """The statistics of a layer so far: its activations by name, and how each of `names` (the block's own activation
     first) changes its output. `most` is the maximum number of rows of an activation, by the experts' name ("" outside
-    experts).
-    """
+    experts)."""
 
     def __init__(self, names: tuple[str, ...], most: Mapping[str, int]) -> None:
         self.names, self.most = names, most

@@ -1,6 +1,5 @@
 """The reference in float64: a block and its gradients, computed from the same rounded numbers, with one expert widened
-at a time; and detection of tokens that rounding sends to other experts.
-"""
+at a time; and detection of tokens that rounding sends to other experts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -25,8 +25,7 @@ class Spelling:
     """The names in generated code. `parameters` maps canonical names to expressions; `modules` maps a step to the
     module that computes it (empty in a plain function); `names` maps a step to its variable if that is not its own
     name. `training` is the expression that says whether dropout applies; `of_one` is the index that selects one
-    expert's tensor from the tensor of all experts.
-    """
+    expert's tensor from the tensor of all experts."""
 
     parameters: Mapping[str, str]
     modules: Mapping[str, str]

@@ -101,8 +101,7 @@ class TokenLogit:
 class DirectLogits:
     """The contribution of a vector to the logits, as part of the residual stream after the layer. The final norm
     divides the vector by the stream's RMS, `residual_rms` (with LayerNorm: the stream's standard deviation), not by the
-    vector's own RMS. `promoted` and `suppressed` are the tokens with the largest and the smallest contributions.
-    """
+    vector's own RMS. `promoted` and `suppressed` are the tokens with the largest and the smallest contributions."""
 
     residual_rms: float
     promoted: tuple[TokenLogit, ...]

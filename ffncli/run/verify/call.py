@@ -145,8 +145,7 @@ def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | No
 
 def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None) -> None:
     """Reject a split that the layer does not allow, and suggest the nearest possible rank counts; raise RanksNeeded if
-    the split needs several processes. Weights are counted as floats, whatever their format in the file.
-    """
+    the split needs several processes. Weights are counted as floats, whatever their format in the file."""
     if ranks is not None:
         chosen = model.model.layer(layer)
         alone = replace(model.model, groups=(Group(chosen.stack, (chosen.index,), chosen.spec),))

@@ -1,6 +1,5 @@
 """Charts as inline SVG: points with intervals, lines and scatter plots, on the axes of show/plots; the steps of a block
-with their costs; a histogram.
-"""
+with their costs; a histogram."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """config.json against transformers' own classes: the same widths and routing; published, changed and new ones. Whatever
-cannot be a model is refused in one line naming file, field and value.
-"""
+cannot be a model is refused in one line naming file, field and value."""
 
 import copy
 import json

@@ -1,6 +1,5 @@
 """Splits against torch's chunks and its own column- and row-parallel styles, and a ring that is walked; experts' tokens
-against draws, what each rank holds and sends against routings that are walked.
-"""
+against draws, what each rank holds and sends against routings that are walked."""
 
 from dataclasses import replace
 from itertools import combinations, permutations

@@ -1,6 +1,5 @@
-"""Packed weights become the numbers that their format defines, as compressed-tensors and transformers make them too;
-a traced FFN is that of the unpacked weights.
-"""
+"""Packed weights become the numbers that their format defines, as compressed-tensors and transformers make them too; a
+traced FFN is that of the unpacked weights."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,5 @@
 """`hf://org/name`: which ids there are, what is asked of the Hub and of its cache, and what is not; a Hub that refuses,
-fails, lies or is not there: one line, a fitting code, a bounded number of requests.
-"""
+fails, lies or is not there: one line, a fitting code, a bounded number of requests."""
 
 import json
 import signal

@@ -1,6 +1,5 @@
 """One architecture's tiny model, built once and saved once: every statement about the architecture reads this one. The
-FFN parameters of what is saved, counted from the module, the config and the headers.
-"""
+FFN parameters of what is saved, counted from the module, the config and the headers."""
 
 import json
 import math

@@ -72,8 +72,7 @@ class RankChannel:
 class RankClock:
     """Another clock that keeps the ranks of `channel` in step. With `each_call`, every call that has a `before` starts
     at its own barrier and is timed separately, so that its time does not include the wait for ranks whose `before`
-    takes longer.
-    """
+    takes longer."""
 
     def __init__(self, clock: Clock, channel: RankChannel, each_call: bool = True) -> None:
         self.clock, self._channel, self._each_call = clock, channel, each_call

@@ -1,6 +1,5 @@
 """Dense decoders, with one stack of equal layers (ROWS), and encoder-decoders, with two stacks that each have their own
-depth and often their own d_ff (PAIRS).
-"""
+depth and often their own d_ff (PAIRS)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
