@@ -23,7 +23,7 @@ _CONVENTIONS = {
 @spread
 def command(*, question: MergeQuestion, show: OutputOptions) -> None:
     """Merge results of ffn bench into one, such as the parts of a grid that ran on several machines. Exit 1 if cases of
-    the grid are missing; the rest is merged.
+    the grid are missing; the cases that exist are merged anyway.
 
     Examples:
       ffn merge part-1.csv part-2.csv -o all.csv          # or part-*.csv
