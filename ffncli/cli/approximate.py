@@ -176,7 +176,8 @@ def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
 
 
 def _errors(rows: Sequence[FitRow], line: str, noisy: bool) -> Table:
-    """Return the errors of each block; `line` names the best line or plane, which the last column has."""
+    """Return the errors of each block; the last column is the error of the best line or plane, and `line` is its
+    heading."""
     title = "rmse and max error of the best seed, median rmse over seeds"
     names, errors = ("rmse", "median", "max error"), [(r.rmse, r.median_rmse, r.max_error) for r in rows]
     if noisy:

@@ -1,4 +1,5 @@
-"""`ffn merge`: what was merged, what is missing and how to measure it, then the rows in the form of `ffn bench`."""
+"""`ffn merge`: shows what was merged, the missing cases with the commands that measure them, and the rows in the form
+of `ffn bench`."""
 
 from dataclasses import asdict, replace
 

@@ -105,7 +105,7 @@ def failure(verdict: Verdict) -> FFNError:
 def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:
     """Return one line for a check (what holds, or why it was skipped), or one line per failed row.
 
-    A user's kernel gets its own line, with its error; so does the only requested kernel.
+    A user's kernel gets its own line with its error, and so does a built-in kernel if it is the only kernel requested.
     """
     from ffncli.kernels import BUILT_IN
 

@@ -36,7 +36,7 @@ BUILT_IN: Mapping[str, str] = {
 COMPILING = (
     "compiled", "max_autotune", "frozen", "gemv", "triton_act", "fused_gate", "decode", "liger", "liger_act", "quack",
 )  # fmt: skip
-IN_FEWER_BITS = ("fp8", "int8", "int4")  # compared only with kernels in equally few bits
+IN_FEWER_BITS = ("fp8", "int8", "int4")  # not compared with kernels that compute in the full dtype
 ONLY_NAMED = (*COMPILING, *IN_FEWER_BITS, "batched")  # `batched` is only for a few tokens
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in ONLY_NAMED)  # the kernels timed if none is named
 OF_EXPERTS = ("grouped", "batched")  # compute only mixtures
@@ -47,7 +47,8 @@ ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 
 def computing(names: Iterable[str], dense: bool, mixtures: bool) -> tuple[str, ...]:
-    """Return those of the named kernels that compute a kind of block that occurs: `dense` blocks, `mixtures`."""
+    """Return the named kernels that can compute a kind of block that occurs: `dense` says whether dense blocks occur,
+    `mixtures` whether mixtures of experts occur."""
     return tuple(n for n in names if n in OF_BOTH or (mixtures if n in OF_EXPERTS else dense))
 
 

@@ -135,8 +135,8 @@ def by_argument(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def missing_weight(required: Iterable[str], steps: Sequence[Step]) -> tuple[str, str] | None:
-    """Find the function's first required argument that no weight fills; return (why the call would fail, what the block
-    has); None if weights fill all of them."""
+    """Find the function's first required argument that no weight fills. Return a message about that argument, and a
+    hint that lists the block's weights; return None if weights fill all required arguments."""
     weights = by_argument(steps)
     name = next((name for name in required if name not in weights), None)
     if name is None:

@@ -135,7 +135,8 @@ def graph(function: Computes, device: str, mode: str | None = None) -> Computes:
 
     if not device.startswith("cuda") and (compiler := cxx()):
         inductor.cpp.cxx = (None, compiler)  # by default torch looks only for g++
-    # Code of its own: torch counts graphs per code object, and would refuse the ninth block that shares one.
+    # Each graph needs its own code object: torch counts graphs per code object, and would refuse the ninth block that
+    # shares it.
     call: Computes = torch.compile(_with_code(function), fullgraph=True, dynamic=False, mode=mode)
     failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
@@ -163,7 +164,7 @@ def recompiles() -> int:
 
 @contextmanager
 def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell` whenever torch starts to compile a graph in this context, including a user's own torch.compile."""
+    """Call `tell` whenever torch starts to compile a graph in this context, even for a user's own torch.compile."""
     if "torch._dynamo" not in sys.modules:  # then torch.compile has not been used, and importing it takes a second
         yield
         return

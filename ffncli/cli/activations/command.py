@@ -66,7 +66,8 @@ def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) 
 
 
 def _judge_differences(comparison: Comparison) -> None:
-    """Raise FFNError (exit 1), after the page, for a difference, of gated units at a shown point, above tolerance."""
+    """Raise FFNError (exit 1) if a difference exceeds the tolerance; for gated units, a difference at a shown point.
+    Called after the page is shown."""
     tolerance = comparison.question.tolerance
     if tolerance is None:
         return
@@ -83,7 +84,7 @@ def _judge_differences(comparison: Comparison) -> None:
 
 
 def _judge_claims(comparison: Comparison) -> None:
-    """Raise FFNError (exit 1), after the page, if a stated value is wrong."""
+    """Raise FFNError (exit 1) if a stated value is wrong. Called after the page is shown."""
     wrong = [one for one in comparison.checked if not one.right]
     if wrong:
         values = ", ".join(f"{one.name}({one.x:g}) = {stated_value(one)}, not {one.text}" for one in wrong[:5])
@@ -137,7 +138,8 @@ def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) 
 
 
 def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
-    """Plot f(x) minus the f(x) of `against` for each other canonical name, over the same range as `curve_plots`."""
+    """For each canonical name except `against`, plot its f(x) minus g(x), where g is `against`; the range is the same
+    as in `curve_plots`."""
     other, others = curve(against), (name for name in dict.fromkeys(names) if name != against)
     lines = [Series(name, samples(minus(curve(name), other), *_span(at))) for name in others]
     return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)

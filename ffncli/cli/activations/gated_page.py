@@ -176,7 +176,8 @@ def _values(rows: Sequence[Row], up: float) -> list[Part]:
 
 
 def _iso(rows: Sequence[Row]) -> list[Part]:
-    """Show the plain and the gated block, equal for all units; then the cost of the steps in between."""
+    """Show the sizes of the plain and the gated block, which are the same for every unit, then each unit's elementwise
+    costs."""
     first = rows[0]["iso_params"]
     rounded = f", d_ff a multiple of {first['multiple_of']}" if first["multiple_of"] > 1 else ""
     blocks = [

@@ -23,7 +23,7 @@ from ffncli.show.text import finite, in_percent, interval, percent, plural
 if TYPE_CHECKING:
     from ffncli.run.activations.rounding import RoundingError
 
-_AT_0 = 1e-3  # kinks this close to 0 are shown in the column "at 0"; xielu's is at -1e-6
+_AT_0 = 1e-3  # kinks this close to 0 are shown in the column "at 0"; xielu has its kink at -1e-6
 DIFFERENCE_CONVENTIONS = {
     "max_difference": "the least upper bound of |f - g| for all x, where g is --against; null if there is none",
     "ulps": "steps from one number of a format to another: 0 the same, 1 neighbours; +0 and -0 are the same",

@@ -197,7 +197,8 @@ def _resume(
     plot: PlotOptions,
     output: Output,
 ) -> None:
-    """Continue a run. Options given again must equal those of its start, except for the gate and the machines."""
+    """Continue a run. An option that is given again must have the same value as when the run started; only the options
+    for the gate and the machines may change."""
     from ffncli.bench.suite import resumed
 
     with resumed(path) as journal:
@@ -273,7 +274,8 @@ def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, outp
 
 @contextmanager
 def _kept(journal: Journal, request: BenchRequest, output: Output) -> Iterator[None]:
-    """Say what is kept if a run ends early: in the error, or in a note if torchrun's agent reports the error."""
+    """Report which results are kept if a run ends early: in the error, or in a note if torchrun's agent reports the
+    error."""
 
     def kept() -> str:
         if not journal.count:

@@ -315,11 +315,11 @@ _MORE = 4  # factor for the time or the processes; halves the intervals if noise
 
 
 def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
-    """Return lines on which differences the run could resolve, and the longer command; no lines if every verdict is
-    decided.
+    """Return the lines that show how small a difference the run could resolve, and the command for a longer run. Return
+    no lines if every verdict is decided.
 
-    The command has more time if the intervals are too wide, more processes if each process was certain but they
-    disagree.
+    The longer run has more time if the intervals are too wide, or more processes if each process was certain but the
+    processes disagree.
     """
     compared = [row for row in rows if row.status == "ok" and row.kernel != row.baseline]
     if not any(row.verdict == "inconclusive" for row in compared):

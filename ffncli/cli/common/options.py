@@ -1,5 +1,5 @@
-"""Options that several commands share: --format and -o, which determine the output's sink, --plot, and --prompt with
-its rules for one and for many texts."""
+"""Options that several commands share: --format and -o, which determine the output's sink; --plot; and --prompt, with
+the rules for one text and for many."""
 
 import os
 import sys

@@ -1,4 +1,5 @@
-"""Rows of `ffn bench` as lines of text: ratios, verdicts, rates, remarks, what bounds a case, the command of a run."""
+"""Rows of `ffn bench` as lines of text: ratios, verdicts, rates, remarks, whether memory or compute bounds a case, the
+command of a run."""
 
 import re
 import shlex
@@ -86,8 +87,8 @@ def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
 
 
 def warned(rows: Sequence[ResultRow]) -> list[Line]:
-    """List every kind of warning once, with advice; it names the kernels if there is one case, the number of rows if
-    there are several.
+    """List every kind of warning once, with advice. A line names the kernels if there is one case, or counts the rows
+    if there are several cases.
 
     The first warning of each kind represents all warnings of that kind.
     """
@@ -133,7 +134,7 @@ def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
     """Return `memory bound: 1, 4; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run`.
 
     `names` maps the keys of cases to names without commas; if there is only one case, the line shows its FLOPs per byte
-    instead. No line if no rate is known.
+    instead. Return no line if no rate is known.
     """
     first = {row.case: row for row in rows if row.bound and row.ridge_flops_per_byte}
     if not first:

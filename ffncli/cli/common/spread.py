@@ -1,12 +1,12 @@
 """`spread` lets a command declare records of options as parameters; Typer sees the records' fields as the command's own
 options.
 
-A field's `Opt` says how the option is typed; creating the record converts the typed values. Fields of the same name in
-two records are one option, whose value both records get: the first record declares it, the last one determines its
-position. -h and --help are the last options of every command.
+A field's `Opt` says how the option is typed; creating the record converts the typed values. If two records have a field
+of the same name, the field is one option, and both records get its value. The first record declares the option; the
+last record determines its position. -h and --help are the last options of every command.
 
-It also provides shell completions for option values, by the names that `Opt.completes` uses; a list's module is
-imported only when a shell requests the list.
+This module also provides the values for shell completion, in lists with the names that `Opt.completes` uses; a list's
+module is imported only when a shell requests the list.
 """
 
 import inspect
@@ -36,7 +36,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters[name] = _parameter(name, hints[name], parameter.default)
     names, before = [*parameters], list[str]()
-    while names != before:  # repeat, since an option may follow one that is moved itself
+    while names != before:  # repeat, since an option may follow another option that moves later
         names, before = _placed(names, records.values()), names
     parameters = {name: parameters[name] for name in names}
     parameters |= {name: _parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()}
@@ -56,7 +56,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _placed(names: list[str], records: Iterable[type[Any]]) -> list[str]:
-    """Move each field that declares `after` to its place behind that field."""
+    """Move each field that declares `after` to directly behind the field that `after` names."""
     for record in records:
         for field, opt in options_of(record).items() if issubclass(record, Options) else ():
             if opt.after in names:

@@ -37,8 +37,8 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def dimensions_text(block: BlockSummary) -> str:
     """Return `d_model 4, d_ff 8, relu, plain, bias`; a lone final layer has neither d_ff nor activation.
 
-    For a mixture of experts, the number of experts and how many a token uses are added; `d_ff` is the width of one
-    expert.
+    For a mixture, the text also has the number of experts and the number of experts that each token uses; `d_ff` is the
+    width of one expert.
     """
     kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
     ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"
@@ -114,7 +114,7 @@ def devices_answer(command: str) -> Answer:
 
 
 def _records() -> Iterator[dict[str, Any]]:
-    """Yield every accelerator in the table's order, under its first name in shell completion."""
+    """Yield every accelerator in the table's order; `device` is the first of its names in shell completion."""
     typed: dict[str, str] = {}
     for name, device in typed_names().items():
         typed.setdefault(device.name, name)

@@ -153,7 +153,7 @@ def _compare_traces(base: Path, new: Path, tolerance: float | None, output: Outp
 def traces_answer(base: Saved, new: Saved, comparison: TraceComparison, verdict: bool = True) -> Answer:
     """Return the comparison as JSON, as CSV (one row per step, then per weight) and as a page.
 
-    Without `verdict` the page leaves it to the error message to say which step differs first, and why.
+    Without `verdict` the page omits which step differs first and why, because the error message contains it.
     """
     from ffncli.run.saved.compare import CONVENTIONS
 

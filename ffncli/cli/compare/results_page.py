@@ -97,7 +97,8 @@ def headline(comparison: ResultComparison) -> str:
 
 
 def not_gated(comparison: ResultComparison) -> str:
-    """Return which rows the gate could not judge and why, as silence would look like a pass; "" if it judged all."""
+    """Return which rows the gate could not judge, and why, or "" if it judged all rows. Without this text, the rows
+    that were not judged would seem to have passed."""
     left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
     if comparison.rules.threshold is None:
         return ""
@@ -208,7 +209,8 @@ def _page(names: Sequence[str], comparison: ResultComparison, verdict: bool) -> 
 
 
 def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
-    """Build a pull-request comment: verdict, failures, other rows folded; as many rows as the size limit allows."""
+    """Build a pull-request comment: the verdict, the failures, then the other rows, folded. It has as many rows as the
+    size limit allows."""
     failing, others = _split(comparison)
     ranks = {"broken": 0, "slower": 1, "inconclusive": 2, "mended": 3, "faster": 4, "same": 5, None: 6}
     rows = [*failing, *sorted(others, key=lambda row: ranks[row.verdict])]
@@ -256,7 +258,7 @@ def _title(comparison: ResultComparison) -> str:
 
 
 def _frame(comparison: ResultComparison) -> list[str]:
-    """Return lines on what all rows have in common, on the machine, and remarks."""
+    """Return the lines on what all rows have in common, the lines on the machine, and remarks."""
     first = comparison.rows[0]
     units = _UNITS | {"threads": f" {plural('thread', first.threads or 0)}"}
     alike = [

@@ -42,7 +42,7 @@ _group = partial(Opt, group="What to count")
 
 @dataclass(frozen=True, kw_only=True)
 class CountOptions(Options):
-    """Which models are counted, and what their counts are asserted to be."""
+    """The models to count, and assertions about their counts."""
 
     sources: Annotated[
         Sequence[str],
@@ -152,7 +152,7 @@ def _lines_of(path: str | None) -> list[str]:
 
 
 def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
-    """Return (the answer with JSON rows, CSV rows and tables; the CSV rows as dictionaries)."""
+    """Return the answer, which contains JSON rows, CSV rows and tables; and the CSV rows once more, as dictionaries."""
     reports = question.reports(models)
     lines = [line for one in reports for line in one.lines()]
     parts = parts_of(reports, costs=bool(question.token_counts or question.tp))
@@ -201,7 +201,7 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
 
 
 def _require_one(counted: CountOptions, question: FigureQuestion) -> None:
-    """Raise FFNError for several values of an option of which --sweep accepts only one."""
+    """Raise FFNError if --sweep is given and an option has several values although --sweep accepts only one."""
     if len(counted.sources) > 1:
         raise FFNError(f"{option('sweep')} takes one SOURCE", "give one, or dimensions alone")
     if len(question.token_counts) > 1:

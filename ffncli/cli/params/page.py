@@ -187,7 +187,8 @@ def _main_kind(c: ModelCount) -> str:
 
 
 def _apart(c: ModelCount, counts: list[ModelCount]) -> str:
-    """Return a name that distinguishes sources of the same name: with the format, or else the text as typed."""
+    """Return a heading that distinguishes sources of the same name: name and format if the formats differ, otherwise
+    the source as typed."""
     formats = {o.dtype for o in counts if o.name == c.name}
     return f"{c.name} {c.dtype}" if len(formats) > 1 else c.source
 
@@ -279,7 +280,7 @@ def _memory(one: DeviceFloor) -> tuple[object, ...]:
 
 
 def _sources(report: CostReport) -> Iterator[Line]:
-    """Yield a line per device: its rates, their source, and the number of tokens from which it is compute bound."""
+    """Yield a line per device: its rates, their source, and the number of tokens at which it becomes compute bound."""
     ridges = {ridge.device: ridge for ridge in report.ridges}
     for one in {floor.device: floor for floor in report.floors}.values():
         rates = f"{one.bytes_per_s / 1e9:,.0f} GB/s"

@@ -40,7 +40,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions(Assumptions):
-    """What the plan is checked against, and measurements that replace its assumptions."""
+    """Options for a simulation that checks the plan, and for measurements that replace its assumptions."""
 
     simulate: Annotated[
         bool,
@@ -92,7 +92,7 @@ def command(
 
 
 def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
-    """Simulate every split over several ranks that has figures; imports torch."""
+    """Simulate every split that has several ranks and figures; imports torch."""
     from ffncli.run.ranks.simulate import collective_checks
 
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
@@ -103,7 +103,8 @@ def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) 
 
 
 def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None) -> Answer:
-    """Build the answer: rows for JSON and CSV, and the page; measured speeds add how well they predict each other."""
+    """Build the answer: rows for JSON and CSV, and the page; if speeds were measured, the answer also shows how well
+    they predict each other."""
     columns = ("name", *(field.name for field in fields(PlanRow)))
     flat = Table(columns, [(plan.name, *vars(row).values()) for row in plan.rows])
     body: dict[str, Any] = {
@@ -154,7 +155,7 @@ def _device(row: ResultRow) -> str:
 
 def _block(row: ResultRow) -> MeasuredBlock | None:
     """Return the row's block; None for a backward pass, a row without a time, a single step of a block, a block over
-    ranks, and shared experts, whose width is not in the row."""
+    ranks, and a mixture with shared experts, because their width is not in the row."""
     if row.status != "ok" or row.passes != "forward" or not row.time_s or row.shared_experts:
         return None
     from ffncli.bench.records import STEP

@@ -31,7 +31,8 @@ def parts_of(plan: ClusterPlan) -> list[Part]:
 
 
 def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
-    """List each reason once, with its splits; a device without any figures has its reason in its sentence."""
+    """List each reason for a refusal once, with the splits that were refused for it. A device for which every split was
+    refused is omitted, because its sentence already contains the reason."""
     splits: dict[str, dict[str, None]] = {}
     for rows in devices.values():
         if not all(row.refused for row in rows):

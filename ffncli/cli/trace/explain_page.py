@@ -129,7 +129,7 @@ def _terms(one: Explanation, digits: int) -> list[str]:
 
 
 def _quantities(one: Explanation, digits: int) -> list[str]:
-    """Return `mean square 4.25`, one line per quantity, followed by its place."""
+    """Return one line per quantity, such as `mean square 4.25`: its name, its value and its place."""
     names = _padded([q.name for q in one.quantities], str.ljust)
     values = _padded([_text(q.value, digits) for q in one.quantities], str.rjust)
     return [f"{n}  {v}  {q.place}".rstrip() for n, v, q in zip(names, values, one.quantities, strict=True)]
@@ -162,7 +162,7 @@ def _text(value: float, digits: int) -> str:
 
 
 def _padded(texts: Sequence[str], to: Callable[[str, int], str]) -> list[str]:
-    """Return the texts, all as wide as the widest; `to` is the side on which they stand."""
+    """Return the texts, all padded to the width of the widest; `to` aligns them to the left or to the right."""
     wide = max(map(len, texts), default=0)
     return [to(text, wide) for text in texts]
 

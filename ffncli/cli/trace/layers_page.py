@@ -28,14 +28,16 @@ SURVEY_CONVENTIONS = {
 
 
 def not_finite_texts(survey: Survey) -> list[str]:
-    """Name the first layer with NaN or Inf, and count the others, as NaN or Inf spreads to all later layers."""
+    """Name the first layer with NaN or Inf, and only count the other such layers, because NaN and Inf spread to all
+    later layers."""
     layers = survey.not_finite
     texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
     return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
 
 
 def survey_answer(survey: Survey, units: int = 1) -> Answer:
-    """Show all layers: `layers` in JSON, one row each in CSV and in the table, with its `units` most active units."""
+    """Show all layers: `layers` in JSON, and one row per layer in CSV and in the table. Each layer has its `units` most
+    active units."""
     resolved, layers = survey.model, [_keys(row) for row in survey.rows]
     body = {
         "model": {"name": resolved.model.name, "source": resolved.source, "prompt": survey.prompt,
@@ -128,7 +130,7 @@ CORPUS_CONVENTIONS = {
 
 
 def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
-    """Show all layers: `corpus.layers` in JSON, one row each in CSV and in the table."""
+    """Show all layers: `corpus.layers` in JSON, one row per layer in CSV and in the table."""
     figures = ("where", "texts", "tokens", "cut", "limit", "seconds", "outlier_dimensions")
     body = {
         "model": {"name": survey.model.model.name, "source": survey.model.source},
@@ -148,7 +150,7 @@ def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
 
 
 def not_finite_layers(survey: CorpusSurvey) -> list[str]:
-    """Name the first layer with units that are NaN or infinite, and count the others."""
+    """Name the first layer with units that are NaN or infinite, and count the other such layers."""
     rows = [row for row in survey.rows if row.not_finite]
     return [f"{row.stack} layer {row.layer}: {row.not_finite:,} values of units" for row in rows[:1]] + (
         [f"{len(rows) - 1} more of the layers have NaN or Inf"] if len(rows) > 1 else []

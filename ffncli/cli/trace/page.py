@@ -31,8 +31,8 @@ _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
 def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap: bool = False) -> Answer:
-    """Return a session as JSON, as CSV (one row per step, without values, or per rank) and as a page, whose values have
-    `digits` digits.
+    """Return a session as JSON, as CSV (one row per step without its values, or one row per rank), and as a page that
+    shows values with `digits` digits.
 
     If there was a prompt, rows are labelled with its tokens. Without `with_steps` the page starts with the other
     requested parts.
@@ -121,7 +121,7 @@ def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | Non
     """Return extremes with their places, mean and spread, and the histogram: on one line if 80 columns are enough, else
     on several.
 
-    If the terminal itself wrapped the line, it could break the histogram at an empty bar.
+    A terminal that wrapped a longer line could break the histogram at an empty bar.
     """
     ends = [
         f"{name} {number_text(value, digits)} at {_place(at, rows)}"
@@ -190,12 +190,13 @@ def routes_table(session: Session) -> list[Part]:
 
 
 def _expert(number: int, count: int) -> str:
-    """Return a routed expert's number; identity experts are numbered after the routed experts."""
+    """Return an expert's number as text: `3`, or `identity 8` for an identity expert; these are numbered from `count`
+    on, after the routed experts."""
     return str(number) if number < count else f"identity {number}"
 
 
 def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
-    """Show how many units are dead, if any are and there are several tokens; then the units that were requested.
+    """Show the number of dead units (if there are dead units, and several tokens), then the units that were requested.
 
     `tokens` are the labels of the input's rows; empty unless a prompt gives them texts.
     """

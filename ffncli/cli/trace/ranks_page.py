@@ -28,7 +28,8 @@ _NAMES = {
 
 
 def ranks_parts(session: Session, digits: int) -> list[Part]:
-    """Show what one rank computes from its slices, the parts and the result of every collective, and what is sent."""
+    """Show one rank's computation on its slices, then the parts and the result of every collective, then the bytes that
+    are sent."""
     ranks = session.over_ranks
     if ranks is None:
         return []
@@ -45,7 +46,7 @@ def ranks_parts(session: Session, digits: int) -> list[Part]:
 
 
 def _steps(ranks: RankTrace) -> list[Part]:
-    """Show rank 0's steps with the shapes of its weights, oriented as they multiply, and the name of each split."""
+    """Show rank 0's steps, with the shapes of its weights as W[in, out], and the name of each split."""
     left, right = [], []
     for step in ranks.steps:
         shape = "" if step.shape is None else str(list(step.shape)) + (", partial" if step.partial else "")
@@ -126,7 +127,7 @@ def _counts(ranks: RankTrace) -> str:
 
 
 def _wire(ranks: RankTrace) -> list[Part]:
-    """Show what is sent, how it grows with the number of ranks, and what the unneeded all-gather would cost."""
+    """Show the bytes sent, how these grow with the number of ranks, and the cost of the unneeded all-gather."""
     parts: list[Part] = []
     if ranks.tp > 1:
         parts.append(Line("No all-gather is needed before W2: each rank already has its inputs;"))

@@ -157,7 +157,7 @@ def sets_text(one: Sets, vocab: int, digits: int) -> str:
 
 
 def columns(one: Sets) -> tuple[str, ...]:
-    """Return the columns that say which sets an entry is in."""
+    """Return the columns that show which sets an entry is in."""
     return ("cumulative", f"top {one.top_k}", f"top-p {one.top_p:g}")
 
 
