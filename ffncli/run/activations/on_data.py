@@ -165,8 +165,8 @@ def run_variants(
     """Return the last step's output with each activation of `names` in place of the block's own, in eval mode.
 
     `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, other activations
-    have their initial values. `watch` is called for every activation as it runs; `place` is the prefix of the
-    activation's name, and its expert.
+    have their initial values. `watch` is called for every activation as it runs; `place` is (the prefix of the
+    activation's name, its expert).
     """
     tensors = {name: [tensor] for name, tensor in inputs.items()}
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
@@ -350,9 +350,9 @@ class _SwappedStep:
 
 
 class SwapStatistics:
-    """The statistics of a layer so far: its activations by name, and how each of `names` (the block's own activation
-    first) changes its output. `most` is the maximum number of rows of an activation, by the experts' name ("" outside
-    experts)."""
+    """The statistics of a layer so far: its activations by name, and the change of the FFN's output by each of `names`
+    (the block's own activation first). `most` is the maximum number of rows of an activation, by the experts' name (""
+    outside experts)."""
 
     def __init__(self, names: tuple[str, ...], most: Mapping[str, int]) -> None:
         self.names, self.most = names, most

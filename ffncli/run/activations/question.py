@@ -191,12 +191,12 @@ class FunctionsQuestion(Options):
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the canonical names of functions and of gated units: the given, all, or the common names."""
+        """Return (names of functions, names of gated units), canonical: the given names, all names, or the common names."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property
     def unit(self) -> str | None:
-        """The name of the reference if the reference is a gated unit."""
+        """The name of the reference if it is a gated unit, else None."""
         return gated_name(self.against or "")
 
     def reference(self) -> str | None:

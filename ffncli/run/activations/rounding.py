@@ -83,7 +83,7 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
         computed = function(name, moved)(x.to(device))
     else:
         computed = TABLE[name].f(x.to(device), with_learned(NAMESPACE, moved))
-    # The reference, too, takes learned parameters rounded to the dtype: the error is then the activation's own.
+    # The reference also uses learned parameters rounded to the dtype, so the error is only the activation's own.
     wide = with_learned(NAMESPACE, {n: v.double() for n, v in learned.items()})
     exact = TABLE[name].accurate(x.double(), wide)
     return _judged(name, dtype, way, std, x.double(), computed.cpu().double(), exact)

@@ -81,7 +81,7 @@ class Overfitting:
 
     @property
     def rises(self) -> bool:
-        """Whether a wider block's held-out error is more than 1.1 times the smallest."""
+        """Whether a wider block's held-out error is more than 1.1 times the smallest held-out error."""
         return self.wider_rmse is not None and self.wider_rmse > _OVERFITS * self.best_rmse
 
 

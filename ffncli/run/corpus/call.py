@@ -23,8 +23,8 @@ def corpus_for(
     note: Callable[[str], None] = lambda text: None,
     advance: Callable[[int], Any] = lambda size: None,
 ) -> CorpusSurvey:
-    """Check a question about a corpus, then run it. `note` receives every note at once; `advance` receives the number
-    of bytes read since its last call."""
+    """Check a question about a corpus, then run it. `note` receives every note immediately; `advance` receives the
+    number of bytes read since its last call."""
     if torchrun() is not None:
         raise FFNError(f"{option('prompts')} runs in one process", "start it without torchrun")
     with sleep_while_waiting():

@@ -240,7 +240,7 @@ class RouteSums(Receiver):
     weight; texts count in the order of the corpus.
 
     `coverage` pairs a number of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for
-    each expert, the norm of its contribution to a token's output divided by the norm of that output.
+    each expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens.
     """
 
     def __init__(self, experts: int, keep: bool) -> None:

@@ -49,8 +49,8 @@ class Tokenized:
 class Batch:
     """Texts that run together: `ids` and `mask` [texts, length], padded on the right.
 
-    `places` [tokens, 2] has the text's number and the position of every token that is not padding. `rows` are the rows
-    of these tokens among all texts · length rows; None if there is no padding.
+    `places` [tokens, 2] has the text's number and the position of every token that is not padding. `rows` are the
+    indices of these tokens among the batch's texts · length rows; None if there is no padding.
     """
 
     ids: Tensor
@@ -61,8 +61,8 @@ class Batch:
     numbers: tuple[int, ...]
 
     def tokens_of(self, tensor: Tensor) -> Tensor:
-        """Return the rows [tokens, width] of a tensor [texts, length, width] or [texts · length, width] without
-        padding. A tensor with three axes may be padded beyond `length`."""
+        """Return a tensor [texts, length, width] or [texts · length, width] as rows [tokens, width], without padding. A
+        tensor with three axes may be padded beyond `length`."""
         texts, length = self.ids.shape
         if tensor.dim() == 3 and tensor.shape[0] == texts and tensor.shape[1] >= length:
             tensor = tensor[:, :length]
@@ -87,8 +87,8 @@ def batch_of(texts: Sequence[Tokenized], padding: int, device: str) -> Batch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The maximum number of `texts` and of (padded) `tokens` per batch, and of tokens per text, `length` (None: no
-    limit). Texts are not sorted by length if `in_order`."""
+    """The limits of a batch: at most `texts` texts and `tokens` tokens, padding included, with at most `length` tokens
+    per text (None: no limit). Texts are not sorted by length if `in_order`."""
 
     texts: int
     tokens: int
@@ -97,7 +97,7 @@ class BatchLimits:
 
 
 def windows(texts: Iterable[Text], tokenizer: Any, limits: BatchLimits) -> Iterator[tuple[list[Tokenized], Text]]:
-    """Yield windows in order: the tokenized texts of a few batches, with the last text of the window."""
+    """Yield windows in order, each as (the tokenized texts of a few batches, the window's last text)."""
     waiting = iter(texts)
     while window := list(islice(waiting, _WINDOW * limits.texts)):
         yield tokenized(window, tokenizer, limits.length), window[-1]
@@ -168,7 +168,8 @@ class UnitPlaces:
 
 
 def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
-    """Return the modules that expose the FFN's units; None if its steps must run here. `owners`: parameter → module."""
+    """Return the modules that expose the FFN's units; None if ffncli's steps must run instead. `owners`: parameter →
+    module."""
     if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
         return None
     by_name = {step.output: step for step in block}
@@ -190,7 +191,7 @@ class _AllLeft(Exception):
 
 
 class Listener:
-    """Runs batches through a model, with hooks on the layers of `live` that call these layers' `receivers`."""
+    """Runs batches through a model; hooks on the layers of `live` call these layers' `receivers`."""
 
     def __init__(self, loaded: Pretrained, live: Mapping[Layer, LiveFFN], receivers: Mapping[Layer, Receiver]) -> None:
         self.loaded, self.busy = loaded, False

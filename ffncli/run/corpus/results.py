@@ -43,7 +43,7 @@ class Context:
 
 @dataclass(frozen=True)
 class UnitFigures:
-    """A hidden unit over the tokens of the corpus (a routed expert's: over the tokens routed to it).
+    """A hidden unit over the tokens of the corpus; for a unit of a routed expert, over the tokens routed to the expert.
 
     `active_share` is the share of tokens with an activation above zero; `mean`, `min` and `max` describe the down
     projection's input; None if there are no tokens. `part` is "", "experts" or "shared". `top` are the unit's largest
@@ -111,7 +111,8 @@ class CorpusSurvey:
     """The results for a corpus: `rows` has a record for each layer, `frame()` a row for each unit.
 
     `texts` and `tokens` count what was read, `cut` the texts that were read only in part; `seconds` is the time that
-    the model ran. `outlier_dimensions` are outliers (magnitude from `limit`) in at least a quarter of the layers.
+    the model ran. `outlier_dimensions` are the dimensions that are outliers (magnitude at least `limit`) in at least a
+    quarter of the layers.
     """
 
     model: Resolved

@@ -47,8 +47,8 @@ from ffncli.system.host import available_memory
 def corpus_of(
     question: CorpusQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> CorpusSurvey:
-    """Answer a question about a corpus. `note` receives every note at once; `advance` receives the number of bytes read
-    since its last call."""
+    """Answer a question about a corpus. `note` receives every note immediately; `advance` receives the number of bytes
+    read since its last call."""
     top = question.top_contexts or 0
     with reader_of(question, reading, note) as reader:
         sums = {layer: LayerSums(layer, top, question.limit) for layer in reading.layers}
@@ -78,7 +78,7 @@ def corpus_of(
 def reader_of(
     question: ReadingQuestion, reading: ReadingModel, note: Callable[[str], None]
 ) -> "Iterator[CorpusReader]":
-    """Open the corpus for the model, and emit the notes that precede loading; `note` receives every note at once."""
+    """Open the corpus for the model, and immediately send the notes that precede loading to `note`."""
     path = model_files(reading.model, reading.layers, option("prompts"))
     before = loading_notes(reading.model, max(layer.index for layer in reading.layers), question.dtype)
     notes: list[str] = []
@@ -95,7 +95,7 @@ def reader_of(
 
 _SAVE_EVERY = 5.0  # seconds: an interruption loses at most this much work, and one window of texts
 _MOST_MEMORY = 512 << 20  # bytes of a batch's intermediates; at most a quarter of free memory
-# bytes of a value → maximum relative distance between a text's results alone and in a batch
+# bytes per value → maximum relative distance between a text's results alone and in a batch
 _ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}
 
 

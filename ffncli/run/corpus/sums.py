@@ -337,7 +337,7 @@ def _difference(name: str, before: Any) -> str:
 def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
     """Restore an interrupted run's figures and return its progress; start from the beginning if there is no file.
 
-    Raise FFNError with the difference if the file is from another model, corpus or options.
+    Raise FFNError with the difference if the file belongs to another model or corpus, or to other options.
     """
     if not path.exists():
         return Progress()

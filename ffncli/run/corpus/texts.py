@@ -13,7 +13,7 @@ from typing import BinaryIO
 from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.system.files import open_to_read
 
-KEYS = ("text", "prompt", "content")  # the first key that an object has is read
+KEYS = ("text", "prompt", "content")  # the keys of a text in an object, in order of preference
 _MOST_BYTES = 10_000_000  # per text; exceeds every model's context
 _PIECE = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of standard input kept in memory; a longer input goes to a file
@@ -30,7 +30,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read repeatedly. `size` is in bytes, `sha256` covers all of them; errors name `where`."""
+    """Texts that can be read repeatedly. `size` is the number of bytes, `sha256` their hash; errors contain `where`."""
 
     where: str
     size: int

@@ -43,7 +43,7 @@ def block_tensors(
     default = example.input if example else "randn"
     _require_working_memory(math.prod(leading or (4,)), block, dtype)
     first = make_input(default if source is None else source, leading, d_model, dtype, generator).to(device)
-    # Again, because a file may have more tokens than assumed above.
+    # Check again, because a file may have more tokens than assumed above.
     _require_working_memory(math.prod(first.shape[:-1]), block, dtype)
     if example and (example.scale != 1 or example.given):
         first = first * example.scale

@@ -62,8 +62,8 @@ def prepare(
     train: bool | None = None,
     vocab: int | None = None,
 ) -> Prepared:
-    """Prepare a layer of a model to run. None means the default: an example's own input and mask, otherwise 4 tokens;
-    fp32, eval.
+    """Prepare a layer of a model to run. The defaults are an example's own input and mask, otherwise 4 tokens; fp32;
+    eval mode.
 
     Weights are drawn first, then inputs, from one generator seeded with `seed` (default 0), so torch users can
     reproduce them. `vocab` adds a final layer of that width with random weights.
@@ -147,7 +147,7 @@ class BlockSummary:
 def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSummary:
     """Summarise a layer that was prepared to run on a device."""
     spec = ready.layer.spec
-    alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: only a final layer, without a block
+    alone, moe = ready.steps[0].output == "logits", spec.moe  # `alone`: a final layer without a block
     return BlockSummary(
         name=resolved.model.name
         if resolved.model.bare

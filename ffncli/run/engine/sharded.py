@@ -54,12 +54,13 @@ def summed(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping
 
 
 def tokens_of_rank(x: Tensor, place: int, ranks: int) -> Tensor:
-    """Return an expert-parallel rank's part of x [..., d] as [tokens, d]; first ranks get one token more."""
+    """Return an expert-parallel rank's part of x [..., d] as [tokens, d]; if the tokens do not divide evenly, the first
+    ranks get one more."""
     return x if ranks == 1 else x.flatten(0, -2).tensor_split(ranks)[place]
 
 
 def joined(tensors: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """Concatenate the tokens of all expert-parallel ranks in order, from the first tensor-parallel rank of each."""
+    """Concatenate the tokens of all expert-parallel ranks in order, from the first rank of each tensor-parallel group."""
     return tensors[0] if ranks.ep == 1 else torch.cat(list(tensors[:: ranks.tp]))
 
 

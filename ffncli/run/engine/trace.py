@@ -319,7 +319,8 @@ class UnitEvents:
         return UnitEvent(self._group(owner, event.expert), event.tensor, self._active[owner])
 
     def columns(self, group: UnitGroup, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return a group's down projection [written, d_ff]: columns are what a unit writes at activation 1."""
+        """Return a group's down projection [written, d_ff]: each column is the vector that a unit writes at activation
+        1."""
         reader = next(name for name in self._program(group.part).values() if name)
         step = self._mixtures.get(group.part)
         inside = weights if step is None else _experts(step).of_one(weights, group.expert, step.prefix)

@@ -42,7 +42,7 @@ RANDOM = "random weights"
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """A layer's weights (`tensors`), the `steps` that have all theirs, the origin, and notes on assumptions."""
+    """A layer's weights (`tensors`), the `steps` whose weights are complete, the origin, and notes on assumptions."""
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
@@ -105,7 +105,7 @@ def stored_layer(
 def steps_with_weights(
     block: tuple[Step, ...], weights: Mapping[str, Tensor]
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """Return (the block without norms whose weights are missing, notes).
+    """Return (the block's steps, except norms with missing weights; notes).
 
     If the norm before the FFN is missing, only the FFN remains, because its input would be the norm's output.
     """
@@ -134,7 +134,7 @@ def random_weights(
         advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else f" or {option('dtype', 'bf16')}")
         require_memory(cost(steps).params * dtype.itemsize, advice=advice)
     drawn = {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
-    # Tables after all weights: a block has the same weights with a table and without one.
+    # Draw tables after all weights, so that a block has the same weights with or without a table.
     return drawn | {name: tensor.to(device) for step in steps for name, tensor in _tables(step, generator).items()}
 
 

@@ -134,7 +134,7 @@ def sources(place: TensorPlace) -> tuple[str, ...]:
 
 
 def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> frozenset[str]:
-    """Return the tensors to keep in order to explain the steps `names` and their origins, `depth` - 1 steps back."""
+    """Return the tensors needed to explain the steps `names`, and their origins up to `depth` - 1 steps back."""
     wanted, edge = {*names}, {*names}
     for _ in range(depth):
         edge = {source for name in edge for source in sources(find(steps, name))} - wanted

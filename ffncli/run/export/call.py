@@ -26,7 +26,8 @@ WHAT = "What to write"
 
 @dataclass(frozen=True)
 class ExportForm:
-    """A form of export: its file's suffix (empty: a folder), whether it is text, the default part of the block."""
+    """A form of export: the suffix of its file (empty for a folder), whether the file is text, the block's default
+    part."""
 
     suffix: str
     text: bool = True

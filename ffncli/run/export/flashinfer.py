@@ -151,7 +151,7 @@ def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]
 
 
 def _solution(problem: ExportProblem, name: str) -> dict[str, Any]:
-    """Return a Solution with the same steps in the inputs' dtype, a torch call each: the kernels' baseline."""
+    """Return a Solution that is the kernels' baseline: the same steps in the inputs' dtype, one torch call per step."""
     source = _IMPORTS + plain_functions(problem.steps, "run", "One assignment for each step of the block.")
     return {
         "name": f"{name}_torch",

@@ -144,7 +144,7 @@ class _Graph:
         self.node("Identity", [y], output)
 
     def _formula(self, term: FormulaTerm) -> str:
-        """Add a formula's nodes and return its output's name; log1p and expm1 are composed of ONNX's operators."""
+        """Add a formula's nodes and return their output's name; log1p and expm1 are composed of ONNX's operators."""
         if term.name == "leaf":
             return str(term.value)
         if term.name == "number":

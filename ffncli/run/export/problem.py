@@ -87,7 +87,7 @@ def problem_of(
     resolved: Resolved, part: Part, layer: int | str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
 ) -> ExportProblem:  # fmt: skip
-    """Describe a layer of a model; `exact` are the steps to export if its files do not describe them all."""
+    """Describe a layer of a model; `exact` are the steps to export if the model's files do not describe all of them."""
     chosen = layer_of(resolved, layer)
     block = steps(chosen.spec) if exact is None else exact
     block = kernel_steps(block) if part == "ffn" else block

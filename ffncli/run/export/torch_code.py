@@ -24,8 +24,8 @@ _WRITTEN = {  # the same functions as the formulas in TABLE, but shorter code
 class Spelling:
     """The names in generated code. `parameters` maps canonical names to expressions; `modules` maps a step to the
     module that computes it (empty in a plain function); `names` maps a step to its variable if that is not its own
-    name. `training` is the expression that says whether dropout applies; `of_one` is the index that selects one
-    expert's tensor from the tensor of all experts."""
+    name. `training` is the expression for whether dropout applies; `of_one` is the index that selects one expert's
+    tensor from the tensor of all experts."""
 
     parameters: Mapping[str, str]
     modules: Mapping[str, str]

@@ -111,7 +111,7 @@ def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at:
 
 
 def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) -> bool:
-    """Return whether a module without submodules is that activation function."""
+    """Return whether a module has no submodules and computes the activation `act`."""
     if next(part.children(), None) is not None or any(p.dim() > 1 for p in part.parameters()):
         return False
     ours = learned(weights, "")
@@ -165,7 +165,7 @@ def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretraine
             loaded = load(transformers, path, config, dtype, device)
     module: Any = loaded.module
     if dtype != torch.float64:  # float64 is refused by the default implementation of experts
-        with suppress(Exception):  # this model may have no choice of implementation
+        with suppress(Exception):  # some models have only one implementation of experts
             module.set_experts_implementation(module.get_correct_experts_implementation(None))
     return loaded
 

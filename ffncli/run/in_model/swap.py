@@ -154,7 +154,8 @@ class _Whole(_Forward):
 
 
 class _InRow(_Forward):
-    """The replacement for one of several modules: the first computes the whole FFN, the others pass on its output."""
+    """The replacement for one of several modules: the first module computes the whole FFN, the other modules pass on
+    its output."""
 
     def __init__(self, swap: FFNSwap, module: nn.Module, handed: local) -> None:
         super().__init__(swap, module)
@@ -197,7 +198,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class _LiveTensor:
-    """A model's tensor when weights were prepared. If copied, `kept` are sampled values, `seen` a live view of them."""
+    """A model's tensor at the time when weights were prepared. If the kernel has a copy of the tensor, `kept` are
+    sampled values, and `seen` is a live view of the same elements."""
 
     home: MutableMapping[str, Any]
     leaf: str

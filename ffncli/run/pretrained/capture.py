@@ -176,7 +176,7 @@ def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) 
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
-    """Delete the layers after `layer` (for `kept` 0, `layer` too), unless others share their weights."""
+    """Delete the layers after `layer` (for `kept` 0, `layer` too), unless they share weights with other parameters."""
     path = layer.split(".")
     for at, part in enumerate(path):
         name = ".".join(path[:at])

@@ -49,7 +49,7 @@ class Pretrained:
 def offline() -> Iterator[Any]:
     """Import transformers and yield it, without log output and network access, regardless of the environment."""
     before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when imported
+    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads the variable when imported
     try:
         import huggingface_hub.constants as hub
         import transformers
@@ -111,7 +111,7 @@ def _folder_config(transformers: Any, folder: Path) -> Any:
         )
     try:
         return transformers.AutoConfig.from_pretrained(**arguments_for(folder))
-    except Exception as error:  # its validators raise a dozen exception types
+    except Exception as error:  # transformers' validators raise a dozen exception types
         raise cannot(f"{where}: transformers rejects it", error) from None
 
 

@@ -97,7 +97,7 @@ def changed_model(
     """Apply the changes to a layer's FFN; they are undone at the end of the context.
 
     Weights are changed in place. If that is impossible, or if the gate is ablated, ffncli's steps replace the FFN;
-    `ids` [tokens, 1] are its token ids, needed if a table of token ids chooses the experts.
+    `ids` [tokens, 1] are the token ids of the FFN's input, needed if a table of token ids chooses the experts.
     """
     weights = live_weights(module, live.located)
     # A view of a parameter changes the model; a copy (of fused or interleaved tensors) would change nothing.

@@ -65,7 +65,8 @@ def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timed
 
 
 def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
-    """Return the mesh [ep, tp] of the ranks, with groups made here: torch's would wait for half an hour."""
+    """Return the mesh [ep, tp] of the ranks, with groups created here, because torch's default groups wait for half an
+    hour."""
     grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
     subgroups: Any = distributed.new_subgroups_by_enumeration
     groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
@@ -105,7 +106,7 @@ def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError 
 
 
 def _leave_word(store: RankStore, stopped: bool) -> None:
-    """Tell the other ranks, which lose this rank, that it was stopped or reports its own error."""
+    """Record for the other ranks that this rank was stopped, or that it reports its own error."""
     ignore_termination()
     with suppress(Exception):  # the store may be lost too
         store.answer(STOPPED if stopped else FAILED)

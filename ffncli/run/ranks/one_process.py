@@ -1,4 +1,5 @@
-"""A split block in one process: each rank's weights, steps and traffic, and their sum against the whole block."""
+"""A split block in one process: each rank's weights, steps and traffic, and the sum over ranks compared with the whole
+block."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,8 +119,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class WireBytes:
-    """The bytes that each of `ranks` tensor-parallel ranks sends to sum a tensor, with two methods: a ring, or every
-    rank sends to all others.
+    """The bytes that each of `ranks` tensor-parallel ranks sends to sum a tensor, with two methods: around a ring, or
+    from every rank to all other ranks.
 
     distributed-llama uses the second method: the partial sums are gathered on every node and added there.
     """

@@ -41,7 +41,7 @@ class Dispatch:
         return Choices(tokens, experts)
 
     def counts(self, choices: "Choices", experts: int, ep: DeviceMesh | None) -> Tensor:
-        """Count each rank's rows for each expert, [ranks, experts] on the CPU; without `ep`, this rank's alone."""
+        """Count each rank's rows for each expert, [ranks, experts] on the CPU; without `ep`, only this rank's rows."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
@@ -88,7 +88,8 @@ class ParallelBlock(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Map the block's inputs, x [..., d_model] and others in the order of `block_inputs`, to the block's output."""
+        """Map the block's inputs, x [..., d_model] and the inputs that follow it in `block_inputs`, to the block's
+        output."""
         tensors = dict(zip(block_inputs(self.steps), inputs, strict=True))
         last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
         entered: dict[str, DTensor] = {}
@@ -145,7 +146,7 @@ class ParallelBlock(nn.Module):
         return part if linear.bias is None else part + linear.bias  # type: ignore[operator]  # a Linear's bias
 
     def _add_linear(self, step: Step, style: ParallelStyle, weights: Mapping[str, Tensor]) -> None:
-        """Add a split Linear, parallelized by torch's own style; it holds this rank's part."""
+        """Add a split Linear, parallelized by torch's own style; it contains only this rank's part of the weights."""
         params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
         bias = params.pop("bias", None) if isinstance(style, RowwiseParallel) else None  # added by rank 0
         out, into = params["weight"].shape
@@ -232,7 +233,7 @@ def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
 
 
 def spread_parameters(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return the parameters of steps with `divided` outputs, but Linears: of activations, factors."""
+    """Return the parameters of all steps with `divided` outputs except Linears, such as activations and factors."""
     out: set[str] = set()
     ops = {step.output: step.op for step in whole}
     names = divided(whole, local)
@@ -271,9 +272,9 @@ class ExpertStep:
     """An Experts step on one rank: its op, with only the rank's experts, and their weights by the step's parameter
     names.
 
-    `spread` is applied where a tensor that all tensor-parallel ranks have is combined with one rank's part of d_ff;
-    `reduce` sums over ranks before norms inside the experts. If `divided` is True, the output is one rank's part of a
-    sum.
+    `spread` is applied to a tensor that all tensor-parallel ranks have, before it is combined with one rank's part of
+    d_ff; `reduce` sums over ranks before norms inside the experts. If `divided` is True, the output is one rank's part
+    of a sum.
     """
 
     step: Step

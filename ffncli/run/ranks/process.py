@@ -99,7 +99,8 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
     program, *arguments = command
     try:
         with _quiet(), _threads(count):
-            elastic_launch(config, program)(*(word.replace("$", "$$") for word in arguments))  # $ marks its templates
+            # $$, because the launcher expands templates that begin with $.
+            elastic_launch(config, program)(*(word.replace("$", "$$") for word in arguments))
     except ChildFailedError as error:
         return common_exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as stop:

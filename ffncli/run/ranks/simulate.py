@@ -135,7 +135,7 @@ class _Balanced(Dispatch):
         rows = torch.full((experts,), each) + (torch.arange(experts) < more)
         if ep is None:
             return rows[None]
-        gathered(rows.to("meta"), ep)  # the call is what is counted; no values travel on the meta device
+        gathered(rows.to("meta"), ep)  # only for the call, which is counted; the meta device transfers no values
         return rows.expand(ep.size(), -1)
 
 

@@ -51,7 +51,7 @@ class RankStore:
             time.sleep(_BETWEEN if others else 0)
 
     def answer(self, how: str) -> None:
-        """Tell the other ranks how this rank ends."""
+        """Record for the other ranks how this rank ends."""
         self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:
@@ -64,7 +64,7 @@ class RankStore:
         return {rank: self.shared.get(f"ended/{rank}").decode() for rank in heard}
 
     def may_report(self) -> bool:
-        """Return whether this rank is the first to ask, and should therefore print the error for all ranks."""
+        """Claim the report; return True for the first rank that does so, which prints the error for all ranks."""
         mine = str(self.place.rank)
         return self.shared.compare_set("reporter", "", mine).decode() == mine
 

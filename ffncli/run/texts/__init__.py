@@ -21,7 +21,7 @@ TEXTS: Mapping[str, str] = {
 
 
 def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
-    """Return the facts stated by the example's text, in the text's order, computed on its prepared run."""
+    """Return the facts stated by the example's text, in the text's order, computed on the example's prepared run."""
     with torch.no_grad():
         text_facts: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
     return text_facts

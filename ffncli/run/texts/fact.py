@@ -18,10 +18,10 @@ ROUNDING = 1e-12  # smaller errors in float64 are only rounding
 
 @dataclass(frozen=True)
 class Fact:
-    """A computed figure, `found`, and a `verdict` on the text's statement, "" if the statement cannot be checked.
+    """A computed figure, `found`, and a `verdict` on the text's statement (empty if the statement cannot be checked).
 
-    `said` is the text's wording, "" if `topic` already states the claim. `command` is a command that shows `found`, if
-    the text's example does not show it.
+    `said` is the text's wording (empty if `topic` already contains the claim). `command` is a command that shows
+    `found`, if the text's example does not show it.
     """
 
     topic: str

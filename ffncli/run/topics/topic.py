@@ -199,7 +199,8 @@ def unit_topic(line: TopicLine) -> Topic:
 
 
 def _keeps(name: str, known: Facts) -> list[str]:
-    """Say how much of 2 and -2 the function passes; empty unless both shares are within 0 and 1, and -2's is lower."""
+    """Return a sentence on the shares of 2 and -2 that the function passes; an empty list unless both shares are
+    between 0 and 1 and the share of -2 is not larger."""
     f = curve(name).f
     high, low = f(2.0), f(-2.0)
     if not 0.0 <= low / -2.0 <= high / 2.0 <= 1.0:
@@ -211,7 +212,7 @@ def _keeps(name: str, known: Facts) -> list[str]:
 
 
 def _range(name: str, known: Facts) -> str:
-    """Say what the function's minimum is, and where."""
+    """Return a sentence on the function's minimum and its place."""
     low = known.shape.minimum
     if not isfinite(low):
         return "It has no least value."
@@ -222,7 +223,7 @@ def _range(name: str, known: Facts) -> str:
 
 
 def _zeros(known: Facts) -> str:
-    """Say how many normal inputs become zero, and how smooth the function is."""
+    """Return a sentence on the share of normal inputs that become zero, and on the function's smoothness."""
     places: dict[int, list[str]] = {}
     for x, order in TABLE[known.name].kinks:
         places.setdefault(order, []).append(f"{x:g}")

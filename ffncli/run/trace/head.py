@@ -139,7 +139,8 @@ def divisor(x: Tensor, op: Norm) -> Tensor:
 
 @contextmanager
 def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, option: str) -> Iterator[Head]:
-    """Load the head that reads the residual stream of `layer`; `option`, which needs it, is for errors."""
+    """Load the head that reads the residual stream of `layer`; error messages name `option`, the option that needs the
+    head."""
     path = folder_of(resolved, option)
     stacks = {group.stack for group in resolved.model.groups}
     if not stacks <= {"encoder", "decoder"}:
@@ -152,7 +153,8 @@ def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, op
         tokenizer = tokenizer_of(transformers, path)
         where: list[str] = []
 
-        def shrink(module: Any, lean: bool) -> None:  # even if not `lean`: an extra layer would change the answer
+        def shrink(module: Any, lean: bool) -> None:
+            # Cut even if not `lean`, because an extra layer would change the result.
             where.append(_first_alone(module, resolved, layer))
 
         loaded = load(transformers, path, config, dtype_of(dtype), device_of(device), shrink, with_head=True)
@@ -184,8 +186,8 @@ def _without_caps(config: Any) -> Iterator[None]:
 
 
 def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
-    """Cut the model down to the first layer of the stack that the head reads, and no layer of an encoder before it;
-    return the first layer's name."""
+    """Cut the model down to one layer, the first in the stack that the head reads, and return its name. All layers of
+    an encoder before this stack are removed."""
     first = min((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda group: min(group.layers))
     live = live_ffn(module, resolved, Layer(layer.stack, min(first.layers), first.spec))
     encoder = next((g for g in resolved.model.groups if g.stack != layer.stack), None)

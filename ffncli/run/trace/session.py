@@ -174,7 +174,8 @@ class Session:
 
 
 def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
-    """Answer the question; `note` is called with every remark as it arises, the model's before its layer runs."""
+    """Answer the question; `note` is called with every remark as it arises; remarks on the model come before its layer
+    runs."""
     model, notes = subject.model, list[str]()
 
     def remark(*texts: str) -> None:

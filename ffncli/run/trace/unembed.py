@@ -179,7 +179,7 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
-    """Return the vectors that a unit writes for a prompt's rows, in each of `experts` with the row."""
+    """Return the vectors that a unit writes for a prompt's rows, in each of `experts` that receives the row."""
     block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
     unit_events, mixtures = UnitEvents(block), routes(block)
     values: list[tuple[int, int | None, float, Tensor]] = []
@@ -400,7 +400,7 @@ def _units(
 
 
 def _unit_ends(units: Sequence[UnitLogit], most: int) -> tuple[tuple[UnitLogit, ...], tuple[UnitLogit, ...]]:
-    """Return the units that contribute most and least or, if that is unknown, by values of `alone`."""
+    """Return the `most` units with the largest and the smallest contribution (if unknown, `alone`)."""
     reached = [unit for unit in units if unit.logit is not None] or units
     order = sorted(reached, key=lambda unit: unit.alone if unit.logit is None else unit.logit)
     return tuple(order[: -most - 1 : -1]), tuple(order[:most])

@@ -1,8 +1,8 @@
 """A kernel in its own process, which loads the kernel's file and calls the kernel. The judging process never imports
 that file.
 
-Inputs and weights lie in memory shared by both processes, so the judging process sees if a kernel writes to them. It
-uses only the output of the kernel's process, and trusts no other statement from there.
+Inputs and weights are in memory shared by both processes, so the judging process can detect that a kernel writes to
+them. The judging process uses only the kernel's output, and trusts nothing else that the kernel's process sends.
 """
 
 import json
@@ -75,7 +75,8 @@ class HostedKernel:
     def load(
         self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> str | None:
-        """Load the kernel for this block and up to `tokens` tokens; return why it refuses the block, or None."""
+        """Load the kernel for this block and up to `tokens` tokens; return the reason if it refuses the block, else
+        None."""
         self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
         self._weights, self.changed = weights, set()
         with _allowing(self):
@@ -196,7 +197,8 @@ def hosted(
                     stdout=output,
                     stderr=output,
                     pass_fds=numbers,
-                    process_group=0,  # Ctrl-C reaches only this process, and ending the group ends its children
+                    # so that Ctrl-C reaches only this process, and killing the group kills the kernel's children
+                    process_group=0,
                 )
             with Connection(ours.detach()) as connection:
                 kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
@@ -222,6 +224,6 @@ def _allowing(kernel: HostedKernel) -> Iterator[None]:
 
 
 def _text(answer: Mapping[str, Any], key: str) -> str:
-    """Return a text of an answer, shortened and cleaned, because the user's code may have written it."""
+    """Return a text field of an answer, shortened and cleaned, because the user's code may have written it."""
     value = answer.get(key)
     return clean(value if isinstance(value, str) else str(value))[:500]

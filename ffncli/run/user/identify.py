@@ -1,8 +1,8 @@
 """Identify the block that a module computes, by comparing its outputs with the outputs of every arrangement of its
 parameters.
 
-`wirings` yields the arrangements, every choice of matrices with fitting shapes as gate, up and down; `norms` lists the
-choices of norms.
+`wirings` yields the arrangements: every assignment of matrices with fitting shapes to gate, up and down; `norms` lists
+the choices of norms.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _error(candidates: Tensor, y: Tensor) -> list[float]:
     return torch.nan_to_num(worst, nan=inf, posinf=inf).tolist()
 
 
-MOST_MATRICES = 6  # a dense block has no more; the number of arrangements of three grows with the cube
+MOST_MATRICES = 6  # no dense block has more; the number of gated arrangements grows with the cube of this limit
 _MOST_VECTORS = 4
 EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 

@@ -62,7 +62,7 @@ def _send(connection: Connection, answer: Answer) -> None:
 
 
 def _limit(most_bytes: int | None) -> None:
-    """Limit allocations to `most_bytes`, so that a kernel without memory fails, and not the machine."""
+    """Limit allocations to `most_bytes`, so that a kernel that needs too much memory fails, rather than the machine."""
     if most_bytes is None or sys.platform != "linux":
         return
     import resource

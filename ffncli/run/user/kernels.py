@@ -46,8 +46,9 @@ def kernels_of(
     """Return all kernels to verify: the chosen built-in kernels (all of them if none is chosen), then the user's
     kernels.
 
-    Without `compiling`, kernels that compile refuse every block unless chosen, because one of them takes longer than
-    all other kernels together. A slowed kernel raises FFNError, because it computes the same as the kernel it slows.
+    Without `compiling`, kernels that need compilation refuse every block unless chosen, because compiling one kernel
+    takes longer than running all other kernels together. A slowed kernel raises FFNError, because it has the same
+    output as the kernel that it slows.
     """
     if slow := next((choice for choice in choices if choice.factor is not None), None):
         raise FFNError(f"--kernel: {shown(slow.text)} can only be timed", f"verify {shown(slow.kernel)} itself")
@@ -60,7 +61,7 @@ def kernels_of(
 
 
 def _unless_named(kernel: Kernel) -> Kernel:
-    """Return the kernel; if it compiles or computes in fewer bits than the dtype, it refuses every block."""
+    """Return the kernel; if it needs compilation or declares a format (`computes`), make it refuse every block."""
     if not kernel.compiles and not kernel.computes:
         return kernel
     reason = "takes seconds to compile" if kernel.compiles else f"computes in {kernel.computes}"
@@ -186,7 +187,7 @@ def unguarded(compute: Computes) -> Computes:
 
 
 def located(compute: Computes, error: BaseException) -> BaseException:
-    """Return the exception with file and line added; it was raised by the unguarded function of `compute`."""
+    """Return `error`, which the unguarded function of `compute` raised, with file and line added."""
     return compute.located(error) if isinstance(compute, _Guarded) else error
 
 
@@ -277,7 +278,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """Build the module with the block's widths, and its bias and activation if the constructor takes them."""
+    """Build the module with the block's widths and, if the constructor accepts them, its bias and activation."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):

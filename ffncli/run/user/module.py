@@ -37,7 +37,8 @@ from ffncli.run.user.time_limit import loading
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A loaded module, the model that matches it, and its weights in canonical form ([out, in], the module's dtype).
+    """A loaded module, the model that matches it, and the module's weights in canonical form ([out, in], the module's
+    dtype).
 
     `runner` runs the module on tokens [tokens, d_model]; `match` maps its parameters to the block's weights.
     """
@@ -176,7 +177,7 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
-    """Return the dropout probability before the down projection (0 without), and remarks on others."""
+    """Return (the dropout probability before the down projection, 0 if there is none; remarks on other dropouts)."""
     block = steps(match.spec(sample.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")
     events = execute(block, match.weights(sample.parameters), {"x": sample.x})
@@ -337,7 +338,8 @@ def in_memory(module: nn.Module) -> Resolved | None:
     """Describe a transformers model, or a layer of one (`model.encoder.layer[3]`), with views of its weights.
 
     Returns None for every other module: a module without a config, of an unknown family or FFN, or an FFN itself.
-    Raises FFNError for a transformers layer that does not carry its config, because its outputs cannot match a block.
+    Raises FFNError for a transformers layer that does not contain its config, because a layer's outputs cannot match a
+    block.
     """
     parts = [part for part in module.modules() if hasattr(getattr(part, "config", None), "to_dict")]
     if not parts:

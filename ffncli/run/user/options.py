@@ -49,7 +49,7 @@ VALUES = Accepts[Any](
 
 
 def source(default: str) -> Opt:
-    """Return the SOURCE argument of a command; `default` describes the source used if it is left out."""
+    """Return the SOURCE argument of a command; `default` describes the source used if the argument is left out."""
     return Opt(metavar="SOURCE", accepts=MODEL, completes="models", help=f"{KINDS_OF_SOURCE} [default: {default}]")
 
 

@@ -60,7 +60,8 @@ class Runner:
 
 
 def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
-    """Return a runner with the first width, of the parameters' sizes, and layout that the module accepts."""
+    """Return a runner with the first width and layout that the module accepts; the sizes of its parameters are the
+    candidate widths."""
     shapes = [parameter.shape for parameter in module.parameters() if not nn.parameter.is_lazy(parameter)]
     sizes = dict.fromkeys(size for shape in shapes if len(shape) > 1 for size in reversed(shape))
     widths = [whole("--d-model", dimensions.d_model)] if dimensions.d_model is not None else list(sizes)
@@ -172,7 +173,8 @@ def _eps(module: nn.Module) -> Iterator[float]:
 
 
 def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
-    """Give every nn.RMSNorm without an epsilon its dtype's: the float64 twin would take a smaller one."""
+    """Set a missing epsilon of an nn.RMSNorm to the epsilon of `dtype`, because the float64 twin would use a smaller
+    default."""
     for part in twin.modules():
         if isinstance(part, nn.RMSNorm) and part.eps is None:
             part.eps = torch.finfo(dtype).eps

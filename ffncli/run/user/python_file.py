@@ -241,9 +241,9 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
     """A context for running the user's code in `path`: it can import neighbouring files, its output goes to stderr, and
     its exceptions become one FFNError.
 
-    Output includes file descriptor 1, to which C code and child processes write. Afterwards the directory is removed
-    from sys.path and the neighbours from sys.modules, since another source's neighbours may have the same names.
-    Out-of-memory errors are not converted.
+    Output to file descriptor 1, to which C code and child processes write, is also redirected. Afterwards the directory
+    is removed from sys.path and the neighbours from sys.modules, since another source's neighbours may have the same
+    names. Out-of-memory errors are not converted.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
@@ -264,10 +264,10 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _descriptor_1_to_2() -> Iterator[None]:
-    """Redirect descriptor 1 to 2 (to /dev/null if closed), and restore both afterwards."""
+    """Redirect descriptor 1 to 2 (to /dev/null if 2 is closed), and restore both afterwards."""
     _flush()
     open_1, open_2 = _is_open(1), _is_open(2)
-    if not open_2:  # open 2 first, so that the copy of 1 below does not get this number
+    if not open_2:  # open 2 first, so that the copy of 1 below does not become descriptor 2
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         if nowhere != 2:

@@ -3,7 +3,7 @@
 The command line sets a limit; a library call has none unless its caller sets one. Two mechanisms end a load:
 
 - An alarm (SIGALRM) raises in the main thread. It ends all code that returns to Python now and then: loops, sleeps,
-  waits for a lock or a compiler. It repeats, because `except: pass` may swallow the first alarm.
+  waits for a lock or a compiler. The alarm repeats, because `except: pass` may swallow the first one.
 - C code that never returns to Python never sees the alarm. A separate guard process ends this process some seconds
   later, by a signal whose handler is the C library's `_exit`, which needs neither Python nor its lock.
 """

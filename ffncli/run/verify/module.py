@@ -231,7 +231,8 @@ def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
 
 
 def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
-    """Return the block's module in eval mode; it holds the tensors of `weights` (canonical names) without copying."""
+    """Return the block's module in eval mode; its parameters are the tensors of `weights` (canonical names), not
+    copies."""
     with torch.device("meta"):
         module = BlockModule(spec)
     state: dict[str, Tensor] = {}

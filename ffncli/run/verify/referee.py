@@ -16,7 +16,7 @@ from ffncli.run.verify.checks.judged import KernelTrial, dtype_name
 from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Certificate, Verdict, environment, file_digest, first_reason, now_utc
 
-# The last two checks have the host load the kernel for another block, so they must come last.
+# The last two checks load the kernel for another block, so they must come last.
 REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "shapes": judged.shapes,
     "repeats": judged.repeats,

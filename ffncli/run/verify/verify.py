@@ -36,7 +36,7 @@ _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """A check: `states` is the statement that must be true; `rows` checks it."""
+    """A check: `states` is the statement that must be true; `rows` is the function that checks it."""
 
     states: str
     rows: Callable[[CheckedBlock], Iterator[CheckRow]]
@@ -107,7 +107,7 @@ def verify_layer(
     >>> verify_layer(load("64x256:gelu")).failed
     ()
 
-    The default is to run all checks, on the built-in kernels that need no compiling, with the dtype's tolerance.
+    The default is to run all checks, on the built-in kernels that need no compilation, with the dtype's tolerance.
     `user_module` is the user's module if the model was identified from one; `split` is set if this process is one of
     several ranks. A failed check is a row, not an error.
     """
@@ -191,7 +191,7 @@ class Certificate:
     `sha256` are None for a built-in kernel.
 
     `reason` names the first failed check; it is empty for a certified kernel. `error_class` (such as `fp32-true`) and
-    `batch_invariant` are None if they could not be measured. `environment` holds versions and the machine, under the
+    `batch_invariant` are None if they could not be measured. `environment` contains versions and the machine, under the
     column names of `ffn bench`.
     """
 

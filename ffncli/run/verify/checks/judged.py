@@ -333,7 +333,7 @@ def untouched(trial: KernelTrial) -> Iterator[CheckRow]:
 
 _REPEATS = 4  # calls per series on new inputs, and on one repeated input; the fastest counts
 _SERIES = 5  # a cache is reported only if every series shows it, which a disturbance does not
-_LEAST = 2e-3  # s; in a shorter call, passing numbers between the processes is too large a part
+_LEAST = 2e-3  # s; in a shorter call, transfers between the processes are too large a part
 _KEPT = 0.7  # fraction of the work for a new input; if a call takes less, part of the answer was cached
 # Relative distance of new inputs: small enough that the same experts are chosen, so their weights are in the caches.
 _NEAR = 2.0**-6
@@ -348,7 +348,7 @@ def replay(trial: KernelTrial) -> Iterator[CheckRow]:
         return
     share = 0.0
     for _ in range(_SERIES):
-        # The least of several: what disturbs a call only adds to its work.
+        # Use the minimum of several calls, because disturbances only add to a call's work.
         other = min(_work(trial, _near(trial, x)) or 0.0 for _ in range(_REPEATS))
         same = min(_work(trial, x) or 0.0 for _ in range(1 + _REPEATS))
         if other < _LEAST:
@@ -384,7 +384,7 @@ _REDRAWS = 64
 
 @dataclass(frozen=True)
 class KernelTrial:
-    """A kernel that its host has loaded for `block`, and the requirements for it.
+    """A kernel that its host has loaded for `block`, and the requirements for this kernel.
 
     `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported.
     """
@@ -423,12 +423,12 @@ class KernelTrial:
         return replace(self, block=replace(self.block, computes=self.host.computes))
 
     def load(self) -> str | None:
-        """Have the host load the kernel for this block; return the reason if the kernel refuses the block, or None."""
+        """Load the kernel for this block in its host; return the reason if the kernel refuses the block, else None."""
         block = self.block
         return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens)
 
     def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
-        """Draw tokens [tokens, d_model] whose experts do not depend on rounding. FFNError if there are too few."""
+        """Draw tokens [tokens, d_model] whose experts don't depend on rounding; raise FFNError if there are too few."""
         kept: list[Tensor] = []
         count = 0
         for _ in range(_REDRAWS):

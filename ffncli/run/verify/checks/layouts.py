@@ -165,7 +165,7 @@ def _differences(spec: FFNSpec, other: FFNSpec) -> str:
 
 
 def _judge(case: CheckedBlock, proof: Proof) -> Judge:
-    """Return the judge for a proof; its tolerance is at least float32's if the other program computes in float32."""
+    """Return the judge for a proof; the tolerance is at least float32's if the other program computes in float32."""
     judge = case.judge("layout")
     if case.tolerance is not None or not proof.single:
         return judge
