@@ -191,7 +191,7 @@ class FunctionsQuestion(Options):
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return (names of functions, names of gated units), canonical: the given names, all names, or the common names."""
+        """Return (functions, gated units), by canonical name: the given names, all functions, or the common names."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property

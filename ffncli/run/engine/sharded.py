@@ -60,7 +60,7 @@ def tokens_of_rank(x: Tensor, place: int, ranks: int) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """Concatenate the tokens of all expert-parallel ranks in order, from the first rank of each tensor-parallel group."""
+    """Concatenate the tokens of expert-parallel ranks in order, from the first rank of each tensor-parallel group."""
     return tensors[0] if ranks.ep == 1 else torch.cat(list(tensors[:: ranks.tp]))
 
 
