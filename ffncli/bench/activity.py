@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mmap import mmap
 
 SIZE = 8  # bytes of the number: a count, one bit that marks a first call, and the kernel's index
-_FIRST, _KERNELS = 16, 17  # bit positions: the first-call bit, and the lowest bit of the count
+_FIRST, _KERNELS = 16, 17  # bit positions of the first-call bit and of the lowest bit of the count
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Activity:
         self.share(bytearray(SIZE), ())
 
     def share(self, memory: mmap | bytearray, kernels: Sequence[str]) -> None:
-        """Use this memory. Both processes number the kernels in the order listed here."""
+        """Write to and read from this memory. Both processes number the kernels in the order of `kernels`."""
         self._cell = memoryview(memory).cast("Q")
         self._names = ("", *kernels)
         self._numbers = {name: number for number, name in enumerate(self._names)}

@@ -24,7 +24,7 @@ from ffncli.options.accept import listed
 from ffncli.options.opt import call
 from ffncli.options.shared import Force
 
-# The fields of a method that may be set in a suite, which fixes all others.
+# The fields of a method that a user may set when running a suite; the suite fixes all other fields.
 _OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")
 
 
@@ -33,12 +33,12 @@ class BenchQuestion(Grid, KernelOptions, MethodOptions):
     """Verify kernels, then time them in fresh processes; return a row for every case and kernel, as in the CSV of `ffn
     bench`.
 
-    The arguments have the names and the meaning of the command-line options (`passes` is `--pass`). Lists may be Python
-    lists: `tokens=[1, 32]`, `kernel=["eager", "mine.py:mlp"]`. `source` is text or a path; dimensions are keywords too;
-    `device` defaults to the CPU. `precision` is a fraction (0.01: to within 1 %); `max_time` is in seconds for each
-    case. `method` sets everything about how kernels are measured; other arguments override it. `save` names a CSV, and
-    the rounds are saved next to it; without `save`, nothing is kept. `suite` names a public suite: it fixes the cases
-    for the device, and you choose only the kernels. Times are in seconds.
+    The arguments have the same names and meanings as the command-line options (`passes` is `--pass`). Lists may be
+    Python lists: `tokens=[1, 32]`, `kernel=["eager", "mine.py:mlp"]`. `source` is text or a path; dimensions are
+    keywords too; `device` defaults to the CPU. `precision` is a fraction (0.01: to within 1 %); `max_time` is in
+    seconds for each case. `method` specifies how kernels are measured; other arguments override it. `save` names a CSV,
+    and the rounds are saved next to it; without `save`, nothing is kept. `suite` names a public suite: it fixes the
+    cases for the device, and you choose only the kernels. Times are in seconds.
 
     Returns a tuple of rows; its `frame()` is a DataFrame with the CSV's columns.
 

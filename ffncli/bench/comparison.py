@@ -30,9 +30,9 @@ class CompareQuestion(Options):
     """Compare two results of `ffn bench` (each side is one or more CSV files), or two saved traces.
 
     For results, each ratio is the time of `new` divided by the time of `base`, with a 95 % interval. `margin` (0.02: up
-    to 2 % counts as the same) and `fail_if_slower` are fractions. A regression raises nothing; see `regressions`. For
-    traces, `first` is the first step whose relative error exceeds `tolerance` (which defaults by dtype). Both kinds of
-    comparison have `frame()`, a DataFrame of the rows.
+    to 2 % counts as the same) and `fail_if_slower` are fractions. A regression does not raise an error; it is listed in
+    `regressions`. For traces, `first` is the first step whose relative error exceeds `tolerance` (which defaults by
+    dtype). Both kinds of comparison have `frame()`, a DataFrame of the rows.
 
     Raises FFNError for other files, for results of different machines (unless `allow_mismatch` is set), and for traces
     of different blocks.
@@ -132,7 +132,7 @@ def _is_file(name: str) -> bool:
 def are_results(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bool:
     """Return True if both sides are results of `ffn bench`, and False if each side is one saved trace.
 
-    Raises FFNError for other files, and if `options` includes an option that only the other kind of file has.
+    Raises FFNError for other files, and if `options` includes an option that only applies to the other kind of file.
     """
     kinds = []
     for paths in sides:

@@ -31,8 +31,8 @@ def kernel(
     this machine for that number of `tokens`. `weights` has canonical names (`up.weight` [d_ff, d_model], `down.weight`,
     `gate.weight`, `up.bias`, ...); all weights share one dtype and one device, and must not change while f is used. f
     computes from ffn_input to ffn_output, without the surrounding norms and residual, as in eval mode. Gradients flow
-    to x if the kernel supports them. Raises FFNError for weights that do not fit, and for a block that the kernel
-    cannot compute, with the reason.
+    to x if the kernel supports them. Raises FFNError for weights that do not fit the block, and, with the reason, for a
+    block that the kernel cannot compute.
     """
     from ffncli.run.in_model.kernel_call import kernel_function
 
@@ -87,7 +87,7 @@ def replace(
 
 
 def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
-    """Return (the fastest kernel for a block on this machine, the reason, worded for a note)."""
+    """Return (the fastest kernel for a block on this machine, a note with the reason for the choice)."""
     from ffncli.bench.timing.modes.auto import fastest
 
     return fastest(spec, tokens, dtype, device)

@@ -28,20 +28,21 @@ WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 # How threads wait. A user's own settings are kept; either way, the results record them. This is torch's usual setting,
 # with libgomp's default written out: threads spin for a moment, then sleep.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
-# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy one: 4.6 ms, else
-# 16 ms). Not set for a GPU: the binding puts the main thread on the first core, and torch's backward thread and the
-# driver's and NVML's threads inherit that one core. They launch the kernels, and the core may be on the far socket.
+# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy process: 4.6 ms
+# bound, 16 ms unbound). Not set for a GPU: the binding puts the main thread on the first core, and torch's backward
+# thread and the driver's and NVML's threads inherit that one core. They launch the kernels, and the core may be on the
+# far socket.
 _BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-# Freed memory stays with the process: otherwise every call would request its outputs from the system again, page by
-# page. This removes the page faults that made one kernel measure 0.89 of another (0.98 without them).
+# Freed memory stays with the process: otherwise every call would request memory for its outputs from the system again,
+# page by page. Because of those page faults, one kernel took 0.89 of another kernel's time (0.98 without page faults).
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-# By default, OpenBLAS's threads spin for 2^26 ticks, about 27 ms, after each numpy product. They would spin into the
-# blocks of the next arms, which took twice as long and scattered five times as much. After 2^16 ticks, they are asleep
-# in time.
+# By default, OpenBLAS's threads spin for 2^26 ticks, about 27 ms, after each numpy product. They would still spin
+# during the blocks of the next arms, and those blocks took twice as long and scattered five times as much. With 2^16
+# ticks, the threads are asleep before the next block.
 _OPENBLAS = {"OPENBLAS_THREAD_TIMEOUT": "16"}
 # How many launches the host may run ahead of a GPU: four times the default of about a thousand, so that a long block of
 # short calls does not wait for a full queue.
@@ -69,9 +70,9 @@ def environment(
 
 
 _PATIENCE = 5.0  # s that a worker may take to exit after its last message
-_RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # the types that a worker's messages contain
+_RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # the types that a worker's messages may contain
 _LONGEST = 1 << 28  # maximum bytes of a message
-_STALL = 10  # maximum s between the parts of a message; other bytes on the line may look like half of one
+_STALL = 10  # maximum s between the parts of a message; stray bytes may look like the start of a message
 _REPORT = 10.0  # s; the referee sends its report before the worker sends the unit
 
 
@@ -151,8 +152,8 @@ def worker(
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
     """Start a worker for this job in `directory` (default: the current one), with `more` environment variables. On any
-    exit from the `with` block, the worker and everything it started are killed. What it prints appears on stderr, up to
-    the limit of `printed`. Raises OSError if the worker cannot be started."""
+    exit from the `with` block, the worker and everything it started are killed. The worker's output appears on stderr,
+    up to the limit of `printed`. Raises OSError if the worker cannot be started."""
     printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
     reports, referees = socket.socketpair()

@@ -84,8 +84,8 @@ class RankLaunches:
         self.store.shared.set(f"over/{self.number}", "1")
 
     def endings(self, wait: bool = False) -> dict[int, tuple[str, str]]:
-        """Return how the other ranks' workers ended, for the ranks that have reported it: rank → (kernel, words). With
-        `wait`, wait a moment for the other reports."""
+        """Return how the other ranks' workers ended, as a dict rank → (kernel, words) of the ranks that have reported.
+        With `wait`, wait a moment for missing reports."""
         endings: dict[int, tuple[str, str]] = {}
         until, left = time.monotonic() + _REPORTING, [*range(1, self.place.world_size)]
         while True:
@@ -108,7 +108,8 @@ class RankLaunches:
 
 @contextmanager
 def lead_ranks(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | None]:
-    """Yield a run's launches, or None with one rank; when it exits, the other ranks end with the same code."""
+    """Yield a run's launches, or None if there is only one rank. When the context exits, the other ranks end with the
+    same exit code."""
     if place is None or request.ranks.world_size == 1:
         yield None
         return
@@ -153,8 +154,8 @@ def _message(store: RankStore, number: int) -> dict[str, Any]:
 
 
 def _ending(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:
-    """Run this rank's worker for one launch; return (the kernel that raised if one did, how the worker ended in words),
-    both empty if all went well."""
+    """Run this rank's worker for one launch. Return (the kernel that raised, or an empty text; how the worker failed,
+    in words); both are empty if all went well."""
     job = launch.job()
     directory = from_json(launch.request).directory
     with worker(job, launch.threads, command, directory, more=variables(place, number, job, launch.threads)) as busy:
@@ -182,7 +183,7 @@ def variables(
 ) -> dict[str, str]:
     """Return the environment of a rank's worker: the launch's name in the store, and its cores or GPU."""
     named = {
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # keeps the store in the process that opened it
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store stays in the process that opened it
         "TORCHELASTIC_RESTART_COUNT": f"{place.attempt}-launch-{launch}",
     }
     if job.cases[0].device == "cpu":

@@ -35,7 +35,7 @@ Share: TypeAlias = Annotated[float, Range(0)]
 Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
 GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
-LEAST_TIME = 1e-12  # s of a call; no call takes less, and a time of zero has no logarithm
+LEAST_TIME = 1e-12  # minimum s of a call: a time of zero has no logarithm
 FIRST_CALL = 5  # multiplies the limit of a call while a kernel is built and first called: it may compile
 LEAST_MEMORY = 200_000_000  # minimum limit in bytes; Python and torch alone take about 160 MB
 
@@ -61,8 +61,8 @@ class Case:
     """One point of the grid. `cache` is the requested mode; the mode that was used is in the result
     (`TimedUnit.cache`).
 
-    `source` is the text as typed, `spec` the block that it describes, `label` its name in results, unique to the block.
-    The weights are random, because time does not depend on them.
+    `source` is the text as typed, `spec` is the block that it describes, and `label` is the block's unique name in
+    results. The weights are random, because time does not depend on them.
 
     `routing` is how an MoE block's tokens are spread over its experts: `uniform`, `zipf:1.2`, `text` or a saved trace;
     if empty, the router decides. `input` is a file of real x; if empty, x is normally distributed random numbers. The
@@ -131,21 +131,22 @@ class Method:
     sustained: bool = False
     by_step: bool = False
     in_model: bool = False
-    launch: Launch = "auto"  # how calls reach a GPU: replayed from CUDA graphs, or launched one by one
+    launch: Launch = "auto"  # how a GPU's calls are launched: replayed from CUDA graphs, or one by one
     load_time: Time = 180.0  # maximum for loading a user's file, which may compile a C++ extension
     call_time: Time | None = None  # maximum for a call (times FIRST_CALL for the first); None: by the block's size
     memory_limit: Positive | None = None  # maximum bytes of a worker; None: most of the free memory
-    calibrate: Calibrate = "quick"  # which kernels `auto` tries: only those that need not compile first, or all
+    calibrate: Calibrate = "quick"  # the kernels that `auto` tries: only kernels that need no compilation, or all
 
     def refereed_apart(self, case: Case) -> bool:
-        """Return True if a separate process holds the reference results of a case: always if processes can be forked,
-        except on a GPU, with --by-step and with --in-model."""
+        """Return True if a separate process computes the reference results of a case. This is so if processes can be
+        forked, except on a GPU, with --by-step and with --in-model."""
         return sys.platform.startswith("linux") and case.device == "cpu" and not (self.by_step or self.in_model)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, with which kernel; `kernel` is empty for none, or for all in turn."""
+    """What a worker is doing in a case, and the kernel that it is doing it with; `kernel` is empty for no kernel, or
+    for all kernels in turn."""
 
     process: int
     case: Case
@@ -172,7 +173,7 @@ class Job:
     chosen: tuple[tuple[str, str, str], ...] = ()
 
     def chosen_in(self, case: Case) -> dict[str, str]:
-        """Return the kernel that each `auto` name stands for in this case."""
+        """Map each name that stands for `auto` to the kernel chosen in this case."""
         return {name: kernel for key, name, kernel in self.chosen if key == case.key}
 
     def gone_in(self, case: Case) -> "dict[str, Outcome]":
@@ -186,7 +187,7 @@ class Job:
 
     @property
     def wanted_baseline(self) -> str:
-        """The requested baseline, else `eager` if it takes part; otherwise empty, as it is not yet known."""
+        """The requested baseline, or else `eager` if it is measured; otherwise empty: not yet known."""
         if self.baseline is not None:
             return self.baseline
         return "eager" if any(choice.label == "eager" for choice in self.kernels) else ""
@@ -225,9 +226,9 @@ class TimedBlock:
 class Outcome:
     """The outcome of one kernel of a case in one process; errors are relative to float64 on the same rounded inputs.
 
-    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` is the seconds of its build, if it compiles.
-    A kernel whose status is not ok in some process gets no time in the result. `computes` is the format in which it
-    declares to compute; if empty, the case's dtype. `chosen` is the kernel that `auto` stands for.
+    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` is the seconds that its build took, if it
+    needs compilation. A kernel whose status is not ok in some process gets no time in the result. `computes` is the
+    format in which it declares to compute; if empty, the case's dtype. `chosen` is the kernel that `auto` stands for.
 
     In a model, `error_max` is the largest error over its FFNs, `logits_error` is the error of the logits relative to
     the unchanged model, and `logits_limit` is the error that rounding may cause. `ended_worker` is true if the kernel
@@ -286,14 +287,14 @@ class TimedUnit:
 
     `environment` holds the machine and the versions, by the names of the CSV columns. `spent` holds the seconds of
     preparation (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
-    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and if nothing was timed. `plain_because` is the
-    reason why the calls could not be captured, in a case that would suit graphs.
+    how a GPU's calls were launched, `graphs` or `plain`; it is empty on a CPU, and if nothing was timed.
+    `plain_because` is the reason why the calls could not be captured, if graphs were suitable for the case.
 
     With a prescribed routing, `tokens_per_expert` is the number of tokens that each expert received, and
     `experts_touched` the number of experts that received at least one token, both averaged over calls.
 
-    `referee` is where the reference results were: in a separate process, which reported its own findings, or in the
-    worker.
+    `referee` is where the reference results were computed: in a separate process, which reported its own findings, or
+    in the worker.
     """
 
     process: Count
@@ -319,5 +320,5 @@ def model_with(label: str) -> str:
 
 
 def not_captured(why: str) -> str:
-    """Return the words of a note about an arm that CUDA graphs cannot capture."""
+    """Return the text of a note about an arm that CUDA graphs cannot capture."""
     return f"cannot be captured: {why}"

@@ -58,8 +58,8 @@ CheckStatus = Literal["ok", "note", "missing", "bad"]
 class DoctorCheck:
     """One checked item. `advice` says what to do, empty if there is nothing to do.
 
-    Each `status` besides `ok`: `missing` can be installed, `bad` is installed but does not work, `note` is worth
-    knowing.
+    The values of `status` besides `ok`: `missing`, the item is not installed but can be; `bad`, it is installed but
+    does not work; `note`, it works, with a caveat.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _software() -> Iterator[DoctorCheck]:
     yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
     for name, least in REQUIRED.items():
         check = _package(name, least)
-        if name in ("torch", "numpy") or check.status != "ok":  # the others get a row only if there is a problem
+        if name in ("torch", "numpy") or check.status != "ok":  # other packages get a row only if there is a problem
             yield check
 
 
@@ -191,7 +191,7 @@ def _cores(cores: host.Cores) -> DoctorCheck:
 
 
 def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
-    """Return `L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, with a count of identical ones."""
+    """Return `L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches; `x2` counts identical ones."""
     kinds: dict[tuple[int, str, int], int] = {}
     for cache in caches:
         if cache.kind != "Instruction":
@@ -331,7 +331,7 @@ def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
     device = f"cuda:{index}"
     properties = torch.cuda.get_device_properties(index)
     handles, why = gpu_handles(device)
-    state = gpu_state(handles) if handles else None  # read before this process uses any memory there
+    state = gpu_state(handles) if handles else None  # read before this process uses any of the GPU's memory
     named = f"{properties.name}, {size_text(properties.total_memory)}, L2 {size_text(machine.llc_bytes(device))}"
     if problem := problem_of(index, torch):
         yield DoctorCheck(f"gpu {index}", f"{named}: {problem.message}", "bad", problem.hint)

@@ -1,13 +1,14 @@
 """noise: the smallest difference that this machine can resolve. A small product is timed against itself, as in `ffn
 bench`.
 
-Fresh processes run one after another; in each, placements of interleaved rounds of two arms run the same code. The
-interval of their ratio contains 1, and its width is the machine's noise. The parent needs no torch.
+Fresh processes run one after another. In each process, two arms that run the same code are timed in interleaved rounds,
+in several placements. The interval of their time ratio should contain 1, and its width is the machine's noise. The
+parent needs no torch.
 
 The whole bench is not used here: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU time per
 process, where 3.0 s are enough, and a run takes 46 to 73 s instead of 22 to 32 s (measured). It would also measure
-less: it does not time a small product against itself, and has no blocks of identical code, which
-`sequential_difference` needs.
+less: it does not time a small product against itself, and it has no blocks of identical code. `sequential_difference`
+needs such blocks.
 """
 
 import json
@@ -28,7 +29,7 @@ TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: a few tenths of a mil
 GEMM = "gemm"
 _PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # _PROCESSES processes, or _FEWER if less than _SHORT seconds are requested
 _OVERDUE = 1.2  # after this many times the requested seconds, no further process starts
-_LEAST = 0.3  # minimum s of measuring in a process, however long it took to start
+_LEAST = 0.3  # minimum s of measuring in a process, even if it started slowly
 _TROUBLED = 0.1  # fraction of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
 
@@ -116,10 +117,11 @@ def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise 
 
 
 def _sequential(blocks: Sequence[TimedBlock]) -> float:
-    """Return the half-width of the log ratio of a timer that times one arm, then the other, in each process.
+    """Return the half-width of the log ratio that a sequential timer would report: one that, in each process, times one
+    arm and then the other.
 
-    All blocks of a process run the same code and are in chronological order. Such a timer would have reported the
-    median of the first half divided by the median of the second half as the ratio. The true ratio is 1, so the errors
+    All blocks of a process run the same code and are in chronological order. As the ratio, such a timer would have
+    reported the median of the first half divided by the median of the second half. The true ratio is 1, so the errors
     scatter around 0.
     """
     errors = []

@@ -141,7 +141,7 @@ class KernelMean:
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """NEW compared with BASE, in BASE's order; `comparable` if machine and software are the same."""
+    """NEW compared with BASE, in BASE's order. `comparable` is true if machine and software are the same."""
 
     rules: Rules
     comparable: bool
@@ -227,7 +227,7 @@ _Tested = tuple[ComparedRow, Shift | None, Shift | None]
 
 
 def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
-    """Return the row without columns that depend on others, and its raw and normalised shift if it is gated."""
+    """Return the row without columns that depend on other rows; if it is gated, also its raw and normalised shifts."""
     base, new = _side("BASE", pair.base), _side("NEW", pair.new)
     row = _described(pair, base, new)
     if base.status != "ok" or new.status != "ok":
@@ -293,7 +293,8 @@ def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
 
 
 def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
-    """Judge a row that is not ok on both sides; one that was ok and is not is a regression whatever its time."""
+    """Judge a row unless it is ok on both sides. A row that was ok in BASE but is not in NEW is a regression, whatever
+    its time."""
     reason = f"{row.base_status} in BASE, {row.new_status} in NEW"
     if row.base_status == "ok" and row.new_status in _BROKEN:
         reason += ": other environment" * unlike
@@ -304,7 +305,7 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
 
 
 def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
-    """Return the verdict on the raw log ratio, or `inconclusive` and why the normalised log ratio disagrees."""
+    """Return the verdict on the raw log ratio; if the normalised one disagrees, `inconclusive` with the reason."""
     if raw is None:
         return "inconclusive", ""
     first = verdict(raw, margin)
@@ -384,7 +385,7 @@ def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
 
 
 def _mean(ratios: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the known ratios; None without any, or if one has no logarithm."""
+    """Return the geometric mean of the known ratios; None if no ratio is known, or if a ratio has no logarithm."""
     known = [ratio for ratio in ratios if ratio is not None]
     if not known or not all(0 < ratio < math.inf for ratio in known):
         return None

@@ -99,7 +99,7 @@ def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
 
 
 def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
-    """Return whether the size decides the value of `name`, so that `name` does not separate sweeps."""
+    """Return whether the size determines the value of `name`, in which case `name` does not separate sweeps."""
     values: dict[Any, set[Any]] = {}
     for row in rows:
         values.setdefault(getattr(row, axis), set()).add(getattr(row, name))
@@ -107,7 +107,7 @@ def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
 
 
 def _curve(axis: str, kernel: str, rows: Sequence[ResultRow]) -> SpeedCurve:
-    """Return a kernel's curve. Speeds are reciprocals of time ratios, so intervals change their ends."""
+    """Return a kernel's curve. Speeds are reciprocals of time ratios, so the ends of each interval are swapped."""
     points = []
     for row in rows:
         if row.kernel == kernel and row.ratio:
@@ -155,7 +155,7 @@ class ThreadScaling:
 
 
 def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
-    """Return a record for every row that was also measured on fewer threads of the same machine; none for a GPU."""
+    """Return a record for every row that was also measured on fewer threads of the same machine; () for a GPU."""
     hosts = {row.case: row.host for row in rows}
     times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
     scalings = []
@@ -178,7 +178,8 @@ def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[Th
 
 
 def _pairs(cases: Sequence[Case], hosts: Mapping[str, str]) -> list[tuple[Case, Case]]:
-    """Return pairs of a case on the fewest threads and on more; `hosts` maps each case to its machine."""
+    """Return pairs of (a case on the fewest threads, the same case on more threads); `hosts` maps each case to its
+    machine."""
     alike: dict[tuple[Case, str | None], list[Case]] = {}
     for case in cases:
         if case.device == "cpu":

@@ -76,7 +76,8 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
 
 
 def environment(pairs: Iterable[RowPair]) -> str:
-    """Return what all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
+    """Return one line with the machine and versions that all rows of both sides share: `AMD EPYC 7B13, torch 2.13.0,
+    Python 3.12.1`."""
     rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
     shared = {field: values.pop() for field in COMPARED if len(values := {getattr(row, field) for row in rows}) == 1}
     device = shared.get("device_name") or shared.get("cpu")
@@ -101,7 +102,8 @@ def _key(row: ResultRow) -> Key:
 
 
 def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
-    """Return keys with several cases in one run, whose blocks differ in something without a column."""
+    """Return the keys that stand for several cases in one run, because their blocks differ in a property that has no
+    column."""
     cases: dict[tuple[str, Key], set[str]] = {}
     for row in rows:
         cases.setdefault((row.run_id, _key(row)), set()).add(row.case)

@@ -74,7 +74,8 @@ def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
 
 
 def unlike_precision(computes: str, other: str) -> str:
-    """Return why times are not compared of kernels that compute in different formats; "" for equal ones."""
+    """Return the reason why times of kernels that compute in these two formats are not compared; "" if the formats are
+    equal."""
     if computes == other:
         return ""
     texts = [text or "the case's dtype" for text in (computes, other)]
@@ -82,7 +83,7 @@ def unlike_precision(computes: str, other: str) -> str:
 
 
 def one_sided(log_ratios: Sequence[float], edge: float) -> float:
-    """Return the probability of a mean this high if `edge` is the true one: Student's t, independent values."""
+    """Return the probability of a mean this high if the true mean is `edge`: Student's t, independent values."""
     error, above = statistics.standard_error(log_ratios), statistics.mean(log_ratios) - edge
     if error == 0:
         return 0.0 if above > 0 else 1.0

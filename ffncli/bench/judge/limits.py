@@ -15,7 +15,7 @@ from ffncli.show.text import bytes_text, seconds_text, time_text
 from ffncli.system.host import available_memory
 
 _CALL = 120.0  # the least time limit of a call, in seconds
-# Rates with all threads, lower than on any machine that anybody would measure on.
+# Rates on all threads; any machine worth measuring on is faster.
 _FLOPS_PER_S, _BYTES_PER_S = 1e9, 1e8
 _OF_FREE = 0.9  # share of the memory that is free when a run begins
 _BLAMED = 0.1  # a kernel is blamed only if its memory has grown by this share of the limit
@@ -71,7 +71,8 @@ class WorkerLimits:
     def excess(
         self, stage: Stage, now: float, entered: float, running: RunningCode, memory: int | None
     ) -> Excess | None:
-        """Return the kernel that exceeds a limit at this stage, entered at the time `entered`, or None."""
+        """Return the kernel that exceeds a limit at this stage, which began at the time `entered`; None if no kernel
+        does."""
         if running != self.running:
             self.running, self.since = running, now
         late = self._late(stage, now - entered, now - max(entered, self.since))
@@ -101,8 +102,8 @@ class WorkerLimits:
         if memory is None or self.most_memory is None:
             return None
         grown, self.memory = memory - self.memory, memory
-        # Growth is charged to the running kernel. Freed memory is credited to it too if it had grown, otherwise to the
-        # kernel that grew most.
+        # Growth is charged to the running kernel. Freed memory is credited to the running kernel if its memory had
+        # grown, otherwise to the kernel whose memory grew most.
         running = self.running.kernel or stage.kernel
         if grown < 0 and self.growth.get(running, 0) <= 0:
             running = max(self.growth, key=lambda name: self.growth[name], default=running)

@@ -17,9 +17,10 @@ _WIDE = 8  # bytes of a float64
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """A case's bytes: `copies` of weights, activations; for a backward pass, gradients and their reference."""
+    """A case's bytes: `copies` copies of the weights, and the activations; for a backward pass, also the gradients and
+    their reference."""
 
-    weights: int  # bytes of one copy
+    weights: int  # bytes of one copy of the weights
     copies: int
     activations: int
     gradients: int = 0
@@ -50,8 +51,8 @@ def memory_need(case: Case, copies: int) -> MemoryNeed:
 
 
 def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
-    """Return one line with the memory that the case needs, the memory that was free, and the options with which it
-    would fit.
+    """Return one line with the memory that the case needs, the memory that was free, and the options that would make
+    the case fit.
 
     Each of `arms` arms has `each` copies of the weights, besides the drawn weights; `free` bytes were free before the
     case began (None: unknown).
@@ -76,9 +77,9 @@ def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
 def holders(kernels: Sequence[KernelChoice], each: int, referee: bool) -> int:
     """Return how many kernels and processes need copies of the weights besides the drawn weights.
 
-    If `each` is above 1, every arm needs copies, including the twin and the bare products. Otherwise copies are only
-    needed by a user's kernel, which counts twice because its `prepare` was given a second copy, and by the `referee` if
-    it is a process.
+    If `each` is above 1, every arm needs copies, including the twin and the bare products. Otherwise only users'
+    kernels need copies (each counts twice, because its `prepare` received a second copy), and the `referee` if it is a
+    process.
     """
     if each > 1:
         return len(kernels) + 2

@@ -16,8 +16,8 @@ class Means:
     """Mean logarithms, one for each process, with an interval over processes.
 
     For a single process the interval is over its placements: it describes the precision within this process only.
-    `placements` and `rounds` are counts over all processes. `correlation` is between neighbouring processes (or
-    placements, for a single process); if it is above `statistics.CORRELATED`, the interval has been widened.
+    `placements` and `rounds` are counts over all processes. `correlation` is the correlation of neighbouring processes
+    (or placements, for a single process); if it exceeds `statistics.CORRELATED`, the interval has been widened.
     """
 
     interval: Interval

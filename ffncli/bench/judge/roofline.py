@@ -1,13 +1,14 @@
 """The roofline model (Williams, Waterman, Patterson 2009). `figures` computes what a case must compute and move, and
 how close its time is to the machine's limit. Needs no torch.
 
-FLOPs are counted for the matrix products, as in `block/cost.py`. Forward+backward counts three times forward: backward
-has two products of the same size for each, one for the gradient of its input and one for the gradient of its weights.
+FLOPs are counted for the matrix products, as in `block/cost.py`. Forward+backward counts three times forward: for each
+forward product, backward has two products of the same size, one for the gradient of the input and one for the gradient
+of the weights.
 
 Bytes are compulsory: even an infinite cache would have to move them. Forward: x and every used weight are read once,
-and the output is written once. The used experts are those that received tokens if that was counted, otherwise those
-expected to receive tokens. Forward+backward adds reading the output's gradient and writing the gradients of x and of
-the weights.
+and the output is written once. The used experts are the experts that received tokens or, if tokens were not counted,
+the experts expected to receive tokens. Forward+backward adds reading the output's gradient and writing the gradients of
+x and of the weights.
 
 Data that a cache may keep between calls is not limited by memory bandwidth: in the modes `warm` and `shared` all data
 may stay in the cache, in `cold-weights` all data except the weights, and in `flush` written data. So up to one
@@ -47,8 +48,8 @@ class RooflineFigures:
     """The roofline figures of one case and time. `tflops` and `gbytes_per_s` are rates; the fractions are the least
     possible time divided by the measured time.
 
-    `fusion_saving_max` is the time of the traffic that fusing the activation with its products can save at most, as a
-    share of the block's least time (0.086: at most about 8.6 %). It is an estimate, not a bound: it assumes that the
+    `fusion_saving_max` is the most time that fusing the activation with its products can save by moving fewer bytes, as
+    a share of the block's least time (0.086: at most about 8.6 %). It is an estimate, not a bound: it assumes that the
     products run at the same rate in both versions. None means unknown.
 
     `ridge_flops_per_byte` is the machine balance: peak divided by bandwidth, both measured, or from the data sheet if
@@ -84,12 +85,12 @@ class Work:
         return self.weights_read + self.weights_written + self.activations_read + self.activations_written
 
     def from_memory(self, cache: str, llc: int) -> int:
-        """Return the bytes that move from or to memory, as a last-level cache of `llc` bytes cannot keep them."""
+        """Return the bytes that move from or to memory because a last-level cache of `llc` bytes cannot keep them."""
         kept = {
             "cold-weights": self.bytes - self.weights_read,
             "flush": self.weights_written + self.activations_written,
         }.get(cache, self.bytes)
-        return self.bytes - min(kept, llc)  # no cache holds more than its size of them
+        return self.bytes - min(kept, llc)  # a cache holds at most `llc` of these bytes
 
 
 def figures(
@@ -146,7 +147,7 @@ def work_of(case: Case, experts_touched: float | None = None) -> Work:
     output = moved.activation_bytes_fused - inputs
     if case.passes == "forward":
         return Work(flops, weights, 0, inputs, output)
-    # Backward has two products of each forward one's size: for the gradients of its input and of its weights.
+    # For each forward product, backward has two of the same size: for the gradients of its input and of its weights.
     return Work(3 * flops, weights, weights, inputs + output, output + inputs)
 
 
@@ -158,7 +159,7 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 
 def fusable_bytes(case: Case) -> int:
-    """Return the bytes between the products that a fused kernel does not have to move: outputs that the activation
+    """Return the bytes between the products that a fused kernel need not move: product outputs that the activation
     reads.
 
     Forward: fusing saves writing and reading gate and up (only up in a plain block); the activation's result must be
@@ -175,7 +176,7 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
     """Return how many values the products write for elementwise steps, and how many values these steps write for the
     next product.
 
-    Only products into d_ff count. A shared expert's gate and output do not, as they are mixed in after the down
+    Only products into d_ff count. A shared expert's gate and output do not count, as they are mixed in after the down
     projection.
     """
     known = shapes(body, inputs)

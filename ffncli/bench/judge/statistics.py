@@ -219,12 +219,12 @@ def t_interval(values: Sequence[float]) -> Interval:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return the median with a two-sided interval that holds for any distribution. Its ends are two of the values
+    """Return the median with a two-sided interval that is valid for any distribution. Its ends are two of the values
     themselves, chosen by the binomial distribution of the number of values below the median (Conover 1999, 3.2). The
     interval is unbounded if there are too few values."""
     ordered, outside, ways, below = sorted(values), 0, 1, 1  # ways to choose `outside` values; below: up to `outside`
     every = 2 ** len(ordered)
-    while 2 * below / every <= 1 - level:  # both tails: as many values may lie above the median as below
+    while 2 * below / every <= 1 - level:  # both tails: the distribution is symmetric
         outside += 1
         ways = ways * (len(ordered) - outside + 1) // outside
         below += ways
@@ -297,7 +297,7 @@ def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
     square, difference = sum(parts), mean(new) - mean(base)
     if square == 0.0:
         return Shift(difference, 0.0, float(len(base) + len(new) - 2))
-    # Squares each part's share of the sum, not the part itself: the square of a tiny variance is 0 in floats.
+    # This squares each part's share of the sum, not the part itself: the square of a tiny variance is 0 in floats.
     weights = sum((part / square) ** 2 / (len(v) - 1) for part, v in zip(parts, (base, new), strict=True))
     return Shift(difference, math.sqrt(square), 1.0 / weights)
 

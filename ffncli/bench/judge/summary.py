@@ -1,4 +1,4 @@
-"""`summarise` makes a case's measurements, from all processes, into rows; the same units give the same rows."""
+"""`summarise` turns a case's measurements from all processes into rows; the same units always yield the same rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class _CaseUnits:
     def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> "_CaseUnits":
         baseline = units[0].baseline
         not_ok = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
-        if baseline in not_ok:  # its fault was found only after it was timed: nothing is compared with it
+        if baseline in not_ok:  # the baseline's fault was found only after timing: nothing is compared with it
             not_ok.add(TWIN)
         arms: dict[str, list[TimedBlock]] = {}
         for unit in units:
@@ -113,7 +113,7 @@ class _CaseUnits:
 
     @property
     def tokens_per_expert(self) -> tuple[float, ...]:
-        """The tokens of each expert: the mean over the processes that counted them."""
+        """The number of tokens of each expert: the mean over the processes that counted them."""
         loads = [unit.tokens_per_expert for unit in self.units if unit.tokens_per_expert]
         return tuple(sum(tokens) / len(loads) for tokens in zip(*loads, strict=False))
 
@@ -318,8 +318,8 @@ def _worst(values: Iterable[float | None]) -> float | None:
 
 
 def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
-    """Return the unit with its final outcomes. A kernel is ok if its worker and the referee both say so and the referee
-    has seen as many samples as blocks were timed; without a report, no kernel is ok.
+    """Return the unit with its final outcomes. A kernel is ok if both its worker and the referee report ok, and if the
+    referee received as many samples as blocks were timed. Without a report, no kernel is ok.
 
     The worker has loaded users' files, so any part of its Python may be patched. The referee has not loaded them, and
     its report comes over a separate connection.
@@ -342,10 +342,11 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
 
 
 def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:
-    """Return the outcome, unless the referee found another or has not seen an answer from every timed block."""
+    """Return the worker's outcome, unless the referee found a different outcome or did not receive an answer from every
+    timed block."""
     known = finding.outcome
     outcome = replace(outcome, computes=known.computes or outcome.computes)
-    if outcome.status == "wrong":  # the worker searched for the cause, which its note may name
+    if outcome.status == "wrong":  # the worker searched for the cause, so its note may name the cause
         return outcome
     if known.status == "wrong":
         differs = f"{WrongCode.PATCHED_FFN}: the worker found it correct, but the referee did not: "

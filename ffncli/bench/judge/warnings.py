@@ -1,4 +1,4 @@
-"""Warnings, reasons to trust a ratio less: stable codes, and what to do about each. No warning drops a row."""
+"""Warnings, reasons to trust a ratio less: their stable codes, and advice on each warning. No warning drops a row."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -90,7 +90,7 @@ def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
 
 
 def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
-    """Return the warnings on all rows of a case, from the anchor's blocks and the A/A interval."""
+    """Return the warnings that apply to all rows of a case, derived from the anchor's blocks and the A/A interval."""
     warnings = []
     if processes == 1:
         warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
@@ -125,11 +125,11 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     if not ratio.interval.bounded:
         warnings.append(BenchWarning(Code.PRECISION, "a single value has no interval"))
     elif reached > wanted:
-        more = min(reached / wanted, 1e6) ** 2  # capped: so many rounds are never run
+        more = min(reached / wanted, 1e6) ** 2  # capped: nobody runs that many rounds
         rounds = ceil(ratio.rounds * more)
         text = f"±{percent(expm1(reached), 2)} reached, ±{percent(method.precision, 2)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
-        option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # nobody waits for days
+        option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # capped: nobody waits for days
         if early:  # each process is precise, but they differ
             option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
         needed = f"about {rounds} rounds needed, {ratio.rounds} done{option}"
@@ -141,7 +141,7 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
 
 
 def disturbed(blocks: Sequence[TimedBlock]) -> bool:
-    """Return whether so many blocks were preempted, throttled or stolen from that no verdict is possible."""
+    """Return whether too many blocks were preempted, throttled or stolen from for any verdict."""
     return disturbed_share(blocks) > _SHARE
 
 

@@ -20,12 +20,12 @@ from ffncli.errors import ExitCode, FFNError, clean
 MOST_TRIES = 3  # for a case that is lost with its machine
 _PATIENCE = 1.0  # s to wait for events of the slots
 _LONGEST_REASON = 200  # maximum characters of a launcher's text
-_START = 30.0  # s per process, in which a busy machine loads torch and verifies the kernels
+_START = 30.0  # s per process, for a busy machine to load torch and verify the kernels
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """The progress of a run: finished cases, the slots of the running ones, and `news` of a loss or a refusal."""
+    """The progress of a run: finished cases, the slots of the running cases, and `news` of a loss or a refusal."""
 
     finished: int
     cases: int

@@ -1,4 +1,5 @@
-"""Slots of a Ray cluster: actors, which Ray places on machines, and which stop with the machine or this program."""
+"""Slots of a Ray cluster. Each slot is an actor that Ray starts on a machine; it stops with the machine or this
+program."""
 
 import os
 import signal
@@ -17,7 +18,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
 _MOST_FAILED_STARTS = 3  # in a row
-_ANSWER = 10.0  # maximum s until a cluster's port answers
+_ANSWER = 10.0  # maximum s to wait until a cluster's port answers
 _RECOUNT = 2.0  # s between two counts of the cluster's machines
 
 
@@ -99,7 +100,7 @@ class _Actor:
 
 @dataclass
 class RaySlots:
-    """One actor for each GPU, or for each machine with enough cores; with `count`, that many anywhere."""
+    """One actor for each GPU, or for each machine with enough cores; with `count`, `count` actors on any machines."""
 
     ray: Any
     size: SlotSize
@@ -188,7 +189,8 @@ class RaySlots:
                 self._start(node)
 
     def _rooms(self) -> Counter[str]:
-        """Return machine id → slots: one per GPU, or one, as two would share the memory bandwidth."""
+        """Map each machine's id to its number of slots: one per GPU; without GPUs, one, as two would share the memory
+        bandwidth."""
         rooms: Counter[str] = Counter()
         for node in self.ray.nodes():
             resources = node["Resources"]

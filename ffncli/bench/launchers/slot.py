@@ -64,7 +64,7 @@ def measured(task: str, command: Sequence[str] = WORKER) -> str:
 
 
 def units_of(answer: str, place: str) -> tuple[tuple[TimedUnit, bool], ...]:
-    """Return (unit, whether its case ended a worker) for each unit of an answer. Raises FFNError, naming the place, for
+    """Return (unit, True if its case ended a worker) for each unit of an answer. Raises FFNError, naming the place, for
     a refusal and for anything that is not an answer."""
     where = f"the answer of {clean(place)}"
     read: _SlotAnswer = record_of(_SlotAnswer, parse_object(answer.encode(), where), where)
@@ -125,14 +125,14 @@ class SlotEvent:
 
 
 class Slots(Protocol):
-    """The slots of a launcher. Work that is left in them at the end is ended too."""
+    """The slots of a launcher. Work that still runs in the slots at the end is stopped."""
 
     @property
     def free(self) -> int:
         """The number of cases that can be submitted now."""
 
     def submit(self, case: str, task: str) -> None:
-        """Measure this case; `task` is made by `slot.task_of`."""
+        """Start to measure this case; `slot.task_of` builds the `task`."""
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """Return the events since the last call; wait up to `patience` seconds for the first."""

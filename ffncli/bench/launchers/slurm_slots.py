@@ -13,7 +13,7 @@ from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
-_JOBS = 16  # maximum at the same time, waiting or running, unless --slots is given
+_JOBS = 16  # maximum number of jobs, waiting or running, unless --slots is given
 _CLUSTERS = ("slurm", "local")
 
 
@@ -47,8 +47,8 @@ def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: P
 
 
 def parameters(options: Mapping[str, str], size: SlotSize, seconds: float, known: set[str]) -> dict[str, Any]:
-    """Return submitit's parameters of a job. `known` are the sbatch options that submitit names; others are passed on
-    unchanged. Raises FFNError for a time that is not in minutes."""
+    """Return submitit's parameters of a job. `known` are the sbatch options that are parameters of submitit; other
+    options are passed on unchanged. Raises FFNError for a time that is not in minutes."""
     minutes = options.get("time", str(max(10, math.ceil(seconds / 60))))
     if not minutes.isdecimal() or not int(minutes):
         raise FFNError(f"--launcher-option time: {shown(minutes)} is not a number of minutes", "as in time=60")
@@ -83,7 +83,7 @@ class SlurmSlots:
 
     @property
     def free(self) -> int:
-        """The number of further jobs that may wait or run."""
+        """The number of jobs that can be submitted now."""
         return self.count - len(self._jobs)
 
     def submit(self, case: str, task: str) -> None:

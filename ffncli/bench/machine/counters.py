@@ -14,7 +14,7 @@ except ImportError:  # not on Windows
 
 SLICE = 0.01  # s; a preempted thread waits for some milliseconds, the length of a scheduler's slice
 WAITED = 0.01  # fraction of a block, waiting for a core
-STOLEN = 0.1  # fraction of the busy time between two readings; one tick in ten may be chance
+STOLEN = 0.1  # fraction of the busy time between two readings; a single stolen tick in ten may be chance
 WAITING = 0.9  # fraction of threads × wall time
 CLOCK = 0.75  # fraction of the rated clock
 _RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
@@ -26,7 +26,7 @@ class Snapshot:
     """Counts so far; None if the system does not provide them.
 
     `waited` is the seconds that this process's threads were ready to run but had no core. `stolen` is the fraction of
-    all processors' busy time that other virtual machines took between its last two readings. `load` is set if it
+    all processors' busy time that other virtual machines took between the last two readings of it. `load` is set if it
     exceeds the number of cores. `clock` is the fraction of the rated clock.
     """
 
@@ -47,15 +47,15 @@ class Counters(Protocol):
         """Return the present counts."""
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """Return flags for a block of `seconds` on `threads` threads (0: its processor time is not judged)."""
+        """Return flags for a block of `seconds` on `threads` threads (0: ignore its processor time)."""
 
 
 def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
     """Return `preempted`, `throttled`, `stolen`, and values that matter: `faults=`, `cpu=`, `load=`, `clock=`.
 
     A block counts as preempted if involuntary context switches cost more than WAITED of its time; most switches are to
-    kernel threads, which take microseconds. If the waiting time is unknown, one switch per SLICE of its time is enough.
-    `cpu` is the fraction of threads × wall time in which threads were busy.
+    kernel threads, which take microseconds. If the waiting time is unknown, one switch per SLICE of the block's time is
+    enough. `cpu` is the fraction of threads × wall time in which threads were busy.
     """
     labels = []
     switches = after.preemptions - before.preemptions
@@ -96,13 +96,14 @@ class SystemCounters:
         self._stat_read = self._slow_read = -1.0
         self._stat_every = _RARELY
         self._ticks: tuple[int, int] | None = None
-        self._stolen: float | None = None  # applies to every block until it is read again
+        self._stolen: float | None = None  # the last reading applies to every block until the next reading
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _fastest_clock("base_frequency")
         self._waiting = _Waiting(_launches if launching else None)
 
     def read(self) -> Snapshot:
-        """Return the present counts, within microseconds; slow ones are only read again after a while."""
+        """Return the present counts, within microseconds; counts that are slow to read are only read again after a
+        while."""
         now = time.monotonic()
         if self._stat is not None and now - self._stat_read >= self._stat_every:
             ticks = _ticks(self._stat)
@@ -196,7 +197,8 @@ def _throttled(path: Path) -> int | None:
 
 
 def _ticks(path: Path) -> tuple[int, int] | None:
-    """Return (stolen, busy with stolen) ticks of all processors: user nice system idle iowait irq softirq steal."""
+    """Return (stolen ticks, busy ticks including stolen) of all processors. The file's columns are user, nice, system,
+    idle, iowait, irq, softirq and steal."""
     try:
         with path.open() as file:
             counts = [int(field) for field in file.readline().split()[1:9]]

@@ -1,6 +1,6 @@
-"""The device of a benchmark, for the parent, which loads torch only if there may be a GPU, and for a worker. Between
-blocks, NVIDIA's management library reads a GPU's clocks, power, temperature and throttling reasons, without changing
-anything.
+"""Choose and check the device of a benchmark, in the parent (which loads torch only if there may be a GPU) and in a
+worker. Between blocks, read a GPU's clocks, power, temperature and throttling reasons by NVIDIA's management library,
+without changing anything.
 
 A reading takes microseconds to milliseconds. Readings are only made between blocks, and take at most 5 % of the time.
 Values that a card or driver does not provide are None. Limits of the GPU that hold for a whole run are in
@@ -44,7 +44,8 @@ _REASONS = {
     DISPLAY: "display clock",
 }
 # Expected reasons for a low clock: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a user
-# may lock a lower clock. If the clock is below the rated clock for another reason, or for none, the GPU is slow.
+# may lock a lower clock. If the clock is below the rated clock for any other reason, or for no reported reason, the GPU
+# is slow.
 _EXPECTED = SETTING | POWER_CAP
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # signs of a problem; a power cap is normal for a busy card
 
@@ -61,9 +62,9 @@ def default_device() -> str:
 def require_gpu(devices: Sequence[str], sustained: bool) -> None:
     """Raise FFNError if a GPU is certainly missing (exit 3), and for `sustained` without a GPU.
 
-    This does not use the GPU: the parent would withhold its memory from the workers and, in exclusive mode, the whole
-    GPU. The workers test it (`use_in_worker`). If there are no driver files, torch decides, since a sandbox may hide
-    them.
+    This does not use the GPU: otherwise the parent would occupy GPU memory that the workers need and, in exclusive
+    mode, lock them out. The workers test the GPU (`use_in_worker`). If there are no driver files, torch decides, since
+    a sandbox may hide them.
     """
     gpus = [device for device in devices if device_index(device) is not None]
     if sustained and not gpus:
@@ -89,7 +90,8 @@ def use_in_worker(device: str) -> None:
 
 @cache
 def neighbours(device: str) -> str:
-    """Return which other processes use a GPU, in words; read on the first call, before this process uses it."""
+    """Return which other processes use a GPU, in words. They are read on the first call, before this process uses the
+    GPU."""
     gpu, _ = gpu_handles(device)
     return gpu_state(gpu).neighbours if gpu else ""
 
@@ -125,7 +127,8 @@ class GpuProbe:
         self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """Return a reading, empty if it would cost too much time: an older one belongs to another arm's block."""
+        """Return a reading, or an empty one if reading would take too much time: an older reading belongs to another
+        arm's block."""
         began = self._now()
         if began < self._next:
             return Sample()
@@ -161,7 +164,7 @@ class GpuProbe:
 
     def _reasons(self) -> int | None:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            reasons = self._gpu.ask(name)  # the second name is that of drivers before 535
+            reasons = self._gpu.ask(name)  # drivers before 535 use the second name
             if reasons is not None:
                 return int(reasons)
         return None
@@ -189,11 +192,11 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
     """Return flags for the GPU's state during a block, from a reading before and after: `sm=1410` MHz, `power=312` W;
     `gpu-throttled`, `power-capped`.
 
-    `clock=0.71` is the fraction of the rated clock. It is given if below 0.75, as for a CPU, unless the power limit or
-    a clock set by a user explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the GPU has
-    counted it. Other values come from the reading after the block, just after the GPU has worked, or from the reading
-    before it if the later one is empty. Without a reading there is no `clock`, since the reason for a low clock is
-    unknown.
+    `clock=0.71` is the fraction of the rated clock. It is included if it is below 0.75, as for a CPU, unless the power
+    limit or a clock set by a user explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the
+    GPU has counted it. Other values come from the reading after the block, just after the GPU has worked, or from the
+    reading before it if the later one is empty. Without a reading there is no `clock`, since the reason for a low clock
+    is unknown.
     """
     newest = before if after == Sample() else after
     sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz

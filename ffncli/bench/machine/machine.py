@@ -42,10 +42,11 @@ Cuda: TypeAlias = Any
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return the columns of `ResultRow` on machine and software that apply to this device, and the device.
+    """Return the columns of `ResultRow` that describe the machine and the software for this device, including the
+    device.
 
-    Call it in the process that measures, after its settings are made: `math_mode`, `openmp` and `allocator` are the
-    present ones.
+    Call it in the process that measures, once its settings are made: `math_mode`, `openmp` and `allocator` are read
+    from this process.
     """
     import numpy
 
@@ -169,7 +170,7 @@ def allocator(device: str = "cpu") -> str:
     return summary
 
 
-# --- its arithmetic: what torch may use instead of full float32; set before anything is measured ----------------------
+# --- arithmetic: what torch may use instead of full float32; set before anything is measured ----------------------
 
 
 # Environment variables that change a GPU's products without torch's knowledge: the first one overrides `allow_tf32`.
@@ -307,7 +308,7 @@ def free(device: str) -> int | None:
 
 
 def llc_bytes(device: str) -> int:
-    """Return the bytes of the device's last-level cache; `llc_note` says if that is a guess."""
+    """Return the bytes of the device's last-level cache; `llc_note` says if the size is a guess."""
     return _llc(device)[0]
 
 
@@ -348,8 +349,8 @@ def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
 
 
 def release(device: str, cuda: Cuda = torch.cuda) -> None:
-    """Free tensors in reference cycles, which takes about 0.1 s. Return a GPU's memory to its driver, and a CPU's
-    memory, if there is much, to the system."""
+    """Free tensors in reference cycles, which takes about 0.1 s. Then return freed GPU memory to the driver, or freed
+    CPU memory to the system if there is much of it."""
     gc.collect()
     if not device.startswith("cuda"):
         return_freed_memory()

@@ -1,9 +1,9 @@
 """admit: decide whether a result of a public suite may enter its table. Nothing is timed: files are read and
 recomputed.
 
-Whatever follows from the blocks is computed from them again and compared with the rows; whatever follows from the
-definition is compared with the definition. Someone who invents the blocks too can still cheat, so an important result
-is measured again.
+Figures that follow from the blocks are recomputed from the blocks and compared with the rows; columns that follow from
+the suite's definition are compared with the definition. Someone who also invents the blocks can still cheat, so an
+important result should be measured again.
 """
 
 import math
@@ -86,7 +86,7 @@ def kernel_sha256(row: ResultRow) -> str:
 
 
 def _blocks(files: ResultFiles) -> tuple[dict[tuple[str, str], list[TimedBlock]], str]:
-    """Return (run_id, case) → its blocks, and the reason if there are no blocks."""
+    """Return a dict that maps each (run_id, case) to its blocks, and the reason if there are no blocks."""
     where = shown_path(files.rounds)
     blocks: dict[tuple[str, str], list[TimedBlock]] = {}
     try:
@@ -248,13 +248,13 @@ def _below_the_roof(judged: _Judged) -> Iterator[str]:
     least: dict[str, float] = {}
     for row in judged.ok:
         if row.roof_fraction is None:
-            if not row.computes:  # the dtype's roof says nothing about a kernel that computes in fewer bits
+            if not row.computes:  # the dtype's roof does not apply to a kernel that computes in fewer bits
                 yield f"{_name(row)}: no roof was measured"
             continue
         for name, share in (("measured", row.roof_fraction), ("datasheet", row.datasheet_fraction)):
             if share is not None and share > MOST_OF_ROOF:
                 yield f"{_name(row)}: {percent(share)} of the {name} roof"
-        seconds = row.roof_fraction * (row.time_s or 0.0)  # of a call at the roof; equal for all kernels
+        seconds = row.roof_fraction * (row.time_s or 0.0)  # the time of a call at the roof; equal for all kernels
         if not math.isclose(seconds, least.setdefault(row.case, seconds), rel_tol=1e-6):
             yield f"{_name(row)}: its roof differs from that of the case's other kernels"
 

@@ -1,9 +1,9 @@
 """Routing as prescribed by --routing. It only changes x, so kernels need not know about it.
 
 A router's logits are x Rᵀ + b, so x' = x + (l - x Rᵀ - b) · pinv(R)ᵀ is the nearest x with the logits l, if d_model is
-at least the number of experts (otherwise its logits are the nearest to l). l is x's own logits, permuted among the
-experts, which keeps their distribution: the wanted experts get the largest logits, plus a small lift, so that rounding
-does not decide. The experts that the router then chooses are counted, never assumed.
+at least the number of experts (otherwise the logits of x' are as near to l as possible). l is x's own logits, permuted
+among the experts, which keeps their distribution: the wanted experts get the largest logits, plus a small lift, so that
+rounding does not decide. The experts that the router then chooses are counted, never assumed.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class PrescribedRouting:
         return self._draw(tokens, generator).to(self._router.device)
 
     def new_load(self) -> "ExpertLoad":
-        """Return an empty count for this case; it counts only experts that have weights."""
+        """Return an empty count for this case, of only the experts that have weights."""
         return ExpertLoad(*self._sizes)
 
     def counted(self, x: Tensor) -> "ExpertLoad":
@@ -94,7 +94,7 @@ class ExpertLoad:
         self._tokens = 0
 
     def add(self, chosen: Tensor, wanted: Tensor | None = None) -> None:
-        """Add one call's chosen experts, and the wanted experts, booleans [tokens, experts]."""
+        """Add one call's chosen experts and wanted experts, both as booleans [tokens, experts]."""
         received = chosen[:, : self._experts].sum(0)
         touched = (received > 0).sum()
         elsewhere = torch.zeros_like(touched) if wanted is None else (chosen != wanted).any(1).sum()
@@ -145,7 +145,7 @@ def _inverse(router: Tensor) -> Tensor:
 def _wanted_logits(op: Route, logits: Tensor, wanted: Tensor) -> Tensor:
     """Permute each token's logits among the experts so that exactly the wanted experts are chosen.
 
-    Scores increase with their logit, and the router's correction bias is 0 in random weights. If experts may only be
+    Each score increases with its logit, and the router's correction bias is 0 in random weights. If experts may only be
     chosen from some groups, the groups of the wanted experts are first lifted above the others.
     """
     outside = torch.zeros_like(wanted)
@@ -196,7 +196,7 @@ def _draw_of(case: Case, op: Route) -> Draw:
         rows = _best(op, word_keys(experts)) if is_text else traced_routes(case.routing, experts, op.top_k)
 
         def draw(tokens: int, generator: torch.Generator) -> Tensor:
-            """Return the routes themselves if there are as many as tokens, otherwise a random selection."""
+            """Return all routes if there are as many routes as tokens, otherwise a random selection."""
             return rows if tokens == len(rows) else rows[torch.randint(len(rows), (tokens,), generator=generator)]
 
         return draw
@@ -207,8 +207,8 @@ def _draw_of(case: Case, op: Route) -> Draw:
 
 
 def balanced(op: Route, tokens: int, generator: torch.Generator) -> Tensor:
-    """Send tokens · top_k / experts tokens to each expert, or one more: every token takes the next top_k of a shuffled
-    cycle.
+    """Send tokens · top_k / experts tokens to each expert, or one more: every token gets the next top_k experts of a
+    shuffled cycle.
 
     If experts may only be chosen from some groups, the experts of a group are adjacent in the cycle.
     """
@@ -248,9 +248,9 @@ def _marked(indices: Tensor, size: int) -> Tensor:
 
 # --- --routing text ---------------------------------------------------------------------------------------------------
 # The words of a text choose the experts, so that some experts are popular, as some words are. The text is Lincoln's
-# Gettysburg Address (1863); upper and lower case do not differ. Each word is a token. A hash gives every different word
-# its top_k experts, and each occurrence of the word goes to them. So the routes are not those of a trained model, but
-# the frequency and the order of the words are real. The same words, experts and top_k give the same routes on every
+# Gettysburg Address (1863), in lower case. Each word is a token. A hash assigns top_k experts to every different word,
+# and each occurrence of the word goes to these experts. So the routes are not those of a trained model, but the
+# frequency and the order of the words are real. The same words, experts and top_k give the same routes on every
 # machine.
 
 
@@ -265,7 +265,7 @@ def words() -> tuple[str, ...]:
 
 
 def word_keys(experts: int) -> Tensor:
-    """Return numbers, float64 [words, experts]: a word's experts are the largest in its row."""
+    """Return keys, float64 [words, experts]: a word goes to the experts with the largest keys in its row."""
 
     def key(word: str, expert: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{word} {expert}".encode()).digest()[:_BYTES])

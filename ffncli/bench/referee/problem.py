@@ -1,6 +1,6 @@
 """One case as tensors, with its reference output in float64, and the errors of a kernel's tensors.
 
-In the process that runs kernels, the `referee` of a Problem is another process, which provides inputs without a
+In the process that runs kernels, the `referee` of a Problem is a separate process, and the inputs that it sends have no
 reference.
 """
 
@@ -69,7 +69,7 @@ class Inputs:
 class Referee:
     """Knows the right answers of a case, and rules on a kernel's answers.
 
-    Rulings answers each question itself; any other referee passes the questions on by `_ask`.
+    The subclass Rulings answers each question itself; any other subclass passes the questions on through `_ask`.
     """
 
     def inputs(self, number: int) -> Inputs:
@@ -87,8 +87,8 @@ class Referee:
         return limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Rule on a kernel's whole answer to the inputs with this number: its output, for the rows that are compared,
-        and in a backward pass its gradients, named as in `errors_of`."""
+        """Rule on a kernel's whole answer to the inputs with this number: the compared rows of its output and, in a
+        backward pass, its gradients, named as in `errors_of`."""
         ruling: Ruling = self._ask("ruling", kernel, number, given)
         return ruling
 
@@ -97,7 +97,7 @@ class Referee:
         self._ask("show", sample)
 
     def timed(self) -> dict[str, Ruling]:
-        """Rule on each kernel's samples since the last call, together."""
+        """Return one ruling per kernel, on all its samples since the last call."""
         rulings: dict[str, Ruling] = self._ask("timed")
         return rulings
 
@@ -107,7 +107,7 @@ class Referee:
         return errors
 
     def accuse(self, kernel: str, note: str) -> None:
-        """Keep what the worker found about a kernel; the first note about each kernel stays."""
+        """Record the worker's note on a wrong kernel; only the first note about each kernel is kept."""
         self._ask("accuse", kernel, note)
 
     def clock_started(self) -> None:
@@ -115,7 +115,8 @@ class Referee:
         self._ask("clock_started")
 
     def clock_stopped(self, seconds: float) -> str:
-        """Return what is wrong with the worker's clock, `seconds` after `clock_started`; empty if nothing is."""
+        """Return what is wrong with the worker's clock, which has counted `seconds` since `clock_started`; empty if it
+        is right."""
         remark: str = self._ask("clock_stopped", seconds)
         return remark
 
@@ -212,7 +213,7 @@ class Problem:
         if not self.backward:
             return self._forward(x, left_out, generator)
         g = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
-        g[left_out] = 0  # so that they add nothing to any gradient
+        g[left_out] = 0  # so that these tokens add nothing to any gradient
         return self._backward(x, g, left_out)
 
     def other(self, number: int) -> Tensor:
@@ -221,7 +222,7 @@ class Problem:
         return self._drawn(self.case.tokens, generator, self._wanted(generator))
 
     def _generator(self, seed: int) -> torch.Generator:
-        """Return a generator on the device, or on the CPU if the CPU chooses rows of a file or experts."""
+        """Return a generator on the device, or on the CPU if rows of a file or experts are drawn."""
         return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
 
     def _wanted(self, generator: torch.Generator) -> Tensor | None:
@@ -238,8 +239,8 @@ class Problem:
         return x if self.routing is None or wanted is None else self.routing.entered(x, wanted)
 
     def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return (tokens whose output should not depend on a kernel's rounding, booleans for those whose output still
-        does).
+        """Return (tokens whose output should not depend on a kernel's rounding, booleans that mark tokens whose output
+        still does).
 
         If two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
         computes and which slope counts. Such tokens are drawn again, up to `_REDRAWS` times.
@@ -379,8 +380,8 @@ def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor
 def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Yield, for every activation with kinks, the indices of the tokens that rounding may carry across a kink.
 
-    A sum of n products is accurate to eps · √n of the largest sum. eps is that of float32, even for 16-bit dtypes,
-    since rounding the finished sum keeps its sign; only float64 has its own.
+    A sum of n products is accurate to eps · √n of the largest sum. eps is float32's, even for 16-bit dtypes, since
+    rounding the finished sum keeps its sign; for float64, it is float64's.
     """
     if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
         return
@@ -432,7 +433,7 @@ class InputFile:
         return rows.to(wide) * scale.to(wide)
 
 
-OUTPUT, GRADIENT = "its output", "its gradient of "  # what is compared, as notes call it
+OUTPUT, GRADIENT = "its output", "its gradient of "  # the compared tensor, as named in notes
 _SMALL = 0.01  # fraction of the largest gradient; a smaller gradient is judged as if it were that large
 
 
@@ -441,7 +442,7 @@ class CallSample:
     """Some tokens of one call: x [rows, d_model] as the kernel received it, and its answer `out` [rows, d_model].
 
     In a backward pass, `g` is the gradient of the output that the kernel received, and `gradient` the gradient of x
-    that it returned. Each kernel counts its own blocks; of the samples of a `block`, the last one shown is judged.
+    that it returned. Blocks are numbered separately for each kernel; only the last sample shown of a `block` is judged.
     """
 
     kernel: str
@@ -480,7 +481,7 @@ def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
     scale = max(largest, floor)
     share = apart.largest / scale if scale else (math.inf if apart.largest else 0.0)
     wide = reference.to(tensor.device)
-    # ‖b‖, enlarged like max|b| if that is below `floor`; 1 if the reference is 0.
+    # ‖b‖, scaled up by the same factor as max|b| if max|b| is below `floor`; 1 if the reference is 0.
     length = float(wide.norm()) * (scale / largest if largest else 0.0) or 1.0
     rel = float((tensor.double() - wide).norm()) / length
     small = tensor.abs()

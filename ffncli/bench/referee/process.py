@@ -50,7 +50,8 @@ class RefereeGone(FFNError):
 
 
 class RefereeProcess(Referee):
-    """Passes questions to the referee's process. Raises RefereeGone, and what the referee raised."""
+    """Passes questions to the referee's process. Raises RefereeGone if that process has ended, and re-raises the
+    referee's errors."""
 
     def __init__(self, connection: Connection, samples: socket.socket, pid: int) -> None:
         self._connection, self._samples, self._pid = connection, samples, pid
@@ -185,7 +186,7 @@ def _serve(answers: "_Answers", connection: Connection) -> None:
             kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
             raised = [kind, str(error) or kind]
         if question == "begin":
-            continue  # no answer is awaited; an error comes up again at the first question
+            continue  # nobody waits for an answer; the first question raises the error again
         try:
             send(connection, [answer, raised])
         except OSError:
@@ -203,7 +204,7 @@ class _Answers:
     rulings: "_ClockedRulings | None" = None
 
     def to(self, question: str, arguments: list[Any]) -> Any:
-        """Answer a question: one of Referee's methods, by name, or one of three about this process."""
+        """Answer a question: the name of one of Referee's methods, or one of three questions about this process."""
         match question, arguments:
             case "begin", [str(key)]:
                 return self._begin(key)
@@ -220,7 +221,7 @@ class _Answers:
         return replace(answer, out=None, grads=None) if isinstance(answer, Inputs) else answer  # without references
 
     def _begin(self, key: str) -> None:
-        self._read_samples()  # samples of the previous case, which are no longer needed
+        self._read_samples()  # drop samples of the previous case
         self.case = next(case for case in self.job.cases if case.of_rank.key == key)
         self.rulings = None
         torch.set_num_threads(self.case.threads)

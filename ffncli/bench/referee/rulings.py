@@ -9,8 +9,8 @@ distinguishes 8-bit weights from 16-bit weights.
 
 `allowed` is `measure.gap.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the reference.
 With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding). With 16-bit
-dtypes, only the rounding of every step has their eps, while sums have the eps of float32. With the 16-bit eps, c · eps
-· √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
+dtypes, eps is the dtype's only for the rounding of every step; for sums, it is float32's. If sums had the 16-bit eps, c
+· eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
 """
 
 import math
@@ -98,8 +98,8 @@ class Rulings(Referee):
         return max(limit, declared_tolerance(computes)[0]) if computes else limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Rule on the whole answer to the inputs with this number: the output, for the rows that are compared, and in a
-        backward pass the gradients, named as in `errors_of`."""
+        """Rule on the whole answer to the inputs with this number: the compared rows of the output and, in a backward
+        pass, the gradients, named as in `errors_of`."""
         inputs = self.inputs(number)
         ruling = self._of_whole(kernel, inputs, given)
         finding = self._keep(kernel, ruling, answers=1)
@@ -112,7 +112,7 @@ class Rulings(Referee):
         self._shown[sample.kernel, sample.block] = sample
 
     def timed(self) -> dict[str, Ruling]:
-        """Rule on each kernel's samples since the last call, together."""
+        """Return one ruling per kernel, on all its samples since the last call."""
         samples, self._shown = list(self._shown.values()), {}
         rulings = {kernel: Ruling() for kernel in dict.fromkeys(sample.kernel for sample in samples)}
         sound: list[CallSample] = []
@@ -134,7 +134,7 @@ class Rulings(Referee):
         return self._problem.sampled(samples)
 
     def accuse(self, kernel: str, note: str) -> None:
-        """Keep what the worker found; the first note about each kernel stays."""
+        """Record the worker's note on a wrong kernel; only the first note about each kernel is kept."""
         self._keep(kernel, Ruling(note))
 
     def clock_started(self) -> None:
@@ -210,7 +210,7 @@ class Rulings(Referee):
         return None
 
     def _comes_back(self, sample: CallSample) -> Ruling | None:
-        """Check that a timed input is new: code that repeats a token with enough values has changed the input."""
+        """Check that a timed input is new: if a token with enough values repeats, users' code has changed it."""
         if sample.x.shape[-1] < _WIDE or self._problem.case.input:  # rows of a file may repeat
             return None
         tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}
@@ -226,7 +226,7 @@ class Rulings(Referee):
         return self._findings.setdefault(kernel, Finding(Outcome(kernel)))
 
     def _keep(self, kernel: str, ruling: Ruling, answers: int = 0, samples: int = 0) -> Finding:
-        """Add a ruling to the kernel's finding, whose first fault stays; return the new finding."""
+        """Add a ruling to the kernel's finding, which keeps its first fault; return the new finding."""
         before = self._of(kernel)
         after = Finding(ruled(before.outcome, ruling), before.answers + answers, before.samples + samples)
         self._findings[kernel] = after
@@ -234,7 +234,7 @@ class Rulings(Referee):
 
 
 def form_fault(problem: Problem, shape: Sequence[int], dtype: torch.dtype, tokens: int) -> str:
-    """Return what is wrong with the form of an output for this number of tokens; empty if nothing is."""
+    """Return what is wrong with the shape or dtype of an output for this number of tokens; empty if both are right."""
     expected = [tokens, problem.case.spec.d_model]
     if list(shape) != expected:
         return f"returns shape {list(shape)}, expected {expected}"

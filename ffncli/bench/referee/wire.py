@@ -20,7 +20,7 @@ from ffncli.bench.verdict import Error, Ruling, WrongCode
 _RECORDS = {kind.__name__: kind for kind in (Inputs, CallSample, Ruling, Error)}
 _HINTS = {name: get_type_hints(kind) for name, kind in _RECORDS.items()}
 _DTYPES = {str(d): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)}
-_LONGEST_HEAD = 1 << 24  # bytes; nothing that is sent here is longer
+_LONGEST_HEAD = 1 << 24  # maximum bytes of a message
 Fill = Callable[[memoryview], object]  # writes a tensor's bytes into the given memory
 
 

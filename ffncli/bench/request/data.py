@@ -1,5 +1,4 @@
-"""Routings and inputs, which decide the x that a case computes on. Files are read and checked here, before anything is
-measured.
+"""Routings and inputs, which determine a case's x. Files are read and checked here, before anything is measured.
 
 The workers read the files again with the same functions.
 """
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SCALED = 0.02  # rows of a file are scaled by up to this share, so that few rows are identical
-TEXT = "text"  # routing by the words of a text (referee/text_routing.py)
+TEXT = "text"  # routing by the words of a text (referee/prescribed_routing.py)
 _HOW = "use uniform, zipf:1.2, text, or a file of ffn trace --save FILE.safetensors"
 
 
@@ -108,7 +107,7 @@ def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
 def input_rows(name: str, d_model: int) -> Tensor:
     """Return the tensor x of a file as [rows, d_model], in its dtype.
 
-    Raises FFNError for a file without x, or if x has another width or values that are not finite.
+    Raises FFNError if the file has no x, or if x has another width or contains values that are not finite.
     """
     from ffncli.models.files.rows import named_tensor
 

@@ -329,12 +329,13 @@ def build_request(
     cluster: LauncherChoice | None = None,
     frozen: tuple[Case, ...] = (),
 ) -> tuple[BenchRequest, tuple[str, ...]]:
-    """Return (the request with defaults filled in, notes about it). `kernels` and `baseline` are as on the command
-    line.
+    """Return (the request with defaults filled in, notes on the request). `kernels` and `baseline` are as on the
+    command line.
 
     `asked` holds the options with their values, `certificates` the certificate files. The machines of a `cluster` may
-    differ from this one, so GPUs are checked only in its slots. `frozen` cases, all with the grid's devices and
-    threads, replace the grid's cases. Raises FFNError for an impossible request, before anything is measured.
+    differ from this machine, so GPUs are checked only in the cluster's slots. `frozen` cases, all with the grid's
+    devices and threads, replace the grid's cases. Raises FFNError for an impossible request, before anything is
+    measured.
     """
     devices = listed(grid.device) or (() if cluster else (default_device(),))
     wanted = kernels or (IN_MODEL if method.in_model else None)
@@ -355,7 +356,7 @@ def build_request(
     check(CONFLICTS, {"calibrate": method.calibrate, "kernel": tuple(kernel.kernel for kernel in chosen.kernels)})
     if cluster is None:
         require_gpu(devices, method.sustained)
-    if method.in_model:  # the named kernels, without a baseline that was added in front of them
+    if method.in_model:  # the requested kernels, without a baseline that was added in front of them
         kernels_of_model = chosen.kernels[len(chosen.kernels) - len(choices(wanted or ())) :]
         if slow := next((choice for choice in kernels_of_model if choice.factor is not None), None):
             raise FFNError(f"{option('in_model')}: {shown(slow.text)} can only be timed by itself", "leave it out")
@@ -457,8 +458,8 @@ def _check(request: BenchRequest, where: str) -> None:
 
 
 def _choice(text: str, label: str) -> KernelChoice:
-    """Rebuild a kernel's choice. Earlier versions stored the text as typed, without the name of a file's only kernel;
-    the name is then taken from the label."""
+    """Rebuild a kernel's choice. Earlier versions stored the text as typed, without the name of the kernel if the file
+    has only one; in that case, the label provides the name."""
     choice = parse(text)
     choice = choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
-    return replace(choice, label=label)  # after a commit was looked up, the label still says `main`
+    return replace(choice, label=label)  # the label still has `main` where the choice has a commit's hash

@@ -1,5 +1,5 @@
 """Choose the kernels that a benchmark compares; users' files are parsed but not run. Also read the certificates of `ffn
-verify --referee` that its rows name; each must certify a file that the benchmark runs."""
+verify --referee` that result rows refer to; each must certify a kernel that the benchmark runs."""
 
 import ast
 import hashlib
@@ -45,12 +45,13 @@ def choose_kernels(
     texts: Sequence[str] | None, baseline: str | None, ranks: Ranks = ONE_RANK, specs: Sequence[FFNSpec] = ()
 ) -> ChosenKernels:
     """Choose the kernels and the baseline. If `texts` is None, choose all built-in kernels that compute the kinds of
-    block in `specs`, except kernels that must be named. Over `ranks`, the default is eager on each rank's part and the
-    block split by torch's DTensor; only DTensor supports experts on other ranks.
+    block in `specs`, except kernels that only run on request. Over `ranks`, the default kernels are eager on each
+    rank's part of the block, and `dtensor`, which splits the block with torch's DTensor; only DTensor supports experts
+    on other ranks.
 
     The baseline defaults to eager if eager is measured, otherwise to the first kernel; a single kernel is compared with
-    eager. Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and
-    if Triton would interpret its kernels.
+    eager. Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or does not define the
+    kernel, and if Triton would interpret its kernels instead of compiling them.
     """
     if interprets_triton():
         why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times would mean nothing"
@@ -97,7 +98,8 @@ def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[st
     """Return the choice with its kernel's name, if it can be read from the user's file. Adds the file to `files`, and
     the kernel to `functions` if it is a plain function.
 
-    A choice at a git reference gets the commit's hash, which fixes its contents: a branch may move on.
+    If the choice names a git reference, it is replaced by the commit's hash, which fixes the file's contents: a branch
+    may move on.
     """
     path = choice.file
     if path is not None:
@@ -162,7 +164,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Return whether the file may bind names in ways that show only when it runs."""
+    """Return whether the file may bind names in ways that only running it would show."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:
@@ -201,7 +203,7 @@ def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
 
 
 def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
-    """Raise FFNError (exit 2) for a function that no case can call, as far as its file shows unrun."""
+    """Raise FFNError (exit 2) for a function that no case can call, as far as its source shows without running it."""
     specs = dict.fromkeys(case.spec for case in cases)
     for where, function in chosen.functions:
         arguments, places = function.args, [*function.args.posonlyargs, *function.args.args]
@@ -220,7 +222,8 @@ def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
 
 @dataclass(frozen=True)
 class NamedCertificate:
-    """A certificate for a dtype, a device and a kind of block; `digest` is its file's sha256."""
+    """A kernel's certificate for a dtype, a device and a kind of block; `digest` is the sha256 of the certificate's
+    file."""
 
     digest: str
     dtype: str
@@ -230,7 +233,8 @@ class NamedCertificate:
     experts: bool
 
     def covers(self, case: Case) -> bool:
-        """Return whether the certificate covers the case; widths and tokens may differ from those certified."""
+        """Return whether the certificate covers the case; widths and numbers of tokens may differ from the certified
+        numbers."""
         spec = case.spec
         same = (spec.activation, bool(spec.gated), spec.moe is not None) == (self.activation, self.gated, self.experts)
         return same and (case.dtype, case.device, case.passes) == (self.dtype, self.device, "forward")

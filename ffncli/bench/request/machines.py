@@ -2,9 +2,9 @@
 cases.
 
 `--shard 3/8` is the third of eight parts. The cases are sorted by the SHA-256 of their keys and dealt in turn, like
-cards. So every machine computes the same parts, in any version of Python and for any order of the options, and long
-cases, which are neighbours in a grid, are spread over the parts. All kernels of a case are in the same part, so a ratio
-never compares machines. Part 3 of 8 equals parts 3 and 11 of 16 together.
+cards. So every machine computes the same parts, in any version of Python and for any order of the options. Long cases,
+which are neighbours in a grid, are spread over the parts. All kernels of a case are in the same part, so a ratio never
+compares machines. Part 3 of 8 equals parts 3 and 11 of 16 together.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ class SlotSize:
 
 
 def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> LauncherChoice | None:
-    """Return the launcher with its slots and its options KEY=VALUE; None without a launcher.
+    """Return the launcher with its slots and its KEY=VALUE options; None if there is no launcher.
 
     Raises FFNError for an unknown launcher, and for options that the launcher does not support.
     """

@@ -1,4 +1,5 @@
-"""The options of `ffn bench` other than its cases, and which of them contradict or need each other."""
+"""The options of `ffn bench` other than those that define its cases, and the rules on which options contradict or need
+each other."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -303,7 +304,7 @@ def certificate_files(certificate: FilePath | Iterable[FilePath] | None) -> tupl
 # ------------------------------------------------------------------------------
 
 DIMENSIONS = " ".join(options_of(Dimensions))
-_OF_SUITE = (  # options that change neither the cases nor the weights, the arithmetic or the baseline
+_OF_SUITE = (  # options that leave the cases, the weights, the arithmetic and the baseline unchanged
     "kernel device shard processes precision max_time quick load_time call_time memory_limit fail_if_slower"
     " strict certificate save force resume launcher slots launcher_option plot plot_file admit"
 )
@@ -359,5 +360,5 @@ def require_compatible(*records: Options | Mapping[str, Any]) -> None:
     for record in records:
         options |= given(record) if isinstance(record, Options) else record
     one_rank = {name for name in ("tp", "ep") if options.get(name) == 1}
-    later = {"calibrate"}  # checked once the kernels are known: it needs auto among them
+    later = {"calibrate"}  # checked once the kernels are known: it requires the kernel `auto`
     check(CONFLICTS, {name: value for name, value in options.items() if name not in one_rank | later})
