@@ -38,11 +38,12 @@ class ActivationRow:
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
-    stable: Function | None = None  # the same function, but free of the cancellation that costs f digits in a tail
+    stable: Function | None = None  # the same function, without the cancellation that makes f lose digits in a tail
 
     @property
     def accurate(self) -> Function:
-        """The f that is accurate to nearly all digits of float64, even in the tails; errors are measured against it."""
+        """The variant of f that is accurate to nearly all digits of float64, even in the tails: the reference for
+        errors."""
         return self.stable or self.f
 
 

@@ -133,7 +133,8 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
 
 
 def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
-    """Return a mixture's cost: all experts' parameters, the work of top_k experts per token and the mixing."""
+    """Return a mixture's cost: the parameters of all experts; per token, the work of top_k experts and of mixing their
+    outputs."""
     one = cost(op.program, tokens=prod(x[:-1]))
     weighed = out if op.weigh == "output" else x
     mixing = top_k * prod(weighed) + (top_k - 1) * prod(out)

@@ -1,4 +1,5 @@
-"""FFNSpec, the choices that define a block; `steps`, which makes them a list of assignments; its variants."""
+"""`FFNSpec` holds the choices that define a block; `steps` turns a spec into a list of assignments; other functions
+vary that list."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -42,16 +43,17 @@ class MoE(RoutingRule):
 
     `shared_d_ff` is the total width of all shared experts (None: shared_experts × d_ff); `shared_gate` multiplies their
     output by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a constant (Cohere 2 takes the mean).
-    `identity_experts` are routed to like other experts but return the token unchanged (LongCat-Flash); active
-    parameters are counted as if no token were routed to them. `latent` is the width of a narrower space in which the
-    routed experts work, with a projection into it and one back (Nemotron-H); `latent_norm` normalises the input of the
-    experts in that space, `mixed_norm` the sum of their outputs before it is projected back (Kimi-K3). `expert_norm`
-    normalises the output of every expert, with the same weight for all experts (Muse-Spark); `mixed_bias` is added to
-    the sum of the experts' outputs (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `shared_routed`: the
-    router also weighs the shared experts, which are as wide as the routed experts, in the same renormalisation
-    (Inkling). `lookup` is the vocabulary of a table that lists the experts of each token id (DeepSeek-V4).
-    `router_width` makes the router an MLP of that width, and `router_carries` adds the state of the previous layer's
-    router to its own; a token routed to one of the `skip_experts` gets no output (ZAYA).
+    `identity_experts` receive tokens like other experts but return them unchanged (LongCat-Flash); active parameters
+    are counted as if no token were routed to them. `latent` is the width of a narrower space in which the routed
+    experts work, between a projection into that space and a projection back (Nemotron-H); `latent_norm` normalises the
+    input of the experts in that space, `mixed_norm` the sum of their outputs before it is projected back (Kimi-K3).
+    `expert_norm` normalises the output of every expert, with the same weight for all experts (Muse-Spark); `mixed_bias`
+    is added to the sum of the experts' outputs (JetMoE). `router_scale` multiplies the logits (Muse-Spark).
+    `shared_routed`: the router also weighs the shared experts, which are as wide as the routed experts, in the same
+    renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each token id
+    (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of the
+    previous layer's router to the state of this router; a token routed to one of the `skip_experts` gets no output
+    (ZAYA).
     """
 
     experts: int
@@ -80,15 +82,15 @@ class FFNSpec:
     """One block. `d_ff` is the width of ONE projection (of one expert, in MoE).
 
     `activation` may be any known spelling and is stored canonically; names like `swiglu` also set `gated`, and names
-    like `situ` also set the `limits` of gate and up, unless limits are given explicitly. `shared_limits` holds the
-    limits of the shared experts if they differ. `bias` = None stands for the default: biases if and only if the block
-    is not gated. A parallel block adds a second input, `attention`, to its residual; `shared_norm` means that attention
-    uses the same norm. `down_bias` says whether the down projection has a bias, if that differs from the other
-    projections (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Norms after the FFN and after
-    each expert may have a different eps, `post_norm_eps`, and may apply their weight to the input (`post_norm_weigh`,
-    as in `steps.Norm`). `norm_gate` is the rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y))
-    (A.X-K2). `learned_scale`: one learned number multiplies the output of a dense FFN, or the weights of a mixture's
-    experts (Inkling). Raises FFNError for values that do not describe a block.
+    like `situ` also set the `limits` of gate and up, unless limits are given explicitly. `shared_limits` overrides
+    `limits` for the shared experts. `bias` = None stands for the default: biases if and only if the block is not gated.
+    A parallel block adds a second input, `attention`, to its residual; `shared_norm` means that attention uses the same
+    norm. `down_bias` overrides `bias` for the down projection (GTE). `gate_scale` multiplies the gate before its
+    activation (Falcon-H1). Norms after the FFN and after each expert may have a different eps, `post_norm_eps`, and may
+    apply their weight to the input (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the rank of a gate on the
+    norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned number multiplies the
+    output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for values that do not
+    describe a block.
     """
 
     d_model: int
@@ -173,7 +175,7 @@ def size(field: str, value: Any, high: int = MAX_SIZE, low: int = 1) -> int:
 
 
 def one_of(field: str, value: Any, literal: Any) -> Any:
-    """Return `value` if it is one of the Literal's choices, else raise FFNError listing the choices."""
+    """Return `value` if it is among the Literal's choices; else raise an FFNError that lists the choices."""
     choices = list(get_args(literal))
     if value not in choices:
         usage = "use one of " + ", ".join(choices)
@@ -349,7 +351,8 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
 
 
 def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[Step]:
-    """Build the shared experts, their gate, and the sum with `mixed`, the routed experts' output, if there are any."""
+    """Build the shared experts, their gate if any, and the sum with the routed experts' output `mixed`. Empty if there
+    are no shared experts."""
     if not moe.shared_experts:
         return []
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
@@ -383,7 +386,7 @@ def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
 
 
 def _norm(spec: FFNSpec, axis: Axis, shared: bool = False, after: bool = False) -> Norm:
-    """Build a norm; one `after` the FFN or an expert may have another eps, and apply its weight differently."""
+    """Build a norm. A norm `after` the FFN or an expert may have another eps and apply its weight differently."""
     kind: Literal["layernorm", "rmsnorm"] = "rmsnorm" if spec.norm == "rmsnorm" else "layernorm"
     if spec.norm == "none":  # a sub_norm without any other norm is an RMSNorm (BitNet)
         kind = "rmsnorm"
@@ -404,7 +407,7 @@ STATE = "previous_router_state"  # an additional input of the block
 
 
 def router_steps(x: str, d_model: Axis, experts: Axis, norm: Norm, carries: bool) -> list[Step]:
-    """Build the steps from `x` to the logits, `router`; with `carries`, the previous layer's state takes part."""
+    """Build the steps from `x` to the logits, `router`; `carries` adds the state of the previous layer's router."""
     width = norm.axis
     body = [Step("router_in", Linear(d_model, width, bias=True), (x,))]
     if carries:
@@ -423,7 +426,7 @@ def without_nonlinearity(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
-    """Return the steps with a bias in every Linear, or in no Linear, also inside experts."""
+    """Return the steps with a bias in every Linear (in none if `bias` is False), including inside experts."""
 
     def changed(op: Op) -> Op:
         if isinstance(op, Experts):

@@ -1,16 +1,16 @@
 """Splitting a block over ranks, derived from its steps: tensor parallelism splits every d_ff, expert parallelism splits
 the experts.
 
-gate and up become column-parallel (their outputs are split) and down row-parallel (its inputs are split), so that its
-output is a partial sum. The bias of a row-split Linear stays on rank 0 only, so that it is added once. A partial sum
-passes through Add and Multiply unreduced if possible, and is reduced when a step needs the full sum: one AllReduce per
-block (Shoeybi et al. 2019, arXiv:1909.08053). A norm on the output of every expert needs one more, inside the experts'
-program.
+gate and up become column-parallel (their outputs are split) and down becomes row-parallel (its inputs are split), so
+that the output of down is a partial sum. The bias of a row-split Linear stays on rank 0 only, so that it is added once.
+A partial sum passes through Add and Multiply unreduced if possible, and is reduced when a step needs the full sum: one
+AllReduce per block (Shoeybi et al. 2019, arXiv:1909.08053). A norm on the output of every expert needs one more
+AllReduce, inside the experts' program.
 
 Expert parallelism (Lepikhin et al. 2020, arXiv:2006.16668) gives each rank whole experts and a part of the tokens: a
 row goes to the ranks of its experts (dispatch) and the results come back (combine); each is one all-to-all. Everything
-else is copied to every rank and works on the rank's own tokens, including identity experts and experts that every token
-goes to.
+else is copied to every rank and works on the rank's own tokens; this includes identity experts and the experts that
+every token uses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,13 +83,13 @@ def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> t
 def _shard(
     steps: Sequence[Step], rank: int, ranks: int, axis: str, complete: bool = True
 ) -> tuple[tuple[Step, ...], bool]:
-    """Return (the rank's steps, whether the last step's output is a partial sum); `complete` reduces it, too."""
+    """Return the rank's steps, and True if the last output is a partial sum; `complete` appends its AllReduce."""
     out: list[Step] = []
     partial: set[str] = set()
     reduced: dict[str, str] = {}
 
     def whole(name: str) -> str:
-        """Return the tensor's name that is complete on every rank; a partial sum gets an AllReduce."""
+        """Return the name of the complete tensor; if `name` is a partial sum, this is the output of an AllReduce."""
         if name in partial and name not in reduced:
             reduced[name] = f"{name}.sum"
             out.append(Step(reduced[name], AllReduce(ranks), (name,)))
@@ -111,7 +111,7 @@ def _shard(
 
 
 def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
-    """Return (this rank's part of the op, whether it sums over the split axis)."""
+    """Return this rank's part of the op, and True if that part sums over the split axis."""
     op = step.op
     if isinstance(op, Norm) and op.axis.name == axis and ranks > 1:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")
@@ -127,7 +127,7 @@ def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
 
 
 def _bias_once(step: Step, rank: int, partial: set[str]) -> Step:
-    """Remove the bias that an Add gives to partial sums, except on rank 0."""
+    """Remove the bias of an Add of partial sums, except on rank 0."""
     if isinstance(step.op, Add) and step.output in partial and rank:
         return replace(step, op=replace(step.op, bias=None))
     return step

@@ -180,7 +180,7 @@ class Route(Op, RoutingRule):
 
     @property
     def chooses(self) -> bool:
-        """Whether any expert can be left out: a Route over its whole axis is a plain softmax (or sigmoid)."""
+        """Whether the route can leave out an expert; a Route that cannot is a plain softmax (or sigmoid)."""
         return self.taken < self.experts.size
 
     @property
@@ -207,8 +207,8 @@ class Route(Op, RoutingRule):
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
         """Return `normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` if all are chosen.
 
-        If the choice depends on more than the scores, the rest follows a bar: `top8(sigmoid(router) | + b_route, 4 of 8
-        groups)`. A choice by table is printed as an index: `sqrtsoftplus(router)[lookup_route[token_ids]]`.
+        If the choice depends on more than the scores, its other inputs follow a bar: `top8(sigmoid(router) | + b_route,
+        4 of 8 groups)`. A choice by table is printed as an index: `sqrtsoftplus(router)[lookup_route[token_ids]]`.
         """
         text = self._choice(inputs, symbol)
         if self.order == "score_first" and self.renormalise:
@@ -270,7 +270,7 @@ class Activation(Op):
     """min(f(clip(x, low, high)), most) + plus, elementwise; most blocks set none of these limits.
 
     `soft_cap` c bounds the linear factor of f: silu(x) = x · sigmoid(x) becomes c · tanh(x / c) · sigmoid(x), and the
-    identity c · tanh(x / c). Only functions of `activations.SOFT_CAPPED` have such a factor.
+    identity becomes c · tanh(x / c). Only functions of `activations.SOFT_CAPPED` have such a factor.
     """
 
     function: str
@@ -311,7 +311,7 @@ class Activation(Op):
 class Norm(Op):
     """LayerNorm or RMSNorm over the last axis; `one_plus` multiplies by 1 + weight (Gemma).
 
-    `weigh` says whether the weight multiplies the normalised values or the input before normalisation (Muse-Spark).
+    `weigh` selects what the weight multiplies: the normalised values, or the input before normalisation (Muse-Spark).
     `shared` marks a norm whose output is also read by another branch (Falcon-7B, Phi-2): it is computed here, but its
     parameters belong to the layer and are not counted as the FFN's.
     """
@@ -361,11 +361,12 @@ class Dropout(Op):
 class Experts(Op):
     """The one op that contains a program: every expert runs it, with its own weights, on the tokens routed to it.
 
-    Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
-    4). The route has `identity` additional entries, for experts that return the token unchanged (LongCat-Flash).
-    `common` names the norms of the program whose weights are the same for all experts (Muse-Spark). Experts that every
-    token uses (`always`, Inkling's shared experts) have the last entries of the route, one per expert. If the experts
-    are split over `ranks` ranks, this op holds one rank's experts, numbered from `first` (`shard.shard_experts`).
+    Inputs are (x, route). `weigh` selects what the route's weight multiplies: the expert's output, or the expert's
+    input (Llama 4). The route has `identity` additional entries, for experts that return the token unchanged
+    (LongCat-Flash). `common` names the norms of the program whose weights are the same for all experts (Muse-Spark).
+    Experts that every token uses (`always`, Inkling's shared experts) have the last entries of the route, one per
+    expert. If the experts are split over `ranks` ranks, this op holds one rank's experts, numbered from `first`
+    (`shard.shard_experts`).
     """
 
     program: "tuple[Step, ...]"
@@ -393,7 +394,7 @@ class Experts(Op):
         return parameter.rpartition(".")[0] in self.common
 
     def of_one(self, weights: Mapping[str, Any], expert: int, prefix: str = "") -> dict[str, Any]:
-        """Pick one expert's parameters from those of all experts, whose names begin with `prefix`."""
+        """Pick one expert's parameters from the parameters of all experts, whose names begin with `prefix`."""
         of_all = {name: weights[prefix + name] for name in self.parameters()}
         return {name: tensor if self.is_common(name) else tensor[expert] for name, tensor in of_all.items()}
 
@@ -445,7 +446,7 @@ class Step:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the step's parameter names: `up.`, but nothing for the routed experts (`gate.weight`)."""
+        """The prefix of the step's parameter names: `up.`, but empty for the routed experts (`gate.weight`)."""
         return "" if isinstance(self.op, Experts) and not self.op.always else f"{self.output}."
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
@@ -464,7 +465,7 @@ def tables(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
 
 
 def experts_per_token(steps: Sequence[Step]) -> dict[str, int]:
-    """Return the name of each Experts step → how many of its experts each token goes to."""
+    """Map the name of each Experts step to the number of experts, among its experts, that process each token."""
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
     return {
         step.output: step.op.experts.size if step.op.always else top_k[step.inputs[1]]
@@ -529,7 +530,7 @@ NORM_GATE = "norm_gate."  # prefix of the names of the steps that gate the norm 
 
 
 def of_norm(step: Step) -> bool:
-    """Return True if a step's parameters count as a norm's: a norm, and a gate of a norm's output."""
+    """Return True for a norm and for the steps that gate a norm's output: their parameters count as norm parameters."""
     return isinstance(step.op, Norm) or step.output.startswith(NORM_GATE)
 
 
@@ -541,7 +542,7 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """
     first = next(s for s in steps if isinstance(s.op, Linear) and not of_norm(s))
     names = {s.output for s in steps}
-    # The last to run comes first: `moe` adds to `biased`, which adds to `widened`, which projects `experts`.
+    # In reverse order of execution: `moe` adds to `biased`, which adds to `widened`, which projects `experts`.
     output = next((n for n in ("moe", "biased", "widened", "experts", "scaled", "down") if n in names), "logits")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
     return first.inputs[0], reduced

@@ -6,9 +6,9 @@ probability 1 - k/E, so that T tokens are expected to touch E · (1 - (1 - k/E)^
 steps, norm and residual included as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes
 its output; fused, only the block's inputs are read and its output is written. Dropout moves nothing (the forward pass
 is in eval mode), and a collective moves its bytes over the interconnect, not through memory. Real programs usually lie
-between the two: they run one kernel after another, each a product (products that read the same tensor share a kernel)
-or the elementwise steps between two products, and pass results from kernel to kernel through memory. `launches` counts
-these kernels. FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
+between the two: they run a sequence of kernels, which pass their results through memory. A kernel computes one product,
+or several products that read the same tensor, or the elementwise steps between two products. `launches` lists these
+kernels. FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
 
 The same model gives a lower bound on the time of some work on some hardware (`time_floor`): at best, arithmetic and
 memory traffic overlap completely, so that the slower of the two is the floor. If both take the same time, the FLOPs per
@@ -151,7 +151,8 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
 
 
 def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touched: float | None) -> int:
-    """Return the bytes read of parameters of these sizes; routed experts are read only if they receive tokens."""
+    """Return how many bytes a step reads of its parameters, which have these sizes; routed experts are read only if
+    they receive tokens."""
     read = sum(sizes.values())
     if not isinstance(step.op, Experts) or step.op.always:
         return read
@@ -253,7 +254,7 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True)
 class TimeFloor:
-    """The seconds that the arithmetic takes at the peak rate, and the traffic at full bandwidth."""
+    """The time of the arithmetic at the peak rate and the time of the traffic at full bandwidth, in seconds."""
 
     compute_s: float
     memory_s: float

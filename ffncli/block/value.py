@@ -1,5 +1,5 @@
-"""The value and the slope of an Activation step, limits included, over a namespace (`formulas.SCALAR`, torch); which
-steps hold a block's hidden units, and which of their values count as near zero."""
+"""The value and the slope of an Activation step, limits included, over a namespace (`formulas.SCALAR`, torch). Also
+finds the steps that compute a block's hidden units, and defines when a unit's value is near zero."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def value(op: Activation, x: Any, m: Any) -> Any:
 
 
 def slope(op: Activation, x: Any, m: Any) -> Any:
-    """Return the derivative with respect to x. If x is on a limit, it is the slope just inside, as in torch."""
+    """Return the derivative with respect to x. At a limit, this is the slope just inside the limit, as in torch."""
     inner = clipped(op, x, m)
     steep = _unlimited_slope(op, inner, m)
     if op.low is not None:

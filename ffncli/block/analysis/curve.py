@@ -67,8 +67,8 @@ _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 class Shape:
     """The extremes of a curve; a missing bound is ±inf.
 
-    `minimum` is the greatest lower bound, and `minimum_at` the point where it is reached, the point nearest to zero if
-    there are several, or None if the bound is only approached; `maximum` likewise. `lipschitz` is the least L with
+    `minimum` is the greatest lower bound. `minimum_at` is the point where it is reached (if there are several, the
+    point nearest to zero), or None if the bound is only approached. `maximum` likewise. `lipschitz` is the least L with
     |f(a) - f(b)| ≤ L |a - b|; `steepest_at` is the only point where the slope has that size, or None if there is no
     such point or a whole interval of them.
     """
@@ -109,7 +109,7 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
     marks.append((xs[-1], abs(values[-1]) > bound))
     edges = [bisect(beyond, a, b) for (a, above), (b, after) in pairwise(marks) if above != after]
     ends = [-math.inf, *edges, math.inf]
-    # |f| crosses the bound at every edge, so quiet intervals alternate with others; the first mark says which is first
+    # |f| crosses the bound at every edge, so every second interval is quiet; the first mark tells if the first is not
     quiet = [(a, b) for i, (a, b) in enumerate(pairwise(ends)) if (i % 2 == 1) == marks[0][1]]
     return math.fsum(normal_share(a, b, std) for a, b in quiet)
 

@@ -11,7 +11,7 @@ from ffncli.block.analysis.curve import Curve, bisect, curve, expectation, golde
 from ffncli.block.analysis.rounding import NumberFormat, inputs, shares
 
 SHOWN = 10.0  # an unbounded difference is evaluated on [-10, 10] only
-_SAME = 1e-9  # relative tolerance for |difference| being the same at x and at -x
+_SAME = 1e-9  # relative tolerance within which |difference| counts as equal at x and -x
 _LAST_BITS = 4e-16
 _GRID = tuple(SHOWN * i / 80 for i in range(-80, 81))
 _FAR = tuple(SHOWN * 2.0**i for i in range(1, 20))
@@ -24,7 +24,7 @@ class Difference:
     `maximum` is the least upper bound of |f - g| on the real line, or None if it is unbounded; `at` is the point where
     it is reached, or None if it is 0, unbounded, or only approached (then `towards` is ±inf). `symmetric` is True if it
     is also reached at -at. For an unbounded difference, `within` is the (x, |f - g|) with the largest |f - g| on
-    [-SHOWN, SHOWN]. `mean` and `rms` are taken of |f - g| for x ~ N(0, std²).
+    [-SHOWN, SHOWN]. `mean` and `rms` are the mean and the root mean square of |f - g| for x ~ N(0, std²).
     """
 
     name: str
@@ -59,7 +59,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
     mean = expectation(lambda x: abs(d.f(x)), std, (*d.kinks, *_crossings(d)))
     rms = math.sqrt(expectation(lambda x: d.f(x) ** 2, std, d.kinks))
     if abs(d.f(0.0)) >= top * (1.0 - _LAST_BITS):
-        at = 0.0  # exactly 0, where the search returns a number close to it
+        at = 0.0  # exactly 0, although the search returns a number close to 0
     if math.isinf(top):
         x, most = _within(d)
         return Difference(name, against, None, None, _mirrored(d, x), None, (x, most), mean, rms)
@@ -123,10 +123,10 @@ class Survival:
     """f and g on `inputs` numbers of a format, computed exactly and rounded once to the format.
 
     For x ~ N(0, std²) rounded to the format, `differ` is the probability that the two rounded values differ, and
-    `beyond_neighbours` that they are more than one step apart. `largest` is the x with the most steps between the
-    values, None if they never differ; `at_difference` holds the values at the points where |f - g| is largest (see
-    `Difference.places`). `noise` is the rms of g's rounding error for the same x; `ratio` is the rms of f - g divided
-    by `noise`, None if rounding leaves g unchanged.
+    `beyond_neighbours` the probability that they are more than one step apart. `largest` is the x with the most steps
+    between the values, None if they never differ; `at_difference` holds the values at the points where |f - g| is
+    largest (see `Difference.places`). `noise` is the rms of g's rounding error for the same x; `ratio` is the rms of f
+    - g divided by `noise`, None if rounding leaves g unchanged.
     """
 
     dtype: str

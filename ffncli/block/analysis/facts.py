@@ -1,4 +1,4 @@
-"""The facts that `ffn activations` reports on one function, as a record; and checks of values stated for a function."""
+"""The facts that `ffn activations` reports on one function, as a record. Also checks claimed values of a function."""
 
 import math
 from collections.abc import Sequence

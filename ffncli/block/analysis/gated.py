@@ -277,7 +277,7 @@ def _best_line(c: Curve, std: float) -> _BestLine:
 
 
 def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, float] | None]:
-    """Return (the greatest a · b, the least if `sign` is -1; where): a corner of both ranges."""
+    """Return the greatest a · b (the least if `sign` is -1) and its location, a corner of both ranges."""
     corners = [
         (_product(x, y), x_at, y_at)
         for x, x_at in ((a.minimum, a.minimum_at), (a.maximum, a.maximum_at))
@@ -294,8 +294,8 @@ def _product(x: float, y: float) -> float:
 
 
 def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
-    """Return sup √((a' b)² + (a b')²), for an up that is linear within limits: it lies at the limit with the larger
-    |b|.
+    """Return sup √((a' b)² + (a b')²). If up is linear within its limits, the supremum lies at the limit with the
+    larger |b|.
 
     With a soft cap c on up, b' is 1 - b²/c², so that the sum is a convex function of b², which is largest at b = 0 or b
     = c.
@@ -362,7 +362,7 @@ def _crossings(c: Curve, level: float) -> list[float]:
 
 
 _OUTWARD = tuple(i / 8 for i in range(1, 321)) + tuple(40.0 * 2.0**i for i in range(1, 20))
-_NARROWEST = 1e-3  # functions that differ closer to 0 than this count as the same nowhere
+_NARROWEST = 1e-3  # if two functions differ closer to 0 than this, they count as different everywhere
 _SAME = 1e-12
 Interval = tuple[float, float]
 
@@ -371,9 +371,9 @@ Interval = tuple[float, float]
 class GatedDifference:
     """y - z, where y is the unit `name` and z is `against`.
 
-    y and z are the same if the gate is in `same_gate` and up is in `same_up`; an end is ±inf if they never differ on
-    that side, and both intervals are None if they differ right away. `rms` is √E[(y - z)²] for independent gate, up ~
-    N(0, std²); `relative_rms` is `rms` divided by √E[z²].
+    y and z are the same if the gate is in `same_gate` and up is in `same_up`; an end of an interval is ±inf if the
+    units never differ on that side; both intervals are None if the units differ next to 0. `rms` is √E[(y - z)²] for
+    independent gate, up ~ N(0, std²); `relative_rms` is `rms` divided by √E[z²].
     """
 
     name: str
@@ -408,7 +408,7 @@ def gated_difference(name: str, against: str, std: float = 1.0) -> GatedDifferen
 
 
 def _same(f: Curve, g: Curve) -> Interval | None:
-    """Return the interval around 0 in which f and g are the same; None if they differ right away."""
+    """Return the interval around 0 in which f and g are the same; None if they differ next to 0."""
 
     def apart(x: float) -> float:
         return abs(f.f(x) - g.f(x)) - _SAME * abs(g.f(x))

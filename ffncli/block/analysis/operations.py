@@ -2,9 +2,9 @@
 
 A repeated expression is counted once. `where` counts both of its branches, since tensors compute both. Constants are
 folded: numbers that do not depend on the input (a learned α, and whatever is computed from it once per tensor) cost
-nothing per element, nor does multiplying by 1, adding 0 or testing for NaN (x == x). A fused kernel may need fewer or
-more operations, for example a max instead of a comparison and a selection. `block/cost.py` counts 1 FLOP per element
-for any activation; this module refines that figure.
+nothing per element. Multiplying by 1, adding 0 and testing for NaN (x == x) cost nothing, too. A fused kernel may need
+fewer or more operations, for example a max instead of a comparison and a selection. `block/cost.py` counts 1 FLOP per
+element for any activation; this module refines that figure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Number formats on Python floats: rounding, the steps between numbers, and the probability of each number under a
-normal distribution; how far rounding alone may move a block's output from its float64 value. Needs no torch."""
+normal distribution. Also bounds how far rounding alone may move a block's output from its float64 value. Needs no
+torch."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from ffncli.errors import FFNError, option
 
 # exponents of the inputs tested: closer to 0, f is a line; farther out, it follows its asymptote
 _LEAST, _MOST = -14, 6
-# of fp32, only every 16,411th number is tested; a prime, so that the low bits of the tested numbers vary
+# for fp32, only every 16,411th number is tested; this is a prime, so that the low bits of the tested numbers vary
 _STRIDE = 16_411
 
 
@@ -98,10 +99,10 @@ FORMATS = {form.name: form for form in _ALL}
 
 @cache
 def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """Return 0 and every number of a format (for fp32, every _STRIDE-th number) with a size from 2^-14 to 64, in
+    """Return 0 and every number of a format (for fp32, every _STRIDE-th number) with a magnitude from 2^-14 to 64, in
     ascending order.
 
-    A std below 1 lowers the first bound to 2^-14 std, a std above 1 raises the second to 64 std.
+    A std below 1 lowers the lower bound to 2^-14 std; a std above 1 raises the upper bound to 64 std.
     """
     scale = math.frexp(std)[1]
     low = max(math.ldexp(1.0, _LEAST + min(scale - 1, 0)), form.value(1))
@@ -112,7 +113,8 @@ def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 @cache
 def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """Return for each of `inputs` the probability that x ~ N(0, std²) rounds to it; the outermost get the tails."""
+    """Return for each of `inputs` the probability that x ~ N(0, std²) rounds to it; the two outermost inputs include
+    the tails."""
     above = [x for x in inputs(form, std) if x >= 0]
     unit = 1.0 / (std * math.sqrt(2.0))
     beyond = [0.5 * math.erfc(0.5 * (a + b) * unit) for a, b in pairwise(above)] + [0.0]
