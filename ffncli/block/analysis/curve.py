@@ -109,7 +109,7 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
     marks.append((xs[-1], abs(values[-1]) > bound))
     edges = [bisect(beyond, a, b) for (a, above), (b, after) in pairwise(marks) if above != after]
     ends = [-math.inf, *edges, math.inf]
-    # |f| crosses the bound at every edge, so every second interval is quiet; the first mark tells if the first is not
+    # |f| crosses the bound at every edge, so every second interval is quiet (|f| ≤ bound); marks[0] decides which
     quiet = [(a, b) for i, (a, b) in enumerate(pairwise(ends)) if (i % 2 == 1) == marks[0][1]]
     return math.fsum(normal_share(a, b, std) for a, b in quiet)
 

@@ -362,7 +362,7 @@ def _crossings(c: Curve, level: float) -> list[float]:
 
 
 _OUTWARD = tuple(i / 8 for i in range(1, 321)) + tuple(40.0 * 2.0**i for i in range(1, 20))
-_NARROWEST = 1e-3  # if two functions differ closer to 0 than this, they count as different everywhere
+_NARROWEST = 1e-3  # an interval around 0 in which two functions are the same must reach at least this far
 _SAME = 1e-12
 Interval = tuple[float, float]
 

@@ -57,7 +57,7 @@ class Assertion:
         return _OPERATORS[self.operator](actual, self.operand)
 
     def _actual(self, row: Mapping[str, Any]) -> Any:
-        """Return the row's value, a list's length. Raises FFNError if the key exists only with another option."""
+        """Return the row's value, or a list's length. Raises FFNError if the key exists only with another option."""
         if self.key not in row:
             of_device = self.key in _OF_DEVICE
             ridge = option("ridge") if self.key.startswith("ridge") else option("tp")
@@ -80,7 +80,8 @@ class CheckedAssertion:
     holds: bool
 
     def line(self, several: bool = False) -> str:
-        """Format `ok d_ff == 3,072` or `FAILED d_ff == 1 (actual 3072)`; `several` rows add the row's name."""
+        """Format `ok d_ff == 3,072` or `FAILED d_ff == 1 (actual 3072)`, with the row's name if there are `several`
+        rows."""
         of = f"{self.name}: " if several else ""
         if not self.holds:
             return f"FAILED  {of}{self.failure()}"

@@ -240,8 +240,8 @@ class Wires:
     def all_to_all_s(self, size: float, ranks: int, apart: int = 1) -> float | None:
         """Return the seconds until each rank has sent `size` bytes in equal parts to all ranks, including itself.
 
-        Ranks are `apart` devices apart and send simultaneously. Link and network work in parallel, so only the slower
-        one's step latency is added.
+        Ranks are `apart` devices apart and send simultaneously. Link and network work in parallel, so only the step
+        latency of the slower of the two is added.
         """
         if ranks == 1 or not size:
             return 0.0
@@ -311,8 +311,8 @@ class MeasuredSpeeds:
     """The rates of one device, derived from measurements as shares of a roofline; the roofline's peaks are the highest
     measured rates of arithmetic and traffic.
 
-    Mixtures are compared with measured mixtures, whose experts run one after another, and dense blocks with dense
-    blocks.
+    Mixtures are compared only with measured mixtures, since experts run one after another; dense blocks are compared
+    only with dense blocks.
     """
 
     blocks: tuple[MeasuredBlock, ...]

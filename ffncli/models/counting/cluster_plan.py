@@ -44,10 +44,10 @@ _cluster = partial(Opt, group="Accelerators")
 class ClusterPlan:
     """A plan: `rows` by device, format, split and token count; `assumed` has one record per device.
 
-    `cheapest` has one row for each device on which the model fits. Among the splits that fit at every token count, it
-    is the split with the fewest devices, then the least time; the row is for the first token count. If no requested
-    split fits a device, `would_fit` has the cheapest split among powers of two, up to 1,024 devices. `whole`: the whole
-    model must fit, not only its FFNs.
+    `cheapest` has one row for each device on which the model fits: the split with the fewest devices among the splits
+    that fit at every token count, and the fastest of these if several have equally few devices. The row is for the
+    first token count. If no requested split fits a device, `would_fit` has the cheapest split among powers of two, up
+    to 1,024 devices. `whole`: the whole model must fit, not only its FFNs.
     """
 
     name: str
@@ -173,7 +173,7 @@ def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, 
     """Plan one model; `speeds` are measured rates by device, which replace the data sheet's rates.
 
     A CPU requires measured rates, and at least one device with measured rates must be planned. If no combination can be
-    planned, the error states the first reason.
+    planned, the error gives the first reason.
     """
     planners, speeds = question.planners(resolved), speeds or {}
     if question.device is None:

@@ -21,7 +21,8 @@ from ffncli.show.text import plural
 
 @dataclass(frozen=True)
 class TensorCount:
-    """A parameter tensor. `norm` is counted separately; `shared`, also read by the attention, not at all."""
+    """A parameter tensor. A `norm` is counted separately; a `shared` norm, whose output attention also reads, is not
+    counted."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,8 +36,8 @@ class GroupCount:
     """Layers with equal steps: parameters per layer, and forward FLOPs per token and layer.
 
     `latent` is the width that the routed experts read and write, 0 if it is d_model. `layer_norm_params_per_layer`
-    includes every norm of the layer; this count and the attention's are None for an unknown family.
-    `ffn_share_of_layer` is the FFN's share of FFN, attention and norms.
+    includes every norm of the layer; `layer_norm_params_per_layer` and the attention's count are None for an unknown
+    family. `ffn_share_of_layer` is the FFN's share of FFN, attention and norms.
     """
 
     stack: str
@@ -66,9 +67,9 @@ class ModelCount:
     None means unknown: activation, norms and top_k if only tensor names were read, the whole model if its family's
     attention is unknown, stored sizes if no headers were read. `*_flops_total` are forward FLOPs on `tokens` tokens.
     `weight_bytes` is the size of the FFNs in `dtype`; for a packed format, it is the stored size, including scales.
-    `model_weight_bytes` is None if a packed format does not determine how the rest is stored. `ffn_params_stored` is
-    `ffn_params_total` counted from the tensors' shapes alone; `differences` lists disagreements between config and
-    tensors.
+    `model_weight_bytes` is None if a packed format does not determine how the weights outside the FFNs are stored.
+    `ffn_params_stored` is `ffn_params_total` counted from the tensors' shapes alone; `differences` lists disagreements
+    between config and tensors.
     """
 
     name: str
@@ -258,7 +259,8 @@ def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, An
 
 
 def _stored(stored: StoredSize | None) -> dict[str, Any]:
-    """Return the keys from the checkpoint's headers; bits per weight are stored bits divided by logical parameters."""
+    """Return the row's keys that come from the checkpoint's headers; bits per weight are stored bits divided by logical
+    parameters."""
     if stored is None:
         return dict.fromkeys(_OF_STORED)
     file_params, file_bytes = stored.file_params, stored.file_bytes

@@ -1,4 +1,5 @@
-"""Compute how many tokens each expert of a mixture gets, and how many experts get any, for a given skew of the router.
+"""Compute, for a given skew of the router, how many tokens each expert gets, and how many experts get at least one
+token.
 
 `uniform`: every expert is equally likely. `zipf:S`: a token's top_k experts are drawn one after another without
 replacement, with probabilities proportional to r^-S for popularity rank r, as in `ffn bench --routing zipf:S`. Tokens
@@ -71,7 +72,8 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:
-    """Return (mean, variance) of the events in each group of `each`, with these probabilities, in `times` trials."""
+    """Count events that have these probabilities in each of `times` trials. Events are grouped, `each` adjacent events
+    per group; return the (mean, variance) of each group's count."""
     parts = [chances[at : at + each] for at in range(0, len(chances), each)]
     return [(times * sum(part), times * sum(p * (1 - p) for p in part)) for part in parts]
 
@@ -97,7 +99,8 @@ def _chances(experts: int, top_k: int, exponent: float) -> list[float]:
 
 
 def _reached(chance: float, tokens: int) -> float:
-    """Return the probability that any token chooses an expert, if each token does so with probability `chance`."""
+    """Return the probability that at least one token chooses an expert, if each token does so with probability
+    `chance`."""
     return 1.0 if chance >= 1 else -expm1(tokens * log1p(-chance))
 
 

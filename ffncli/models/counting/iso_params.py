@@ -69,7 +69,7 @@ def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
 
 @dataclass(frozen=True)
 class IsoUnit:
-    """A plain and a gated block of equal size without biases: the elementwise work between their projections, per
+    """A plain and a gated block, of equal size and without biases: the elementwise work between their projections, per
     token.
 
     FLOPs are counted as by `cost` (1 per element of an activation or a product), operations as by

@@ -143,7 +143,7 @@ def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
     """List every rank count over which all widths divide into whole blocks, in ascending order.
 
     A slice of down is cut along its rows, so each rank's part of d_ff must consist of whole blocks of the format. Empty
-    if even the unsplit d_ff does not.
+    if even the unsplit d_ff does not consist of whole blocks.
     """
     if any(group.spec.sub_norm for group in model.groups):
         return (1,)
@@ -263,7 +263,7 @@ def _widths(model: Model) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """Layers with equal steps: `experts` per rank, and the bytes that a rank sends per token of its own."""
+    """Layers with equal steps: `experts` per rank, and the bytes that a rank sends for each of its own tokens."""
 
     stack: str
     layers: tuple[int, ...]
@@ -352,7 +352,8 @@ def exchanged(steps: Sequence[Step]) -> tuple[int, int]:
 
 
 def all_to_all_bytes(size: int, ranks: int) -> float:
-    """Count what a rank sends of `size` bytes of rows, each equally likely for any rank: (n - 1) / n × size."""
+    """Count the bytes that a rank sends to other ranks out of `size` bytes of rows: (n - 1) / n × size, since every
+    rank is an equally likely destination."""
     return _each((ranks - 1) * size, ranks)
 
 

@@ -41,9 +41,9 @@ class PlanRow:
     `compute_s`, `memory_s` and `link_s` (collectives) are for one rank; `time_s` is the sum over kernels of the longer
     of compute and memory time, plus `link_s`. `balanced_time_s` assumes that the experts' tokens are spread evenly over
     ranks. `bound` is the resource that takes the most time. `efficiency` is the speed-up over one device divided by the
-    number of devices. Bytes are for the fullest rank: `needed_bytes` is its weights (of the whole model if known;
-    weights outside the FFNs are also split over tp) plus one layer's activations, with all intermediates kept;
-    `memory_bytes` is the memory available for them. `experts_read` is the expected number of experts that a rank reads
+    number of devices. Bytes are for the fullest rank: `needed_bytes` is this rank's weights (of the whole model if
+    known; weights outside the FFNs are also split over tp) plus one layer's activations, with all intermediates kept;
+    `memory_bytes` is the memory available for both. `experts_read` is the expected number of experts that a rank reads
     in a layer, `busiest_expert_tokens` the expected maximum number of tokens for one expert. `refused` is the reason
     why there are no figures; then all of them are None.
     """
@@ -140,7 +140,8 @@ class Planner:
     skew: str = UNIFORM
 
     def splits(self) -> list[Ranks]:
-        """List every possible split in powers of two, as heads and nodes are also divisible by powers of two."""
+        """List the possible splits whose tp and ep are powers of two, which usually also divide the heads and the
+        devices of a node."""
         tp, ep = rank_counts(self.model, self.weights), expert_rank_counts(self.model)
         return [Ranks(t, e) for t in tp for e in ep if t.bit_count() == e.bit_count() == 1]
 

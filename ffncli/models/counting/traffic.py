@@ -97,8 +97,8 @@ class DeviceFloor:
     `rate` is the format whose dense peak applies: the weights' format if the device computes in it, else the
     activations' format. If no rate is published, values that depend on it are None. Traffic is the minimum that any
     implementation moves; time between devices is not counted. `approximate`: a value on the data sheet is accurate only
-    to 10 %. `needed_bytes` is the size of the whole model's weights (of the FFNs if the rest is unknown); `fits`
-    compares it with the largest memory on sale. Both are None for several ranks.
+    to 10 %. `needed_bytes` is the size of the whole model's weights, or of the FFNs' weights if the other sizes are
+    unknown; `fits` compares `needed_bytes` with the largest memory on sale. Both are None for several ranks.
     """
 
     device: str
