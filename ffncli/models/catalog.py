@@ -121,7 +121,7 @@ def _newest_first(near: list[str]) -> list[str]:
 
 
 def aliases(name: str) -> list[str]:
-    """List the other names of a model."""
+    """List a model's alternative names."""
     return list(_row(name).get("aliases", ()))
 
 

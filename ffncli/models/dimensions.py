@@ -130,8 +130,8 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
 
 
 def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
-    """Override the model's specs by the options that are set. A module in memory is rejected, as its code determines
-    its spec.
+    """Override the model's specs by the options that are set. Modules in memory are rejected: their code determines the
+    spec.
 
     If a model mixes dense and MoE layers, `d_ff` and the MoE options change only layers of the main group's kind (dense
     or MoE); the other layers keep their values, and a note says so. `top_k` without `experts` applies to the model's

@@ -57,8 +57,8 @@ class Disagreement:
     """A field with different values in a config and in the tensors; `where` names a tensor.
 
     `name` is our name for the field, `field` is the config's name. `stack` and `index` locate the first block that
-    differs, `layers` counts the layers with the same difference. `teller` introduces the config's value, or the
-    metadata's value for a GGUF file.
+    differs, `layers` counts the layers with the same difference. `teller` is the phrase that introduces the config's
+    value or, for a GGUF file, the metadata's value.
     """
 
     name: str
@@ -91,7 +91,8 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a block's tensors are: its stack's prefix, the layer's number below it, the FFN's number in the layer."""
+    """The location of a block's tensors: the stack's prefix, the layer's number below this prefix, the FFN's number in
+    the layer."""
 
     prefix: str
     layer: int
@@ -208,13 +209,13 @@ class Example:
 class Resolved:
     """A model with its source and the evidence for its properties.
 
-    `source` is the text that the user typed, `location` where weights may be found, `checkpoint` the stored tensors,
-    `weights` a module's canonical tensors in memory, by stack and layer. `evidence` lists the sources of gatedness and
-    widths; `notes` are shown to the user. `differences` are disagreements between config and tensors, `stored` is the
-    size of the tensors (None if no headers were read). `from_tensors`: the blocks were read from the tensors, so there
-    is nothing to compare with them. `quantization` is the config's quantization_config. `spots` locates each block's
-    tensors by stack and index. `not_counted` lists uncounted parts that the source shows (`counting.not_counted` adds
-    parts that follow from the model).
+    `source` is the text that the user typed, `location` the path at which weights may be found, `checkpoint` the stored
+    tensors. `weights` holds a module's canonical tensors in memory, by stack and layer. `evidence` lists the sources of
+    gatedness and widths; `notes` are shown to the user. `differences` are disagreements between config and tensors,
+    `stored` is the size of the tensors (None if no headers were read). `from_tensors`: the blocks were read from the
+    tensors, so there is nothing to compare with them. `quantization` is the config's quantization_config. `spots`
+    locates each block's tensors by stack and index. `not_counted` lists uncounted parts that the source shows
+    (`counting.not_counted` adds parts that follow from the model).
     """
 
     model: Model
@@ -313,7 +314,7 @@ MORE_TOKENS = "multi-token prediction, which a forward pass does not need"
 @dataclass(frozen=True)
 class LayerParams:
     """The parameters of one layer without its FFN: attention or another mixer (including cross-attention), all norms
-    (including the FFN's), and the rest (residual streams, per-layer embeddings)."""
+    (including the FFN's), and other parts (residual streams, per-layer embeddings)."""
 
     attention: int
     norms: int

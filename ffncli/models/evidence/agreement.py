@@ -216,7 +216,8 @@ class BlockComparison:
                 self._layer(f"{prefix}.{layer}", several, ffns[layer])
 
     def _numbers(self, prefix: str, by_layer: Mapping[int, Sequence[Layer]], ffns: Mapping[int, object]) -> None:
-        """Record the first layer that the tensors lack or, if they lack none, the first layer that the config lacks."""
+        """Record the first layer that the tensors lack or, if the tensors lack no layer, the first layer that the
+        config lacks."""
         lacking = sorted(set(by_layer) - set(ffns)) if self.complete else []
         extra = sorted(set(ffns) - set(by_layer))
         for layer in (lacking or extra)[:1]:
@@ -268,7 +269,7 @@ class BlockComparison:
         return corrected
 
     def _without_leftovers(self, spec: FFNSpec, item: StoredFFN) -> StoredFFN:
-        """Return the FFN without zero biases that GPTQ writers add, and loaders skip."""
+        """Return the FFN without the zero biases that GPTQ writers add and that loaders skip."""
         packed = bool(item.formats) and all(form.startswith("gptq") for form in item.formats)
         if spec.bias or not item.shows["bias"] or not packed:
             return item
@@ -356,7 +357,7 @@ def not_counted(left: Layers, why: str = "they are in no layer of the model") ->
     return [NotCounted(f"FFNs under {len(left):,} prefixes, {first}, ...", why, sum(params.values()))]
 
 
-_PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # multiples to which writers round up tables, for the matrix units
+_PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # tables are often padded to a multiple of these, which suits matrix units
 
 
 def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:

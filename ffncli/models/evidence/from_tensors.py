@@ -1,5 +1,4 @@
-"""Read models that no family's row describes: the blocks from the tensors, and further facts from a config's usual
-field names.
+"""Read models that no family's row describes: blocks come from the tensors, further facts from a config's usual fields.
 
 These are checkpoints with an unknown model_type or without a config.json, and GGUF files. GGUF metadata give the
 widths, but not gatedness, activation, norm or routing, which llama.cpp's code fixes for each architecture name. If the
@@ -59,8 +58,8 @@ class Metadata:
     `checks` are compared with the tensors: our name → (the name in the metadata, the value); `width` is a dense d_ff
     that may be the width of gate and up together, or of one of them. `extra_layers` is the number of layers that may be
     stored beyond the stated number. A config with an unknown model_type is not `binding`: its fields may have other
-    meanings, so differences are only noted. `model` has the norms and the routing, which are used if the blocks match
-    it. `refused` is the reason why its blocks cannot be run.
+    meanings, so differences are only noted. `model` supplies the norms and the routing if the blocks match it.
+    `refused` is the reason why the blocks cannot be run.
     """
 
     d_model: int | None = None
@@ -121,7 +120,8 @@ def _from_config(config: Fields, unknown: str) -> Metadata:
 
 
 def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """Return (why the blocks cannot be run, notes) for arithmetic `fields`, in words, that nothing reads."""
+    """Return the reason why the blocks cannot be run, and notes. `fields` describes the config's arithmetic fields that
+    nothing reads."""
     if not fields:
         return "", ()
     note = f"not read, but may change what its FFN computes: {fields}"
@@ -336,7 +336,7 @@ def checkpoint_of(file: GGUFFile) -> Checkpoint:
 
 
 def described(file: GGUFFile) -> Model | None:
-    """Read the model from its metadata alone, as a config of its family; None if they do not describe a model."""
+    """Read the model from its metadata alone, as a config of its family; None if it does not describe a model."""
     config = gguf_config(file)
     model_type = _FAMILIES.get(file.architecture)
     if model_type == "llama" and config.get("experts"):
@@ -362,7 +362,7 @@ def described(file: GGUFFile) -> Model | None:
 
 
 def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | None:
-    """Return the tensors' groups with the norms and the routing of `model`; None if a layer contradicts it."""
+    """Return the tensors' groups with the norms and the routing of `model`; None if a layer contradicts `model`."""
     if model is None:
         return None
     by_layer = {layer: group.spec for group in model.groups for layer in group.layers}

@@ -135,7 +135,8 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
 
 
 def _fits(items: Mapping[str, Item], p: Projections) -> bool:
-    """Return whether up and down fit: equally many values, or twice as many in up if it has the gate."""
+    """Return whether up and down fit: they have equally many values, or up has twice as many because it contains the
+    gate."""
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     if not up.params or not down.params:
         return True  # only their names are known
@@ -278,7 +279,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hints:
-    """The evidence used when both orientations of a matrix fit: the norms' lengths, and a `hint` for d_model."""
+    """The evidence used if both orientations of a matrix fit: the norms' lengths, and a `hint` for d_model."""
 
     norms: Counter[int]
     hint: int | None

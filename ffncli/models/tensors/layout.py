@@ -1,9 +1,9 @@
 """Locate a block's parameters among the tensors of a file or of a model in memory, and report missing and misshapen
 tensors.
 
-A file could be misread: `misreadings` lists all other ways of reading its tensors that fit their shapes equally well.
-Each has a descriptive name ("gate and up swapped") and gives the resulting location of each parameter. No values are
-read here; `run/verify/checks/layouts.py` computes the effect of each misreading.
+A file could be misread: `misreadings` lists all other ways of reading its tensors that fit the tensors' shapes equally
+well. Each has a descriptive name ("gate and up swapped") and gives the resulting location of each parameter. No values
+are read here; `run/verify/checks/layouts.py` computes the effect of each misreading.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _tables(layer: LayerTensors, block: tuple[Step, ...]) -> Iterator[Located]:
 
 
 def torn(layer: LayerTensors, spec: FFNSpec) -> bool:
-    """Return whether some of the FFN's tensors exist, so that an absent tensor is missing, not another model's."""
+    """Return whether some of the FFN's tensors exist; if so, an absent tensor is missing from the file."""
     norms = _norms(steps(spec))
     tensors = [part.tensor for name, part in _slices(layer, spec).items() if name not in norms]
     return any(_full(layer, tensor).replace("{e}", "0") in layer.stored for tensor in tensors)
@@ -285,7 +285,8 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """Put experts.10 before experts.2; `written`: the writer sorted so, and the inverse order is read."""
+    """Put experts.10 before experts.2. With `written`, the writer is assumed to have sorted in this order, and reading
+    inverts it."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)

@@ -62,7 +62,7 @@ def side_by_side(
 ) -> tuple[dict[int, list[Layer]], dict[int, list[Spotted]]]:
     """Arrange the blocks that share a prefix and the FFNs under it by layer number.
 
-    If the same FFNs have other numbers, blocks and FFNs are both renumbered in order.
+    If blocks and FFNs are the same but numbered differently, both are renumbered in order.
     """
     spotted = {i: [(Spot(prefix, i, n), item) for n, item in enumerate(items)] for i, items in ffns.items()}
     by_layer: dict[int, list[Layer]] = {}
@@ -75,8 +75,8 @@ def side_by_side(
 
 
 def _numbered_otherwise(blocks: Sequence[Layer], ffns: Mapping[int, Sequence[StoredFFN]]) -> bool:
-    """Return whether the same FFNs have other numbers, because names nest (Funnel's blocks of layers, ALBERT's groups),
-    or because one FFN is stored under the first layer that runs it (Zamba)."""
+    """Return whether the blocks and the FFNs are the same but numbered differently, either because names nest (Funnel's
+    blocks of layers, ALBERT's groups), or because one FFN is stored under the first layer that runs it (Zamba)."""
     if len(blocks) != sum(map(len, ffns.values())):
         return False
     return any(len(items) > 1 for items in ffns.values()) or blocks[0].stack == "shared"

@@ -1,8 +1,8 @@
 """Count a checkpoint's parameters outside its FFNs, by names and shapes alone: attention, norms, embeddings, head.
 
-A layer has three parts: its FFN (`recognise`), its norms, and its token mixer, which is a module of attention or a
-replacement. A layer with any other tensor is skipped. Norms of queries, keys and latents count as attention
-(`config.non_ffn`), norms of the residual stream count as norms of the layer.
+A layer has three parts: its FFN (`recognise`), its norms, and its token mixer, which is attention or a replacement for
+it. A layer with any other tensor is skipped. Norms of queries, keys and latents count as attention (`config.non_ffn`),
+norms of the residual stream count as norms of the layer.
 """
 
 import re
@@ -19,8 +19,8 @@ from ffncli.models.tensors.recognise import Layers, StoredFFN, is_parameter, of_
 @dataclass(frozen=True)
 class MeasuredLayer(LayerParams):
     """One layer according to its tensors. `table` counts T5's relative positions, which `attention` excludes;
-    `matrices` counts only the attention's matrices; `packed` means that part of it is quantized. `tensor` names one of
-    its tensors, a key projection if possible."""
+    `matrices` counts only the attention's matrices; `packed` means that some of the mixer's tensors are quantized.
+    `tensor` names one of its tensors, a key projection if possible."""
 
     table: int = 0
     matrices: int = 0
@@ -49,7 +49,7 @@ class MeasuredNonFFN:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def record(self, config: NonFFN | None) -> NonFFN:
-        """Return the parameters as stored (a base model has no head); the config supplies the rest."""
+        """Return the parameters as stored (a base model has no head); the config supplies the other fields."""
         base = config or NonFFN(self.layers)
         return base if self.params is None else replace(base, parts={("", "all"): self.params}, lookup=self.lookup)
 
@@ -66,7 +66,7 @@ _BUFFER = re.compile(
     r"|running_(?:mean|var)$|final_logits_bias$|layer_scalar$|slope_rate$|(?:query|key|diagonal)_decay$"
     r"|LayerNorm\.shift$|relative_position_index$|lora_|_integer$|scaling_factor$|\.x_(?:min|max)$"
 )
-_ONE_NUMBER = re.compile(  # from a quantizer, for keys and values, or for a module's inputs and outputs
+_ONE_NUMBER = re.compile(  # a quantizer's numbers, either for keys and values, or for a module's inputs and outputs
     r"(?:^|[._])(?:q|k|v|kv|prob|input|output|weight|activation)_(?:scale|zero_point)$"
 )
 _MASK = re.compile(r"att(?:n|ention)\.bias$")  # in GPT-2 and GPT-NeoX, with four axes
@@ -157,7 +157,8 @@ def _stack(
 
 
 def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> MeasuredLayer | None:
-    """Split one layer into three parts; None if they do not add up, or if it has no attention or several FFNs."""
+    """Split one layer into three parts; None if the parts do not add up, or if the layer has no attention or several
+    FFNs."""
     if len(ffns) != 1:
         return None
     norms: dict[str, Item] = {}
@@ -180,7 +181,7 @@ def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> M
 
 
 def _in_mixer(name: str) -> bool:
-    """Return whether a tensor of a layer belongs to the token mixer; norms of the residual stream do not."""
+    """Return whether a layer's tensor belongs to the token mixer; norms of the residual stream do not belong to it."""
     *modules, _ = name.split(".")
     if not is_norm(name):
         return any(map(_MIXER.search, name.split("."))) and not name.endswith("_mlp_gate")
@@ -199,8 +200,8 @@ def _sum(items: Iterable[Item]) -> int:
 def _text_model(
     items: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]
 ) -> tuple[dict[str, Item] | None, dict[str, int]]:
-    """Return (the text model's tensors, parameters of each module left out); None if names do not determine the text
-    model.
+    """Return the text model's tensors, and the parameters of each module that is left out; None if names do not
+    determine the text model.
 
     Other towers, and layers beyond the config's (multi-token prediction), are left out.
     """

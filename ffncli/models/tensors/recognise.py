@@ -2,8 +2,8 @@
 
 Families name their layers in many ways, but the matrices of an FFN in only a few (NAMINGS). Two matrices that match a
 row of NAMINGS and fit together are an FFN: up maps d_model to d_ff, down maps d_ff back to d_model. If up has twice
-d_ff, gate and up are stored together. The result is a second opinion: it uses nothing from a config except d_model, and
-d_model only if the file does not show a matrix's orientation.
+d_ff, gate and up are stored together. The result is independent of the config, except that the config's d_model is used
+if the file does not show a matrix's orientation.
 """
 
 import re
@@ -63,10 +63,10 @@ class StoredFFN:
     includes `activation` if the function's learned parameters are stored. `shared_d_ff` is the total width of the
     shared experts (0: no shared experts); `shared_experts` is their number if the router has rows for them.
 
-    `params` counts the FFN without norms, `bytes` is its size in the file; `whole` means that none of its files is
-    missing. `tensor` is the tensor that determined gatedness. `loose` names tensors inside the FFN that have no known
-    role but are counted. `misfit` lists matrices (name and shape) that do not fit together. `uneven` names a matrix
-    that some experts lack.
+    `params` counts the FFN without norms, `bytes` is its size in the file; `whole` means that no file of the FFN is
+    missing. `tensor` is the tensor that determined gatedness. `loose` names tensors inside the FFN that are counted
+    although they have no known role. `misfit` lists matrices (name and shape) that do not fit together. `uneven` names
+    a matrix that some experts lack.
     """
 
     tensor: str
@@ -90,7 +90,7 @@ Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix â†’ layer â
 
 
 def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> tuple[Layers, Layers]:
-    """Return (the FFNs of the text model, the FFNs of other text models); other towers (vision, audio) are in neither.
+    """Return (the FFNs of the text model, the FFNs of other text models); FFNs of vision and audio towers are left out.
 
     `d_model` decides a matrix's orientation if the file does not; `where` names the file in errors.
     """
@@ -275,7 +275,8 @@ def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | N
 
 
 def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
-    """Return (`up_proj for 7 of 8 experts`, ()), or ("", a tensor whose shape differs from all other experts')."""
+    """Describe a matrix that some experts lack, as (`up_proj for 7 of 8 experts`, ()), or else return ("", the name and
+    shape of one expert's matrix that differs from the matrices of all other experts)."""
     counts = {leaf: item.count for leaf, item in zip(p.naming.names, matrices.values(), strict=True)}
     fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
     if counts[fewest] == most or "experts.#." not in p.parent:

@@ -33,8 +33,9 @@ class StoredSlice:
 
     The stored matrix holds `parts` parameters along its output axis, concatenated or `interleaved`; this parameter has
     number `part`. `transposed`: stored as `[in, out]`. `stacked`: one matrix contains the rows of all experts. `rows`:
-    a vector is the first of `rows` rows. `format` is the stored format (`F32`, `gptq-4bit`), `evidence` the reason for
-    this reading, `assumed` a usual property that neither the file nor its family confirms.
+    a vector is the first of `rows` rows. `format` is the stored format (`F32`, `gptq-4bit`), and `evidence` is the
+    reason for reading the tensor this way. `assumed` names a usual property that neither the file nor its family
+    confirms.
     """
 
     tensor: str
@@ -97,7 +98,7 @@ class LayerTensors:
 
 
 def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """Find the slice of every canonical parameter of one FFN; empty if the layer has no such FFN."""
+    """Find the slice of every canonical parameter of one FFN; empty if the layer has no FFN with that number."""
     items = layer.items
     locations = ffn_locations(items, [*projections(items)])
     kind = [n for n, location in enumerate(locations) if bool(location.experts) == bool(spec.moe)]
@@ -150,7 +151,8 @@ def _matrices(
 
 @dataclass(frozen=True)
 class Orientation:
-    """The stored form of up (with gate) and down: transposed or with stacked experts, the reason, any assumption."""
+    """The stored form of up (with gate) and down: whether they are transposed, whether experts are stacked, the reason,
+    and any assumption."""
 
     turned: bool = False
     down_turned: bool = False
@@ -250,7 +252,7 @@ def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, 
 
 @dataclass(frozen=True)
 class Order:
-    """How gate and up are arranged in one matrix: which is first, concatenated or interleaved."""
+    """The arrangement of gate and up in one matrix: concatenated or interleaved, and which of the two comes first."""
 
     gate_first: bool
     interleaved: bool
@@ -260,10 +262,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A family's row. Matrices are `transposed` if shapes fit both ways; in one matrix, gate and up are `interleaved`,
-    or the up projection comes first (`up_first`). `norms` are modules by step that are tried before the usual modules;
-    in their names, `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's number in its
-    layer."""
+    """A family's row. `transposed` applies to matrices whose shapes fit both orientations. In a matrix that contains
+    gate and up, the two are `interleaved`, or up comes first (`up_first`). `norms` maps a step to the modules that are
+    tried before the usual modules; in the modules' names, `../` is the parent of the layers' prefix, `{i}` the layer's
+    number, `{n}` the FFN's number in its layer."""
 
     family: str = ""
     transposed: bool = False
@@ -272,7 +274,8 @@ class Arrangement:
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def order(self, naming: Naming, biased_experts: bool = False) -> Order:
-        """Return the order of gate and up in `naming`'s matrix; `biased_experts`: of all experts, with a bias."""
+        """Return the order of gate and up in `naming`'s matrix; `biased_experts` means that the matrix contains all
+        experts and has a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
             return Order(True, True, f"gate and up interleaved, as in {self.family or naming.up}")
         if naming.up in _INKLING:
@@ -343,7 +346,7 @@ _ROWS: Mapping[str, Arrangement] = {
 
 
 def arrangement(model_type: str) -> Arrangement:
-    """Return a family's row, else the usual arrangement under its name (empty if unknown)."""
+    """Return a family's row or, if it has no row, the usual arrangement with the family's name (empty if unknown)."""
     if row := _row(model_type):
         return row
     return Arrangement(model_type if family_of(model_type) is not None else "")
