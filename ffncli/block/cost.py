@@ -13,23 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    AllReduce,
-    Dropout,
-    Experts,
-    Linear,
-    Multiply,
-    Norm,
-    Route,
-    Shape,
-    Step,
-    experts_per_token,
-    input_shapes,
-    of_norm,
-    shapes,
-)
+from ffncli.block import steps as ops
+from ffncli.block.steps import Shape, Step, experts_per_token, input_shapes, of_norm, shapes
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"
@@ -102,37 +87,37 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
     numbers = sum(prod(axis.size for axis in axes) for axes in step.parameters().values())
     elements, tokens = prod(out), prod(out[:-1])
     match op:
-        case Linear():
+        case ops.Linear():
             flops = 2 * tokens * op.into.size * op.out.size
             params, norm_params = (0, numbers) if of_norm(step) else (numbers, 0)
             return Cost(params, params, norm_params, flops, elements if op.bias else 0, elements)
-        case Activation():
+        case ops.Activation():
             return Cost(numbers, numbers, elementwise_flops=elements, elements=elements)
-        case Multiply():
+        case ops.Multiply():
             factors = len(step.inputs) - 1 + (op.learned is not None)
             return Cost(numbers, numbers, elementwise_flops=elements * factors, elements=elements)
-        case Add():
+        case ops.Add():
             adds = len(step.inputs) - 1 + (op.scale != 1) + (op.bias is not None)
             return Cost(numbers, numbers, elementwise_flops=elements * adds, elements=elements)
-        case Norm():
+        case ops.Norm():
             norm_params = 0 if op.shared else numbers
             return Cost(0, 0, norm_params, 0, elements * (4 if op.kind == "rmsnorm" else 7), elements)
-        case Dropout():
+        case ops.Dropout():
             return Cost(elements=elements)
-        case Route():
+        case ops.Route():
             factors = (op.renormalise and op.order == "score_first") + (op.scale != 1) + op.learned_scale
             scores = (op.top_k if op.order == "one_by_one" else 1) * elements
             corrected = (op.experts.size - op.always) * tokens if op.correction else 0
             return Cost(numbers, numbers, 0, 0, scores + corrected + tokens * op.taken * factors, elements)
-        case Experts():
+        case ops.Experts():
             return _experts(op, taken[step.output], shapes[step.inputs[0]], out)
-        case AllReduce():
+        case ops.AllReduce():
             return Cost(elements=elements)
         case _:
             raise AssertionError(f"cost has no arm for {type(op).__name__}")
 
 
-def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
+def _experts(op: ops.Experts, top_k: int, x: Shape, out: Shape) -> Cost:
     """Return a mixture's cost: the parameters of all experts; per token, the work of top_k experts and of mixing their
     outputs."""
     one = cost(op.program, tokens=prod(x[:-1]))

@@ -21,20 +21,10 @@ from fractions import Fraction
 from math import ceil, expm1, isfinite, log1p, prod
 from typing import Literal
 
+from ffncli.block import steps as ops
 from ffncli.block.cost import Additive, cost, step_costs
 from ffncli.block.dtypes import DType, parameter_bytes
-from ffncli.block.steps import (
-    AllReduce,
-    Dropout,
-    Experts,
-    Linear,
-    Shape,
-    Step,
-    experts_per_token,
-    ffn_steps,
-    input_shapes,
-    shapes,
-)
+from ffncli.block.steps import Shape, Step, experts_per_token, ffn_steps, input_shapes, shapes
 from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {
@@ -154,7 +144,7 @@ def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touc
     """Return how many bytes a step reads of its parameters, which have these sizes; routed experts are read only if
     they receive tokens."""
     read = sum(sizes.values())
-    if not isinstance(step.op, Experts) or step.op.always:
+    if not isinstance(step.op, ops.Experts) or step.op.always:
         return read
     experts = step.op.experts.size
     expected = rank_experts_touched(experts, top_k, tokens, step.op.ranks) if touched is None else touched
@@ -170,7 +160,7 @@ def _launches(
 ) -> Iterator[KernelTraffic]:
     known, costs, body = shapes(steps, inputs), step_costs(steps, inputs), ffn_steps(steps)
     for group in _together(steps):
-        if isinstance(group[0].op, Experts):
+        if isinstance(group[0].op, ops.Experts):
             yield from _expert_launches(group[0], experts_per_token(steps), known, dtype, width, touched)
             continue
         made = {step.output for step in group}
@@ -188,10 +178,10 @@ def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
     """Group the steps into kernels: products that read the same tensor, and runs of elementwise steps."""
     group: list[Step] = []
     for step in steps:
-        if isinstance(step.op, (Dropout, AllReduce)):
+        if isinstance(step.op, (ops.Dropout, ops.AllReduce)):
             continue
-        alone = isinstance(step.op, Experts) or any(isinstance(other.op, Experts) for other in group)
-        kinds = {isinstance(other.op, Linear) for other in (*group, step)}
+        alone = isinstance(step.op, ops.Experts) or any(isinstance(other.op, ops.Experts) for other in group)
+        kinds = {isinstance(other.op, ops.Linear) for other in (*group, step)}
         if group and (alone or len(kinds) > 1 or (True in kinds and step.inputs != group[0].inputs)):
             yield group
             group = []
@@ -206,7 +196,7 @@ def _expert_launches(
     """Yield the kernels of the experts' program, each on one row per pair of a token and an expert, then the kernel
     that mixes the outputs. Only experts that receive tokens have their weights read."""
     op = step.op
-    assert isinstance(op, Experts)
+    assert isinstance(op, ops.Experts)
     top_k, x = taken[step.output], known[step.inputs[0]]
     tokens, rows = prod(x[:-1]), prod(x[:-1]) * top_k
     known_in = input_shapes(op.program, (rows,))
@@ -227,9 +217,9 @@ def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
     total = 0
     for step in steps:
         match step.op:
-            case Dropout() | AllReduce():
+            case ops.Dropout() | ops.AllReduce():
                 pass
-            case Experts():
+            case ops.Experts():
                 x, route = step.inputs
                 total += _expert_elements(step.op, taken[step.output], shapes_by_name[x]) + prod(shapes_by_name[route])
             case _:
@@ -237,7 +227,7 @@ def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
     return total
 
 
-def _expert_elements(op: Experts, top_k: int, x: Shape) -> int:
+def _expert_elements(op: ops.Experts, top_k: int, x: Shape) -> int:
     """Return the values read and written by the programs of all chosen experts, and by mixing, which reads their
     outputs and writes the sum.
 

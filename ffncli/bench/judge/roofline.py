@@ -21,22 +21,12 @@ from dataclasses import dataclass
 from math import prod
 
 from ffncli.bench.records import Case, Roof
+from ffncli.block import steps as ops
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.shard import rank_steps
-from ffncli.block.steps import (
-    Activation,
-    Experts,
-    Linear,
-    Multiply,
-    Shape,
-    Step,
-    experts_per_token,
-    ffn_steps,
-    input_shapes,
-    shapes,
-)
+from ffncli.block.steps import Shape, Step, experts_per_token, ffn_steps, input_shapes, shapes
 from ffncli.block.traffic import TimeFloor, time_floor, traffic
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.counting.parallel import all_to_all_bytes, exchanged, reduced_bytes, ring_all_reduce_bytes
@@ -181,15 +171,15 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
     """
     known = shapes(body, inputs)
     taken = experts_per_token(body)
-    elementwise = {name for step in body if isinstance(step.op, (Activation, Multiply)) for name in step.inputs}
+    elementwise = {name for step in body if isinstance(step.op, (ops.Activation, ops.Multiply)) for name in step.inputs}
     entering = leaving = 0
     for step in body:
         match step.op:
-            case Linear(out=out) if out.name == "d_ff" and step.output in elementwise:
+            case ops.Linear(out=out) if out.name == "d_ff" and step.output in elementwise:
                 entering += prod(known[step.output])
-            case Linear(into=into) if into.name == "d_ff":
+            case ops.Linear(into=into) if into.name == "d_ff":
                 leaving += prod(known[step.inputs[0]])
-            case Experts():
+            case ops.Experts():
                 chosen = prod(known[step.inputs[0]][:-1]) * taken[step.output]
                 inner = _between(step.op.program, input_shapes(step.op.program, (chosen,)))
                 entering, leaving = entering + inner[0], leaving + inner[1]

@@ -3,21 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    AllReduce,
-    Dropout,
-    Experts,
-    Linear,
-    Multiply,
-    Norm,
-    Route,
-    Step,
-    input_shapes,
-    shapes,
-    weight_symbol,
-)
+from ffncli.block import steps as ops
+from ffncli.block.steps import Step, input_shapes, shapes, weight_symbol
 
 
 def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, ...]:
@@ -57,30 +44,30 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
     """Return the label of an arrow: the weight's symbol, the function, or the sign of the operation."""
     op = step.op
     match op:
-        case Linear():
+        case ops.Linear():
             return weight_symbol(step.output, "weight", steps)
-        case Activation():
+        case ops.Activation():
             return _activation(op)
-        case Norm():
+        case ops.Norm():
             return op.kind
-        case Add():
+        case ops.Add():
             return "+" if op.scale == 1 else f"{op.scale:g}·" if len(step.inputs) == 1 else f"+ {op.scale:g}·"
-        case Multiply():
+        case ops.Multiply():
             return "⊙"
-        case Dropout():
+        case ops.Dropout():
             return f"dropout {op.p:g}"
-        case Route():
+        case ops.Route():
             choice = "by table" if op.lookup else f"top {op.top_k}"
             return f"{op.score}, {choice}" if op.chooses else op.score
-        case Experts():
+        case ops.Experts():
             return f"{op.experts.size} experts"
-        case AllReduce():
+        case ops.AllReduce():
             return f"all_reduce {op.ranks}"
         case _:
             raise AssertionError(f"flow has no arm for {type(op).__name__}")
 
 
-def _activation(op: Activation) -> str:
+def _activation(op: ops.Activation) -> str:
     """Return the function and its limits in order: `min 10, silu`, `silu, min 7`, `clip -7 to 7, + 1`."""
     before = _clip(op.low, op.high)
     after = [

@@ -9,20 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ffncli.block import steps as ops
 from ffncli.block.recipe import steps
-from ffncli.block.steps import (
-    Activation,
-    Dropout,
-    Experts,
-    Route,
-    Step,
-    ffn_span,
-    ffn_steps,
-    id_inputs,
-    parameters,
-    routes,
-    tables,
-)
+from ffncli.block.steps import Step, ffn_span, ffn_steps, id_inputs, parameters, routes, tables
 from ffncli.block.value import unit_steps
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.model import Layer
@@ -164,18 +153,18 @@ class UnitPlaces:
 
     down: str
     gate: str | None
-    act: Activation
+    act: ops.Activation
 
 
 def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
     """Return the modules that expose the FFN's units; None if ffncli's steps must run instead. `owners`: parameter →
     module."""
-    if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
+    if any(isinstance(step.op, (ops.Experts, ops.Route)) for step in block) or "down.weight" not in owners:
         return None
     by_name = {step.output: step for step in block}
-    acts = [step for step in block if isinstance(step.op, Activation) and step.op.function != "identity"]
-    between = [name for name in unit_steps(block) if not isinstance(by_name[name].op, Dropout)]
-    if len(acts) != 1 or acts[0].parameters() or not isinstance(acts[0].op, Activation):
+    acts = [step for step in block if isinstance(step.op, ops.Activation) and step.op.function != "identity"]
+    between = [name for name in unit_steps(block) if not isinstance(by_name[name].op, ops.Dropout)]
+    if len(acts) != 1 or acts[0].parameters() or not isinstance(acts[0].op, ops.Activation):
         return None
     (act,), op, down = acts, acts[0].op, owners["down.weight"]
     if between == [act.output]:
@@ -326,7 +315,7 @@ class _LayerHooks:
         """Pass the output of an expert's program, times the expert's weight, to the receiver."""
         outer = event.name.partition(".")[0]
         experts = next(step.op for step in self.block if step.output == outer)
-        assert isinstance(experts, Experts)
+        assert isinstance(experts, ops.Experts)
         assert event.expert is not None
         if event.step.output != experts.program[-1].output:
             return

@@ -17,24 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ffncli.block import steps as ops
 from ffncli.block.activations import TABLE
 from ffncli.block.formulas import SCALAR, with_learned
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    AllReduce,
-    Dropout,
-    Experts,
-    Linear,
-    Multiply,
-    Norm,
-    Op,
-    Route,
-    Step,
-    block_inputs,
-    parameters,
-    tables,
-)
+from ffncli.block.steps import Step, block_inputs, parameters, tables
 from ffncli.block.value import unlimited
 from ffncli.errors import ExitCode, FFNError, option
 
@@ -54,7 +40,7 @@ class Mode:
 
 
 EVAL = Mode()
-_ELEMENTWISE = (Activation, Multiply, Add)
+_ELEMENTWISE = (ops.Activation, ops.Multiply, ops.Add)
 _CHUNK = 1 << 20  # values per chunk when a step overwrites its argument
 
 
@@ -95,7 +81,7 @@ def execute(
     free: set[str] = set()  # names of tensors that nothing else refers to, so they may be overwritten
     for at, step in enumerate(steps):
         arguments = [tensors[name] for name in step.inputs]
-        if isinstance(step.op, Experts):
+        if isinstance(step.op, ops.Experts):
             result, fresh = (yield from _experts(step, step.op, arguments, weights, mode, keep)), True
         else:
             params = {name.rpartition(".")[2]: weights[name] for name in (*step.parameters(), *step.tables())}
@@ -150,7 +136,7 @@ def _result(
             if tuple(over.shape) == shape and all(tensor.dtype == over.dtype for tensor in x):
                 return _overwrite(over, step, params, x, mode), True
     result = apply(step, params, x, mode)
-    return result, not isinstance(step.op, AllReduce) and all(result is not tensor for tensor in x)
+    return result, not isinstance(step.op, ops.AllReduce) and all(result is not tensor for tensor in x)
 
 
 def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
@@ -160,7 +146,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
     Chunks begin at multiples of the SIMD width; with other offsets, torch computes some functions with an error of an
     ulp.
     """
-    alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, Add) and step.op.bias)
+    alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, ops.Add) and step.op.bias)
     width = 1 if alike else over.shape[-1]  # 1 if all arguments have the same shape, else rows that broadcast
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
     out = over.view(-1, width)
@@ -173,33 +159,33 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
 def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
     """Return the output of a step other than Experts; `params` has the last parts of the parameters' names."""
-    op: Op = step.op
+    op: ops.Op = step.op
     match op:
-        case Linear():
+        case ops.Linear():
             return functional.linear(x[0], params["weight"], params.get("bias"))
-        case Activation():
+        case ops.Activation():
             return activation(op, params, x[0])
-        case Multiply():
+        case ops.Multiply():
             out = x[0]
             for factor in x[1:]:
                 out = out * factor
             return out * params["factor"] if op.learned else out
-        case Add():
+        case ops.Add():
             terms = (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale)
             return reduce(torch.add, (*terms, params["bias"]) if op.bias else terms)
-        case Norm():
+        case ops.Norm():
             return norm(op, params, x[0])
-        case Dropout():
+        case ops.Dropout():
             return _dropout(step.output, op, x[0], mode)
-        case Route():
+        case ops.Route():
             return route(op, params, *x)
-        case AllReduce():
+        case ops.AllReduce():
             return mode.reduce(x[0])
         case _:
             raise AssertionError(f"execute has no arm for {type(op).__name__}")
 
 
-def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def activation(op: ops.Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return min(f(clip(x)), most) + plus; `params` contains the learned parameters of f."""
     if op.low is not None or op.high is not None:
         x = x.clamp(op.low, op.high)
@@ -209,7 +195,7 @@ def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tenso
     return y + op.plus if op.plus else y
 
 
-def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def norm(op: ops.Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Compute LayerNorm with torch, or RMSNorm x / √(mean(x²) + eps) (Zhang & Sennrich 2019) in at least float32."""
     weight = params.get("weight")
     if op.weigh == "input" and weight is not None:
@@ -230,7 +216,7 @@ def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return normed + params["bias"] if "bias" in params else normed
 
 
-def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
+def _dropout(name: str, op: ops.Dropout, x: Tensor, mode: Mode) -> Tensor:
     if not mode.train:
         return x
     keep = mode.masks.get(name)
@@ -240,7 +226,7 @@ def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
     return torch.where(keep, x / (1 - op.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def route(op: Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor | None = None) -> Tensor:
+def route(op: ops.Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor | None = None) -> Tensor:
     """Return the weights [..., experts] for router logits [..., experts]; unchosen experts have weight 0.
 
     `params` contains the correction, the factor and the table, if the op has them; `ids` [..., 1] are the token ids.
@@ -275,11 +261,11 @@ def route(op: Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor |
     return torch.zeros_like(work).scatter_add(-1, chosen, values).to(logits.dtype)
 
 
-def _scores(op: Route, logits: Tensor) -> Tensor:
+def _scores(op: ops.Route, logits: Tensor) -> Tensor:
     return logits.softmax(-1) if op.score == "softmax" else function(op.score)(logits)
 
 
-def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
+def one_by_one(op: ops.Route, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Choose experts one after the other; return (experts, scores). A score is computed over the remaining experts with
     logits close to the chosen expert's."""
     chosen, values, left = [], [], logits
@@ -292,7 +278,7 @@ def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(chosen, -1), torch.cat(values, -1)
 
 
-def _within_groups(op: Route, choice: Tensor) -> Tensor:
+def _within_groups(op: ops.Route, choice: Tensor) -> Tensor:
     """Return the scores; experts outside the best `top_groups` groups get -inf, or 0 with `zero_outside`."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
@@ -304,7 +290,7 @@ def _within_groups(op: Route, choice: Tensor) -> Tensor:
 
 def _experts(
     step: Step,
-    op: Experts,
+    op: ops.Experts,
     arguments: Sequence[Tensor],
     weights: Mapping[str, Tensor],
     mode: Mode,
@@ -339,7 +325,9 @@ class Received:
     weights: Mapping[str, Tensor]
 
 
-def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
+def received(
+    step: Step, op: ops.Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]
+) -> Iterator[Received]:
     """Yield, in order, the work of every expert with tokens among x [tokens, d]; route is [tokens, experts]."""
     route = route[:, op.entries]
     for e in route.any(0).nonzero().flatten().tolist():
@@ -352,7 +340,7 @@ def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping
             yield Received(op.first + e, tokens, x[tokens], share, params)
 
 
-def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
+def unmixed(op: ops.Experts, x: Tensor, route: Tensor) -> Tensor:
     """Return the output [tokens, d] before any expert has run: zeros, plus the output of the identity experts."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:

@@ -9,22 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffncli.block import steps as ops
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
 from ffncli.block.recipe import route_of, steps
-from ffncli.block.steps import (
-    Activation,
-    Experts,
-    Linear,
-    Norm,
-    Route,
-    Step,
-    ffn_span,
-    ffn_steps,
-    of_norm,
-    parameters,
-    tables,
-)
+from ffncli.block.steps import Step, ffn_span, ffn_steps, of_norm, parameters, tables
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.model import Example, Layer, Resolved
@@ -140,7 +129,7 @@ def random_weights(
 
 def _tables(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
     """Draw a route's table: consecutive experts for each token id, starting at a random expert."""
-    if not isinstance(step.op, Route) or not step.op.lookup:
+    if not isinstance(step.op, ops.Route) or not step.op.lookup:
         return {}
     shape = (step.op.lookup.size, 1)
     first = torch.randint(step.op.experts.size, shape, generator=generator, device=generator.device)
@@ -150,7 +139,7 @@ def _tables(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
 
 def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
     op, there = step.op, generator.device
-    if isinstance(op, Experts):
+    if isinstance(op, ops.Experts):
         together = {
             step.prefix + name: torch.empty([axis.size for axis in axes], dtype=dtype, device=there)
             for name, axes in op.parameters().items()
@@ -162,12 +151,12 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
                     (place if op.is_common(name) else place[e]).copy_(tensor)
         return together
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
-    if isinstance(op, Linear):
+    if isinstance(op, ops.Linear):
         return {name: _linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
-    if isinstance(op, Norm):
+    if isinstance(op, ops.Norm):
         ones = {"weight": 0.0 if op.weight == "one_plus" else 1.0, "bias": 0.0}
         return {name: _filled(shape, ones[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
-    if isinstance(op, Activation):
+    if isinstance(op, ops.Activation):
         first = TABLE[op.function].learned
         return {name: _filled(shape, first[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
     first = {"factor": 1.0}  # all other parameters, such as a correction, are 0

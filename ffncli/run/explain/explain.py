@@ -7,19 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    AllReduce,
-    Dropout,
-    Experts,
-    Linear,
-    Multiply,
-    Norm,
-    Op,
-    Route,
-    right_hand_side,
-)
+from ffncli.block import steps as ops
+from ffncli.block.steps import right_hand_side
 from ffncli.run.engine.execute import function, one_by_one
 from ffncli.run.explain import arithmetic
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term, op_of, origin_of
@@ -35,7 +24,7 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
     The choice is read from the traced weights. `experts` lists the chosen experts by weight, and the requested expert.
     For a softmax over the whole axis, which chooses no experts, it lists the `most` experts with the largest weights.
     """
-    op, expert = op_of(place, Route), index[-1]
+    op, expert = op_of(place, ops.Route), index[-1]
     read = scene.read(place, 0, index[:-1])
     weights = scene.tensors[place.name][index[:-1]].double()
     chosen = [e for e in weights.argsort(descending=True, stable=True).tolist() if weights[e] != 0]
@@ -77,16 +66,16 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
     return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
 
 
-_ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Derivation]] = {
-    Linear: arithmetic.linear,
-    Activation: arithmetic.activation,
-    Multiply: arithmetic.multiply,
-    Add: arithmetic.add,
-    Norm: arithmetic.norm,
-    Dropout: arithmetic.dropout,
-    Route: route,
-    Experts: arithmetic.experts,
-    AllReduce: arithmetic.all_reduce,
+_ARMS: dict[type[ops.Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Derivation]] = {
+    ops.Linear: arithmetic.linear,
+    ops.Activation: arithmetic.activation,
+    ops.Multiply: arithmetic.multiply,
+    ops.Add: arithmetic.add,
+    ops.Norm: arithmetic.norm,
+    ops.Dropout: arithmetic.dropout,
+    ops.Route: route,
+    ops.Experts: arithmetic.experts,
+    ops.AllReduce: arithmetic.all_reduce,
 }
 
 
@@ -180,7 +169,9 @@ def _explanation(scene: Scene, place: TensorPlace, index: tuple[int, ...], made:
     )
 
 
-def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
+def _scores(
+    scene: Scene, place: TensorPlace, op: ops.Route, logits: Tensor, chosen: list[int]
+) -> tuple[Tensor, Tensor]:
     """Return (each expert's score, NaN if it has no score; the values by which experts are chosen)."""
     correction = scene.weight(place, "correction")
     shift = torch.zeros_like(logits)
@@ -204,7 +195,7 @@ def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
             + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
 
 
-def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
+def _notes(op: ops.Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
     """Return notes on why the expert was chosen or not."""
     out = []
     if op.groups > 1 and op.top_groups < op.groups:
@@ -227,7 +218,7 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
     return [*out, f"not chosen: its {by} is {choice[expert].item():.6g}, but the last chosen expert has {least:.6g}"]
 
 
-def _group(op: Route, weights: Tensor, expert: int) -> int | None:
+def _group(op: ops.Route, weights: Tensor, expert: int) -> int | None:
     return expert // (weights.numel() // op.groups) if op.groups > 1 else None
 
 

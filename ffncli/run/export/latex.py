@@ -4,24 +4,9 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from ffncli.block import steps as ops
 from ffncli.block.activations import TABLE
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    Dropout,
-    Experts,
-    Linear,
-    Multiply,
-    Norm,
-    Route,
-    Shape,
-    Step,
-    block_inputs,
-    input_shapes,
-    shapes,
-    walk,
-    weight_symbol,
-)
+from ffncli.block.steps import Shape, Step, block_inputs, input_shapes, shapes, walk, weight_symbol
 from ffncli.errors import clean
 from ffncli.run.export.problem import ExportProblem
 from ffncli.version import __version__
@@ -38,7 +23,7 @@ def latex_text(problem: ExportProblem) -> str:
     rows: Any = ("T",), ("T_e",)  # symbols instead of sizes; `shapes` only passes them on
     blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, rows[0]))]
     for step in problem.steps:
-        if isinstance(step.op, Experts):
+        if isinstance(step.op, ops.Experts):
             name = _name(step.output)
             inner = _aligned(step.op.program, problem.steps, input_shapes(step.op.program, rows[1]))
             where = f"where $\\operatorname{{expert}}_e$ of ${name}$, on the $T_e$ tokens that chose it, is"
@@ -59,7 +44,7 @@ def escaped(text: str) -> str:
 
 def _functions(steps: Sequence[Step]) -> list[str]:
     """Return the names of the activation functions in a block, including its experts."""
-    names = [step.op.function for _, step in walk(steps) if isinstance(step.op, Activation)]
+    names = [step.op.function for _, step in walk(steps) if isinstance(step.op, ops.Activation)]
     return [name for name in dict.fromkeys(names) if name != "identity"]
 
 
@@ -96,22 +81,22 @@ def _formula(step: Step, steps: Sequence[Step]) -> str:
     op, x = step.op, [_name(name) for name in step.inputs]
     symbols = {name: _symbol(step.output, name, steps) for name in op.parameters()}
     match op:
-        case Linear():
+        case ops.Linear():
             return f"{x[0]} \\, {symbols['weight']}^\\top" + (f" + {symbols['bias']}" if op.bias else "")
-        case Activation():
+        case ops.Activation():
             return _activation(op, x[0])
-        case Multiply():
+        case ops.Multiply():
             return " \\odot ".join([*symbols.values(), *x])
-        case Add():
+        case ops.Add():
             last = x[-1] if op.scale == 1 else f"{op.scale:g} \\, {x[-1]}"
             return " + ".join([*x[:-1], last, *symbols.values()])
-        case Norm():
+        case ops.Norm():
             return _norm(op, x[0], symbols)
-        case Dropout():
+        case ops.Dropout():
             return f"\\operatorname{{dropout}}_{{{op.p:g}}}({x[0]})"
-        case Route():
+        case ops.Route():
             return _route(op, x, symbols)
-        case Experts():
+        case ops.Experts():
             return _experts(op, x)
         case _:
             raise AssertionError(f"latex has no arm for {type(op).__name__}")
@@ -121,7 +106,7 @@ def _function(name: str) -> str:
     return "\\operatorname{" + name.replace("_", "\\_") + "}"
 
 
-def _activation(op: Activation, x: str) -> str:
+def _activation(op: ops.Activation, x: str) -> str:
     if op.low is not None and op.high is not None:
         x = f"\\operatorname{{clip}}({x}, {op.low:g}, {op.high:g})"
     elif op.high is not None:
@@ -137,7 +122,7 @@ def _activation(op: Activation, x: str) -> str:
     return y + (f" + {op.plus:g}" if op.plus else "")
 
 
-def _norm(op: Norm, x: str, symbols: Mapping[str, str]) -> str:
+def _norm(op: ops.Norm, x: str, symbols: Mapping[str, str]) -> str:
     """Return the formula of a norm with its weight and bias: x divided by its root mean square, or x standardised."""
     weight = f"(1 + {symbols['weight']})" if op.weight == "one_plus" else symbols.get("weight", "")
     bias = f" + {symbols['bias']}" if "bias" in symbols else ""
@@ -158,7 +143,7 @@ def _number(value: float) -> str:
     return power if digits == "1" else f"{digits} \\cdot {power}"
 
 
-def _route(op: Route, x: Sequence[str], symbols: Mapping[str, str]) -> str:
+def _route(op: ops.Route, x: Sequence[str], symbols: Mapping[str, str]) -> str:
     score = "\\operatorname{softmax}" if op.score == "softmax" else _function(op.score)
     scores = f"{score}({x[0]})"
     how = [f"+\\,{symbols['correction']}"] if "correction" in symbols else []
@@ -183,7 +168,7 @@ def _route(op: Route, x: Sequence[str], symbols: Mapping[str, str]) -> str:
     return " \\cdot ".join([*factors, text])
 
 
-def _experts(op: Experts, x: Sequence[str]) -> str:
+def _experts(op: ops.Experts, x: Sequence[str]) -> str:
     share = f"{x[1]}_e"
     if op.weigh == "input":
         return f"\\sum_e \\operatorname{{expert}}_e({share} \\, {x[0]})"

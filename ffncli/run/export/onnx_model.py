@@ -12,20 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    Dropout,
-    Experts,
-    Linear,
-    Multiply,
-    Norm,
-    Route,
-    Step,
-    block_inputs,
-    input_shapes,
-    parameters,
-)
+from ffncli.block import steps as ops
+from ffncli.block.steps import Step, block_inputs, input_shapes, parameters
 from ffncli.errors import FFNError, option
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
 from ffncli.run.export.torch_code import FormulaTerm, formula_of, leaf
@@ -48,7 +36,7 @@ _SIGNS = {
 
 def check_exportable(problem: ExportProblem, large: bool) -> None:
     """Raise FFNError for a mixture, for a file that would be too large, and (exit 3) if onnx is not installed."""
-    if any(isinstance(step.op, (Experts, Route)) for step in problem.steps):
+    if any(isinstance(step.op, (ops.Experts, ops.Route)) for step in problem.steps):
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
     size = problem.params * problem.dtype.block_bytes
     if size > MOST_BYTES:
@@ -93,18 +81,18 @@ class _Graph:
         x = [self.alias.get(name, name) for name in step.inputs]
         params = {name.rpartition(".")[2]: name for name in step.parameters()}
         match step.op:
-            case Linear():
+            case ops.Linear():
                 self.node("Gemm", [x[0], *params.values()], step.output, transB=1)
-            case Activation() as op:
+            case ops.Activation() as op:
                 self._activation(op, x[0], params, step.output)
-            case Multiply():
+            case ops.Multiply():
                 self._chain("Mul", [*x, *params.values()], step.output)
-            case Add(scale=scale):
+            case ops.Add(scale=scale):
                 last = x[-1] if scale == 1 else self.node("Mul", [x[-1], self.number(scale)])
                 self._chain("Add", [*x[:-1], last, *params.values()], step.output)
-            case Norm() as op:
+            case ops.Norm() as op:
                 self._norm(op, x[0], params, step.output)
-            case Dropout():  # dropout is the identity in eval mode
+            case ops.Dropout():  # dropout is the identity in eval mode
                 self.node("Identity", x, step.output)
             case _:
                 raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
@@ -130,7 +118,7 @@ class _Graph:
         for at, name in enumerate(inputs[1:], 2):
             total = self.node(kind, [total, name], output if at == len(inputs) else "")
 
-    def _activation(self, op: Activation, x: str, params: Mapping[str, str], output: str) -> None:
+    def _activation(self, op: ops.Activation, x: str, params: Mapping[str, str], output: str) -> None:
         if op.low is not None or op.high is not None:
             ends = [self.number(end) if end is not None else "" for end in (op.low, op.high)]
             x = self.node("Clip", [x, *ends] if ends[1] else [x, ends[0]])
@@ -157,7 +145,7 @@ class _Graph:
             return self.node("Sub", [self.node("Exp", of), self.number(1.0)])
         return self.node(_SIGNS[term.name], of)
 
-    def _norm(self, op: Norm, x: str, params: Mapping[str, str], output: str) -> None:
+    def _norm(self, op: ops.Norm, x: str, params: Mapping[str, str], output: str) -> None:
         """Add a norm; its statistics are computed in at least float32."""
         narrow = self.problem.dtype.block_bytes < 4
         element = self.onnx.TensorProto.FLOAT if narrow else self.element
