@@ -36,7 +36,7 @@ class KnownDifference:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Every known difference; `reasons` are why rows were not gated."""
+    """Every known difference; `reasons` are the reasons why rows were not gated."""
 
     allowed: float
     rows: tuple[KnownDifference, ...]
@@ -49,8 +49,8 @@ class SelfTest:
 
 
 def selftest_request(grid: Grid, method: Method) -> BenchRequest:
-    """Return a request with a known answer: eager, eager again, and eager slowed by 5 %. It defaults to one thread, and
-    on a GPU to a block large enough that 5 % of its time exceeds the shortest kernel.
+    """Return a request with a known answer: eager, eager again, and eager slowed by 5 %. The defaults are one thread
+    and, on a GPU, a block so large that 5 % of its time exceeds the time of the shortest kernel.
 
     Raises FFNError for an unsupported method.
     """

@@ -32,8 +32,8 @@ from ffncli.version import __version__
 # Seconds between checks of a silent worker. A check occupies a core for a moment, so checks are rare while blocks are
 # timed; before that, they are frequent, as memory may grow by a gigabyte per second.
 _TICK, _TICK_UNTIMED, _TICK_HURRIED = 1.0, 0.2, 0.02
-# The exceptions raised when the connection ends in the middle of a message, or when a copy of the worker, forked by a
-# kernel, writes to it too.
+# Exceptions raised if the connection ends in the middle of a message, or if a copy of the worker that a kernel forked
+# also writes to the connection.
 _LINE_OVER = (
     *(EOFError, OSError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, MemoryError),
     *(TypeError, ValueError),
@@ -122,7 +122,7 @@ class _Run:
         request = self.request
         out = tuple((case, outcome) for (case, _), outcome in self.gone.items())
         earlier = {unit.case: unit.plain_because for unit in self.journal.finished_units if unit.plain_because}
-        self.plain = {**earlier, **self.plain}  # all processes of a case launch it the same way
+        self.plain = {**earlier, **self.plain}  # all processes launch the case's calls in the same way
         chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(self.journal).items())
         plain = tuple(self.plain.items())
         job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
@@ -227,11 +227,12 @@ class _Run:
         self.progress.finished(self.process, case)
 
     def _excess(self, look: bool) -> Excess | None:
-        """Return the limit that the worker exceeds, or None; memory is measured on a `look` and before timing."""
+        """Return the limit that the worker exceeds, or None. Memory is measured on every call before timing, later only
+        if `look` is set."""
         assert self.stage is not None
         now = self.now()
         memory = self.busy.memory() if look or not self._timing else None
-        # Counting shared memory only once takes long, so it is only done to be fair to a worker above the limit.
+        # Counting shared memory only once is slow, so it is only done if the worker seems to exceed the limit.
         if memory is not None and memory > (self.limits.most_memory or memory):
             memory = self.busy.memory(shared_once=True)
         excess = self.limits.excess(self.stage, now, self.since, self.busy.activity.read(), memory)
@@ -283,7 +284,7 @@ class _Run:
         raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
 
     def _require_others(self) -> None:
-        """Raise FFNError if another rank's worker ended before all met: rank 0 would wait forever."""
+        """Raise FFNError if another rank's worker ended before all ranks had joined: rank 0 would wait forever."""
         for rank, (_, why) in self.launches.endings().items() if self.launches else ():
             if why:
                 raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
@@ -297,12 +298,13 @@ def _failed(text: str) -> FFNError:
 
 
 def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
-    """Return (case, name of a kernel that is auto) → the kernel that it stands for in all processes of a run."""
+    """Map each (case, name that stands for `auto`) to the kernel chosen for all processes of the run."""
     return {(u.case, o.kernel): o.chosen for u in journal.finished_units for o in u.outcomes if o.chosen}
 
 
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcome: Outcome) -> TimedUnit:
-    """Build the unit of a case that ended its worker, at `kernel` if it is known, with this outcome."""
+    """Build the unit of a case that ended its worker: all kernels get this outcome and, if `kernel` is known, the
+    others' notes name it."""
     request = journal.request
     elsewhere = f"{outcome.note} at {kernel}"
     outcomes = tuple(

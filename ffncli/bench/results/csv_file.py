@@ -156,8 +156,9 @@ def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
 def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     """Read results of `ffn bench` as a DataFrame with a row per case and kernel and the columns of the CSV.
 
-    Whole numbers have the type Int64 and booleans `boolean` (unknown: <NA>), other numbers float64 (unknown: NaN),
-    texts str, and lists are tuples. `path` may be several files. Raises FFNError for a file that is not a result.
+    Whole numbers have the type Int64 and booleans the type boolean (unknown: <NA>); other numbers have the type float64
+    (unknown: NaN), texts the type str; lists are tuples. `path` may be several files. Raises FFNError for a file that
+    is not a result.
     """
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     return results_frame([row for one in paths for row in read_rows(one)])
@@ -186,7 +187,7 @@ def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
 def _records(
     lines: Iterable[tuple[str, str]], needed: Sequence[str], columns: list[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (`FILE, line 7`, column → text) for every record. Another header with its own columns may follow."""
+    """Yield (`FILE, line 7`, a dict column → text) for every record. Another header with other columns may follow."""
     for where, text in lines:
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)
@@ -255,7 +256,8 @@ def _split(file: IO[bytes], name: str, growing: bool = False) -> Iterator[tuple[
 
 @cache
 def _kinds(record: type) -> dict[str, tuple[Any, bool]]:
-    """Map each field to its type without limits (of a list's elements, in a tuple), and whether it may be unknown."""
+    """Map each field to (its type without limits, in a tuple if the field is a list of that type; whether it may be
+    unknown)."""
     return {name: _kind(hint) for name, hint in hints_of(record).items()}
 
 

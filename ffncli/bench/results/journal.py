@@ -26,7 +26,7 @@ from ffncli.system.host import cpu_name
 from ffncli.version import __version__
 
 _VERSION = 2
-_MOST_BYTES = 300_000_000  # limit of a journal: the largest run allowed takes a third of it
+_MOST_BYTES = 300_000_000  # maximum size of a journal; the largest allowed run has a third of it
 _MOST_UNIT_BYTES = 300_000_000  # limit of a unit's blocks
 _ANEW = "start the run again with --force"
 Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tuple[ResultRow, ...]]
@@ -59,7 +59,7 @@ class ResultFiles:
 
     @property
     def lock(self) -> Path:
-        """The lock file of the writing process."""
+        """The lock file, which exists while a process is writing."""
         return self.csv.with_suffix(".csv.lock")
 
 
@@ -83,7 +83,8 @@ class _RequestLine:
 
 @dataclass(frozen=True)
 class _UnitLine:
-    """Any other line: a finished unit without its blocks, and the byte of the rounds file at which its blocks end."""
+    """Any other line of a journal: a finished unit without its blocks, and the offset in the rounds file at which its
+    blocks end."""
 
     unit: TimedUnit
     rounds_end: Count
@@ -92,7 +93,7 @@ class _UnitLine:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A finished unit without its blocks, and the range of bytes that they take in the rounds file."""
+    """A finished unit without its blocks, and the range of bytes that its blocks occupy in the rounds file."""
 
     unit: TimedUnit
     start: int
@@ -198,7 +199,7 @@ class Journal:
         return replace(unit, blocks=tuple(block for _, block in blocks))
 
     def units_of(self, case: str) -> tuple[tuple[TimedUnit, bool], ...]:
-        """Return (unit with its blocks, whether it ended a worker) for a case, in the order of processes."""
+        """Return (unit with its blocks, True if it ended a worker) for each unit of a case, in process order."""
         mine = self.units.get(case, {})
         last = max(mine, default=None)
         return tuple((self._whole(mine[p]), case in self.died and p == last) for p in sorted(mine))
@@ -217,7 +218,7 @@ class Journal:
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Delete the files of a run without anything finished, but not files that --force would replace."""
+        """Delete the files of a run that has finished nothing, except files that --force would replace."""
         for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
         _write_or_remove(self.files.grid, self.grid_before)
@@ -303,7 +304,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     last, before = "", (kept, size)  # the case of the last line, and the offsets of its first line and first block
     for number, one in enumerate(lines[1:], 2):
         line = _line_read(journal, f"{name}, line {number}", one, size)
-        if line.rounds_end > there:  # its blocks are incomplete, so the unit is not finished
+        if line.rounds_end > there:  # the unit's blocks are incomplete, so the unit is not finished
             break
         if line.unit.case != last:
             last, before = line.unit.case, (kept, size)
@@ -333,7 +334,8 @@ def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:
 
 
 def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLine:
-    """Parse a finished unit, whose blocks begin at byte `start`. Raises FFNError if it does not fit the run."""
+    """Parse the line of a finished unit; its blocks begin at byte `start` of the rounds file. Raises FFNError if it
+    does not fit the run."""
     line: _UnitLine = record_of(_UnitLine, _entry(where, raw), where, _ANEW)
     require_unit_of(journal.request, journal._cases.get(line.unit.case), line.unit, where, _ANEW)
     wrong = {
@@ -441,8 +443,8 @@ def cut(path: Path, size: int) -> None:
 
 
 def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, where: str, hint: str = "") -> None:
-    """Raise FFNError for a unit that does not fit the run. `case` is the run's case with the unit's key; `where` is the
-    origin of the unit, which the error names."""
+    """Raise FFNError for a unit that does not fit the run. `case` is the run's case with the unit's key; the error
+    names `where`, the origin of the unit."""
     kernels = [outcome.kernel for outcome in unit.outcomes]
     named = {*kernels} == {*request.names} or request.method.by_step
     experts = case.spec.moe.experts if case and case.spec.moe else 0

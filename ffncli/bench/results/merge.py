@@ -36,7 +36,7 @@ _DAMAGED = "the file is damaged or belongs to another grid"
 
 @dataclass(frozen=True)
 class MissingCase:
-    """A case of the grid without a result: its part, and the file of the unfinished run that includes it.
+    """A case of the grid that has no result: its part, and the file of the unfinished run that includes the case.
 
     `part` is like `3/8`, or empty if the run is not a part; `resume` is empty if no merged file includes the case.
     """
@@ -204,7 +204,7 @@ def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
 
 
 def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
-    """Return the grid that the inputs are parts of, if any. Raises FFNError for different grids."""
+    """Return the grid that the inputs are parts of; None if there is no grid. Raises FFNError for different grids."""
     first = next((source for source in sources if source.grid is not None), None)
     if first is None or first.grid is None:
         return None
@@ -222,7 +222,8 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
 
 
 def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]:
-    """Yield a note on every different version. Raises FFNError for the first unless they are `allowed`."""
+    """Yield a note on every version that differs. Raises FFNError for the first difference unless differences are
+    `allowed`."""
     for column in columns("environment", one_per_grid=True):
         files: dict[str, str] = {}
         for source in sources:
@@ -240,7 +241,8 @@ def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]
 
 
 def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str, tuple[ResultRow, ...]]:
-    """Map each case to its rows, from one run. Raises FFNError for two different results, or damaged ones."""
+    """Map each case to its rows, which are all from one run. Raises FFNError for two different results of a case, and
+    for damaged results."""
     chosen: dict[str, tuple[ResultRow, ...]] = {}
     names: dict[str, str] = {}  # case → the input that provides its rows
     keys = {case.key for case in grid.request.cases} if grid else set()
@@ -276,7 +278,8 @@ def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
 
 
 def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
-    """Return the fault in a --by-step case, or "". One that `ran` has rows for its block and each step."""
+    """Return the fault in the rows of a --by-step case, or "". A case that `ran` has a row for its block and for each
+    step."""
     steps = [BLOCK, *(f"{STEP}{name}" for name, _ in walk(kernel_steps(recipe.steps(case.spec))))]
     unlike = sorted({*steps} ^ {*names}) if ran else sorted({*names} - {*steps})
     if unlike:
@@ -285,7 +288,7 @@ def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
 
 
 def _missing(sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Container[str]) -> Iterator[MissingCase]:
-    """Yield the cases without a result in the grid's order; without a grid, those of unfinished runs."""
+    """Yield the cases that have no result, in the grid's order; without a grid, the cases that unfinished runs lack."""
     unfinished_cases = {
         case.key: source for source in sources if source.unfinished_request for case in source.unfinished_request.cases
     }
@@ -302,7 +305,7 @@ def _missing(sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Co
 def _write(
     files: ResultFiles, rows: Sequence[ResultRow], sources: Sequence[_ResultInput], grid: WholeGrid | None
 ) -> list[str]:
-    """Write the merged files; returns a note if cases are without rounds.
+    """Write the merged files; return a note if some cases have no rounds.
 
     All files are written completely before any is moved into place; the CSV is moved last. Raises FFNError (exit 3) if
     a file cannot be written.
@@ -326,7 +329,8 @@ def _write(
 
 
 def _copy_rounds(file: BinaryIO, rows: Sequence[ResultRow], sources: Sequence[_ResultInput]) -> set[str]:
-    """Copy these rows' blocks, each case's from the first input that has them; return cases without."""
+    """Copy the blocks of these rows, for each case from the first input that has its blocks; return the cases without
+    blocks."""
     left = {(row.run_id, row.case) for row in rows}
     for source in sources:
         mine = left & {(row.run_id, row.case) for row in source.rows}

@@ -35,12 +35,12 @@ class BenchWarning:
 
 
 def of_run(default: Any) -> Any:
-    """A column that identifies the run or says how it was requested to measure."""
+    """A column that identifies the run or records the requested method of measuring."""
     return field(default=default, metadata={"role": "run"})
 
 
 def of_case(default: Any, part: Literal["block", "work", "place", "name", "kernel"]) -> Any:
-    """A column that says what was measured: the block, its work, the place (a device), or only a name for these.
+    """A column that says what was measured: the block, the work, the place (a device), or only a name for one of these.
 
     Rows of two results measure the same case if their `block`, `work` and `place` columns agree.
     """
@@ -143,8 +143,8 @@ class ResultRow:
     seed: Count | None = of_run(None)
     warnings: tuple[BenchWarning, ...] = figure(())
     note: str = figure("")
-    # The columns from here on were added after the first fixed list. The per-process values let `ffn compare` work from
-    # this file alone. The kernel's time in each process (statistics.centre):
+    # The columns from here on were added after the first fixed list. With the per-process values, `ffn compare` only
+    # needs this file. Below: the kernel's time in each process (statistics.centre).
     process_times_s: tuple[Share, ...] = figure((), recomputed=True)
     process_anchors_s: tuple[Share, ...] = figure((), recomputed=True)  # times of the machine anchor in the same rounds
     # exp of the paired log ratio of each process
@@ -181,7 +181,7 @@ class ResultRow:
     overlap: float | None = figure(recomputed=True)  # share of communication_s hidden behind compute_s
     gemm_low: Share | None = figure(recomputed=True)  # the interval of gemm_ratio
     gemm_high: Share | None = figure(recomputed=True)
-    logits_error: Share | None = figure()  # of a model with the kernel, relative to the unchanged model
+    logits_error: Share | None = figure()  # error of a model with the kernel, relative to the unchanged model
     logits_limit: Share | None = figure()  # the error that rounding may cause
     tokens_per_s: Share | None = figure()  # throughput of a whole model
     suite: str = of_run("")  # public suite: its name and the sha256 of its definition, ffn-1@...; empty: no suite
@@ -194,7 +194,7 @@ class ResultRow:
 
     @property
     def fusion_share_max(self) -> float | None:
-        """The most that fusing can save, as a share of the time that includes the saved traffic."""
+        """The most time that fusing can save, as a share of the unfused time (the least time plus the saved time)."""
         saving = self.fusion_saving_max
         return None if saving is None else saving / (1 + saving)
 
@@ -205,13 +205,13 @@ def name_of(field: str) -> str:
 
 
 def columns(role: str, **marks: object) -> tuple[str, ...]:
-    """Return the fields with this role and these marks, in the order of the CSV."""
+    """Return the names of the fields with this role and these marks, in the order of the CSV."""
     of_role = [column for column in fields(ResultRow) if column.metadata["role"] == role]
     return tuple(f.name for f in of_role if all(f.metadata[mark] == value for mark, value in marks.items()))
 
 
 BLOCK_COLUMNS = columns("case", part="block")
-# What was requested of a block, in the order in which it is read out.
+# The fields that describe the requested case, in the order in which they are shown.
 ASKED = (*columns("case", part="work"), *columns("case", part="place"))
 MACHINE = columns("environment", per_case=False)  # filled by `machine.environment`
 COMPARED = columns("environment", compared=True)

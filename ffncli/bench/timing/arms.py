@@ -44,7 +44,7 @@ def kernels_by_label(
     out, as it is chosen later.
 
     Each kernel is loaded on its own, so that a broken file costs only its own rows. After each file, `replaced` checks
-    which functions of other code the file replaced. Kernels in `gone` are not loaded.
+    whether the file has replaced functions of other code. Kernels in `gone` are not loaded.
     """
 
     def one(choice: KernelChoice) -> Kernel | Outcome:
@@ -167,7 +167,7 @@ class Arms:
             )
             for fresh in self._fresh
         ]
-        if chain := self.chain:  # its first input is rewritten before every call, like a kernel's
+        if chain := self.chain:  # the first input is rewritten before every call, like a kernel's input
             before = in_turn(partial(self.source.write, chain.entry), flush) if every_call else flush
             arms.append(Arm(GEMM, chain.call, before, flushes=flush is not None))
         arms = [replace(arm, calls=calls.get(arm.name, 1)) for arm in arms]
@@ -197,7 +197,7 @@ class Arms:
     def inspect(self) -> None:
         """Rule on the answers of the blocks since the last inspection, and on whether weights changed."""
         if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
-            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # none of their times can be trusted
+            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # the times of these kernels cannot be trusted
         ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
         if moved := next((placed.name for placed in ours if placed.moved()), None):  # which would make it slower
             text = f"the weights of {moved} were moved in memory while it was timed"
@@ -236,8 +236,8 @@ def arms_of(
     job: Job,
     **hooks: Any,
 ) -> Arms:
-    """Build the arms of a case, leaving out those of our own arms in `without` that could not be made; `hooks` are
-    arguments of Arms. Raises BrokenArm if the twin cannot be built."""
+    """Build the arms of a case, except our own arms in `without`, which could not be made; `hooks` are arguments of
+    Arms. Raises BrokenArm if the twin cannot be built."""
     case, draw, twin = problem.case, random.Random(problem.seed), None
     if baseline and TWIN not in without:
         try:
@@ -262,7 +262,8 @@ def launching_of(case: Case, job: Job) -> Launching | None:
 
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
-    """Return the baseline, built again as it may keep buffers; one that compiles only gets new tensors."""
+    """Return the baseline's twin: the baseline built again, as it may keep buffers. A baseline that needs compilation
+    is not rebuilt; its twin only gets new tensors."""
     REPORTER.first_call(TWIN)
     built = baseline.built
     if not built.kernel.compiles:

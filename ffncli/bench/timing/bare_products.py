@@ -34,8 +34,8 @@ class Chain:
     between them.
 
     In an MoE block, the products belong to the experts that receive tokens, and use only these tokens' rows. In a
-    backward pass, two further products belong to each product: the gradient times W, and the transposed gradient times
-    x. `shared`: use the drawn weights instead of copies.
+    backward pass, each product is followed by two more: the gradient times W, and the transposed gradient times x.
+    `shared`: use the drawn weights instead of copies.
     """
 
     def __init__(self, problem: Problem, draw: random.Random, shared: bool = False) -> None:

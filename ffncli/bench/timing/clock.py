@@ -8,20 +8,20 @@ from typing import Protocol, TypeAlias
 
 Call: TypeAlias = Callable[[], object]
 
-_READ = time.perf_counter_ns  # saved before a user's file, which might replace it, is loaded
+_READ = time.perf_counter_ns  # saved before any user's file is loaded, as the file might replace it
 
 
 class Clock(Protocol):
     """Times calls on one device."""
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Return the seconds of `inner` finished calls; `before` runs before every call, not counted."""
+        """Return the seconds that `inner` calls take to finish; `before` runs before every call, untimed."""
 
     def now(self) -> float:
         """Return seconds since a fixed moment, for time budgets."""
 
     def finish(self) -> None:
-        """Wait until the device has finished all its work. Raises any error that the work has left behind."""
+        """Wait until the device has finished all its work. Raises any error that occurred in that work."""
 
 
 class CpuClock:

@@ -22,12 +22,12 @@ from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:
-    """Return the context of kernel calls: inference mode for a forward pass, else gradients enabled."""
+    """Return the context manager for kernel calls: inference mode in a forward pass, otherwise with gradients."""
     return torch.enable_grad() if backward else torch.inference_mode()
 
 
 def first_call(placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
-    """Make the first call; return the seconds of build and call, None if the kernel does not compile."""
+    """Make the first call. Return the seconds of the build and this call; None if the kernel needs no compilation."""
     start = time.perf_counter()
     with computing(problem.backward), memory.keeping():
         placed.call()
@@ -79,7 +79,8 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
 
 
 def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
-    """Return the ruling on the last output and gradients, or on an output that is not such a tensor."""
+    """Return the ruling on the last output and its gradients. An output of the wrong form is ruled wrong without a
+    comparison."""
     if (form := form_of(placed.output, problem)).wrong:
         return form
     assert isinstance(placed.output, Tensor)
@@ -113,5 +114,5 @@ def untouched(placed: PlacedKernel) -> Ruling:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor that can be compared: one in oneDNN's layout is converted back."""
+    """Return a tensor that can be compared: a tensor in oneDNN's layout is converted to the ordinary layout."""
     return tensor.to_dense() if tensor.is_mkldnn else tensor.detach()

@@ -1,11 +1,11 @@
 """Give every call new inputs, and sample a kernel's answer to one call of every timed block.
 
-A kernel that caches answers finds no key to cache them by. Before a call, outside the timed section, one of several
-buffers (a new address) is filled with numbers that it never held (new contents for every token), without raising
-torch's version counter. After a call, its answer replaces the stored one with probability 1 / k for the k-th call of a
-block, so that every call is equally likely to be judged. Which call is judged is not decided until it has returned, so
-a kernel cannot look it up or count up to it; and a stored answer goes to the referee at once. All random choices come
-from os.urandom.
+A kernel cannot reuse cached answers, because nothing about its inputs recurs. Before a call, outside the timed section,
+one of several buffers (a new address) is filled with numbers that it never held (new contents for every token), without
+raising torch's version counter. After a call, its answer replaces the stored one with probability 1 / k for the k-th
+call of a block, so that every call is equally likely to be judged. The choice is only made when a call has returned, so
+a kernel cannot predict which call is judged; and a stored answer is sent to the referee at once. All random choices
+come from os.urandom.
 """
 
 import math
@@ -45,8 +45,8 @@ class Reservoir:
     """A long row of normal random numbers. x is the sum of two windows at random positions, so that no token occurs
     twice in any call.
 
-    (One window would not do: at 256 tokens per call, a table of answers by token would know most tokens after a
-    second.)
+    (A single window would not be enough: at 256 tokens per call, a kernel could have stored the answers for most tokens
+    after a second.)
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -130,7 +130,7 @@ class FreshInputs:
 
     `ruling` covers faults that show at once: type, shape, dtype, a non-finite value, a changed input. `checked` are
     inputs with a complete reference (including the gradients of the weights): one call in one of the first `blocks`
-    timed blocks gets them, and is judged in addition to the drawn call.
+    timed blocks receives these inputs, and is judged in addition to the drawn call.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class FreshInputs:
         self.placed = placed
         self.ruling = Ruling()
         self._problem, self._source, self._checked = problem, source, checked
-        self._checked_block, self._checked_call = drawn(blocks), 0  # where `checked` goes
+        self._checked_block, self._checked_call = drawn(blocks), 0  # the call that receives `checked`
         self._block, self._calls, self._timed = -1, 0, False
         self._entered: tuple[Tensor, Tensor | None] | None = None  # copies of the next call's inputs
         self._answered: object = None  # the answer to `checked`
@@ -153,7 +153,7 @@ class FreshInputs:
         self._enter()
 
     def before_block(self, calls: int, every_call: bool = True) -> None:
-        """Begin a timed block. Unless `every_call` is set, write its contents now."""
+        """Begin a timed block. Unless `every_call` is set, write the inputs of the whole block now."""
         self._block, self._calls, self._timed = self._block + 1, 0, True
         if self._checked is not None and self._block == self._checked_block:
             self._checked_call = drawn(calls) if every_call else 0
@@ -182,7 +182,7 @@ class FreshInputs:
             self._entered = x.clone(), None if g is None else g.clone()
 
     def _returned(self) -> None:
-        """Draw whether the call that has just returned replaces the stored answer."""
+        """Decide at random whether the answer of the call that has just returned replaces the stored answer."""
         entered, self._entered = self._entered, None
         if self.ruling.wrong or entered is None:
             return

@@ -114,7 +114,7 @@ class OneRank:
     """Steps of a case that one rank does alone. Several ranks do them together (ranks/case_run.py)."""
 
     asks = True  # users' kernels may be called extra times, to find out how they get their answers
-    roofs = 2  # the number of processes that measure the roof, in half a second each; the best roof counts
+    roofs = 2  # the number of processes that measure the roof, each in half a second; the best roof counts
 
     def loaded(self, case: Case, job: Job, replaced: Callable[[], Ruling]) -> Mapping[str, Kernel | Outcome]:
         """Load the kernels by label; a kernel that cannot be loaded is replaced by its outcome."""
@@ -129,7 +129,7 @@ class OneRank:
         return machine.llc_and_room(case.device, job.method.memory_limit)
 
     def agree(self, outcome: Outcome) -> Outcome:
-        """Return the outcome that counts for a kernel whose outcome on this rank is `outcome`."""
+        """Return a kernel's final outcome over all ranks; `outcome` is its outcome on this rank."""
         return outcome
 
     def arms(
@@ -143,7 +143,7 @@ class OneRank:
         """Called once all kernels are verified."""
 
     def broke(self, name: str, error: BaseException) -> None:
-        """Called if a kernel raised while it was timed; raises if no other can be timed in this process."""
+        """Called if a kernel raised while it was timed; raises if no other kernel can be timed in this process."""
 
 
 @dataclass
@@ -252,7 +252,8 @@ def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, fre
 
 
 def verify(rig: Rig, kernels: CaseKernels, problem: Problem, loaded: Mapping[str, Kernel | Outcome]) -> None:
-    """Verify the baseline first, since its error raises the limit for the others; then place the correct kernels."""
+    """Verify the baseline first, since its error raises the limit for the other kernels; then place the correct
+    kernels."""
     job = rig.job
     llc, room = rig.ranks.llc_and_room(rig.case, job)
     kernels.mode = shared_weights(problem, loaded.values(), llc, room) or kernels.mode
@@ -333,13 +334,13 @@ def _leave_out(rig: Rig, kernels: CaseKernels, name: str, error: BaseException) 
 
 
 def _accuse(rig: Rig, outcome: Outcome) -> None:
-    """Tell the referee about a wrong kernel, so that later changes to the outcome in this process do not matter."""
+    """Report a wrong kernel to the referee, so that later changes to the outcome in this process do not matter."""
     if rig.referee and outcome.status == "wrong":
         rig.referee.accuse(outcome.kernel, outcome.note)
 
 
 def _agree(rig: Rig, kernels: CaseKernels, name: str) -> None:
-    """Take over the outcome on which all ranks agree."""
+    """Record the outcome on which all ranks agree."""
     before = kernels.outcomes[name]
     outcome = kernels.outcomes[name] = rig.ranks.agree(before)
     if outcome is not before and outcome.status != "ok":
@@ -417,7 +418,7 @@ def _arms(rig: Rig, kernels: CaseKernels, problem: Problem, without: Collection[
 def _attempt(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Timed:
     """Time all arms and judge their answers; the rulings go into the outcomes. Raises BrokenArm if a kernel raises."""
     measured = _measure(rig, kernels, problem, arms)
-    if rig.job.method.sustained and not rig.job.process:  # in long turns, only in the first process
+    if rig.job.method.sustained and not rig.job.process:  # long turns are run only in the first process
         with correctness.computing(problem.backward):
             compared = {name: arms.by_name[name] for name in kernels.placed}
             remarks = sustained_remarks(compared, kernels.baseline, measured.blocks, rig.clock, rig.probe)

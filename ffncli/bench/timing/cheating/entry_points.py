@@ -54,8 +54,8 @@ _TORCH = (
     "torch.nn.modules.activation", "torch.nn.modules.linear", "torch.nn.modules.module",
     "torch.nn.modules.normalization", "torch.overrides", "torch.special",
 )  # fmt: skip
-# Hooks that programs set for their own reports. Below: the attributes of torch that torch.compile replaces, and the
-# module whose code takes their place.
+# Hooks that programs set for their own reports. The next constants are the attributes of torch that torch.compile
+# replaces, and the module whose code replaces them.
 _FREE = frozenset(
     {"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook", "torch.manual_seed"}
 )
@@ -154,8 +154,9 @@ class EntryPoints:
                 yield Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced")
 
     def restore(self) -> None:
-        """Restore everything as far as Python can; `changes` then returns what could not be restored."""
-        # Modules before what is in them, and settings last: setting them calls functions that are whole again by then.
+        """Restore everything that Python can restore; afterwards, `changes` returns only what could not be restored."""
+        # Modules are restored before their contents, and settings last, because setting them calls functions that must
+        # be restored first.
         for name, module in self._modules.items():
             sys.modules[name] = module
         for name, space, before in self._namespaces:
@@ -234,7 +235,7 @@ def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Ite
 
 
 def _is_code(value: object) -> bool:
-    """Return True for code; other attributes change by themselves: counters, caches, values of options."""
+    """Return True if the value is code. Other attributes (counters, caches, values of options) change in normal use."""
     return callable(value) or isinstance(value, (ModuleType, property, staticmethod, classmethod)) or value is _MISSING
 
 
@@ -252,7 +253,7 @@ def _put(space: Namespace, key: str, value: object) -> None:
             delattr(space, key)
         else:
             setattr(space, key, value)
-    except (AttributeError, TypeError):  # an attribute that cannot be set here was not set by a file either
+    except (AttributeError, TypeError):  # if an attribute cannot be set here, no file has set it either
         return
 
 
@@ -309,7 +310,8 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF) if has
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the process, with functions to read and restore it (None: only the code that changed it can)."""
+    """A setting of the process, with functions to read and restore it (`write` is None if only the code that changed it
+    can restore it)."""
 
     name: str
     code: WrongCode
@@ -320,7 +322,7 @@ class Setting:
 def settings() -> list[Setting]:
     """Return every setting that all kernels share."""
     changed, torch_c = WrongCode.ENVIRONMENT_CHANGED, torch._C
-    libraries = ThreadpoolController()  # the loaded libraries, BLAS among them
+    libraries = ThreadpoolController()  # the loaded libraries, including BLAS
     return [
         Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads,
                 torch.set_num_threads),
@@ -360,8 +362,8 @@ def _set_threads(libraries: Any, counts: list[int]) -> None:
 
 
 def _gpu_arithmetic() -> tuple[object, ...]:
-    """Return torch's flags, which can be read and set even without a GPU. The TF32 flag of products is left out: it
-    belongs to the precision of float32 products."""
+    """Return torch's flags, which can be read and set even without a GPU. The TF32 flag of products is left out: it is
+    part of the setting for the precision of float32 products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     sums = (getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
     return cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums

@@ -1,4 +1,5 @@
-"""Inspector: finds what users' kernels replaced and how they get their answers; it costs nothing without them."""
+"""Inspector: finds what users' kernels replaced, and how they compute their answers; if there are no users' kernels, it
+takes no time."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,9 @@ from ffncli.system.host import busy_threads
 
 
 class Inspector:
-    """`entry_points` were recorded before any user's file was loaded; they are None if the job has no such file.
-    Without `asks`, users' kernels are not called to find out how they get their answers."""
+    """Inspects the kernels of a job. `entry_points` were recorded before any user's file was loaded; they are None if
+    the job has no such file. If `asks` is false, users' kernels are not called to find out how they compute their
+    answers."""
 
     def __init__(self, job: Job, entry_points: EntryPoints | None = None, asks: bool = True) -> None:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
@@ -48,11 +50,13 @@ class Inspector:
             self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> Ruling:
-        """Return the ruling on what users' files replaced since the last call, and restore it for the others."""
+        """Return the ruling on what users' files have replaced since the last call, and restore it for the other
+        kernels."""
         return self._replaced()[0]
 
     def require_nothing_replaced(self, placed: Mapping[str, PlacedKernel]) -> None:
-        """Raise BrokenArm for the user's kernel that replaced something, the first if it is unknown which."""
+        """Raise BrokenArm for the user's kernel that replaced something; if that kernel is unknown, for the first
+        user's kernel."""
         ruling, changes = self._replaced()
         if not ruling.wrong:
             return
@@ -63,7 +67,8 @@ class Inspector:
             raise BrokenArm(name) from WrongResult(ruling)
 
     def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
-        """Return the kernel to blame if it is unknown whose code did it: the first user's kernel, else the first."""
+        """Return the kernel to blame if the responsible kernel is unknown: the first user's kernel, or else the first
+        kernel."""
         return next((name for name in placed if name in self._files), next(iter(placed)))
 
     def after_check(self, placed: PlacedKernel) -> None:
@@ -81,7 +86,7 @@ class Inspector:
             raise
 
     def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
-        """Return the error of a user's kernel at its first check, with the code of its cause if that can be found."""
+        """Return the error of a user's kernel at its first check, with the code of its cause if that was found."""
         if not isinstance(error, WrongResult) or error.ruling.code or not error.ruling.error.largest or placed is None:
             return error
         if not self._asks or placed.name not in self._files or problem.case.device != "cpu":
@@ -97,8 +102,8 @@ class Inspector:
     def after_timing(
         self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
     ) -> None:
-        """Judge kernels by their blocks, and call users' kernels to find out how they get their answers. Adds rulings
-        on cheating kernels to `arms.rulings`, and the cause to rulings that have none."""
+        """Judge kernels by their blocks, and call users' kernels to find out how they compute their answers. Adds
+        rulings on cheating kernels to `arms.rulings`, and adds a cause to existing rulings that name no cause."""
         if not self._asks:
             return
         placed, rulings = {one.name: one for one in arms.kernels}, arms.rulings
@@ -150,16 +155,16 @@ _FEW_BITS = 0.05  # relative error: rounding to bf16 causes about 0.003, weights
 _EVEN = 4  # maximum ratio of the largest error to the error over all values; a single wrong value gives above 10
 _WAIT = 0.02  # s within which a thread would have finished the work of a call
 _CALLS = 32
-_ROW = 6  # calls of one kind; a kernel that cheats now and then is not right in all of them
+_ROW = 6  # calls in a row; a kernel that sometimes cheats is not right in every call
 _POISON, _POISONED = 7.125, 64  # the value that fills memory, and the number of filled blocks of an output's size
 _MOMENT = 0.002  # s
 
 
 def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error) -> WrongCode:
-    """Return the code of what made an answer wrong, or WRONG_WHEN_TIMED if that cannot be found."""
+    """Return the code of the cause of a wrong answer, or WRONG_WHEN_TIMED if the cause cannot be found."""
     if problem.backward:
         return WrongCode.WRONG_WHEN_TIMED
-    if 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel:  # small and even, like rounding
+    if 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel:  # small errors, evenly spread, like rounding
         return WrongCode.LOWER_PRECISION
     with computing(problem.backward):
         return _Calls(placed, problem, source).cause()
@@ -233,8 +238,8 @@ class _Calls:
         return False
 
     def _filled_later(self) -> WrongCode | None:
-        """Return BATCHED_CALLS if one call fills the outputs of several earlier calls, and DEFERRED_WORK if it fills
-        one, or if outputs change without a call.
+        """Return BATCHED_CALLS if one call fills the outputs of several earlier calls, and DEFERRED_WORK if a call
+        fills one earlier output, or if outputs change without a call.
 
         Return None if nothing changes, and also if outputs share memory.
         """
@@ -267,7 +272,8 @@ class _Calls:
         return any(int((self._answer() == _POISON).sum()) > 1 for _ in range(_ROW))
 
     def _repeats(self) -> bool:
-        """Return True if the output for any token is that of the previous answer, although the input was different."""
+        """Return True if the output for any token equals its output in the previous answer, although the input was
+        different."""
         answers = []
         for _ in range(_CALLS):
             self._write()

@@ -29,16 +29,16 @@ _SERIES = 4  # pairs of series: calls on other inputs, then calls on the same in
 _MOST_CALLS, _SERIES_NS = 64, 2_000_000  # limits of one series
 _NEAR = 2.0**-6  # relative distance of other inputs (rms), larger than the rounding of bf16
 _KEPT = 0.8  # minimum of the time on the same input relative to another input, and relative to the baseline's ratio
-_FASTER = 0.7  # minimum of a timed call relative to a single call, which is slower unless timing was disturbed
+_FASTER = 0.7  # minimum ratio of a timed call's time to a single call's, which is usually slower
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
 _STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum fraction of a kernel's blocks, and minimum number
 _STREAM_CALLS = 32
-_IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, how often that is tried, and the limit in cores
+_IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, the number of tries, and the limit in cores
 
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The minimum processor time of a call, in ns, on another input than the previous call's, and on the same."""
+    """The minimum processor time of a call, in ns, on another input than the previous call's, and on the same input."""
 
     other: int
     same: int
@@ -79,7 +79,7 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
 
     A kernel that uses another stream does so in every block. A slow host causes the same flag: on an H200's virtual
     machine in 1 to 11 % of the blocks, and in one process in 80 %. But then the blocks of the anchor and the bare
-    products, which use no other stream, have it too.
+    products also have the flag, although they use no other stream.
     """
 
     def flagged(names: Collection[str]) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class Probes:
     blocks: Sequence[TimedBlock]
 
     def require_honest(self, placed: PlacedKernel) -> None:
-        """Raise WrongResult for the first probe that the kernel fails."""
+        """Raise WrongResult for the first probe that detects cheating."""
         self._require_no_kept_answers(placed)
         self._require_same_clock(placed)
         require_idle(self.known)
@@ -145,9 +145,10 @@ class Probes:
         raise WrongResult(Ruling(text, WrongCode.REPLAY_BY_CONTENT))
 
     def _require_same_clock(self, placed: PlacedKernel) -> None:
-        """Raise WrongResult if its timed calls were faster than any call is here, and the baseline's were not.
+        """Raise WrongResult if the kernel's timed calls were faster than any of its calls here, and the baseline's were
+        not.
 
-        If the machine is merely busier now, both are slower.
+        If the machine is merely busier now, both kernels are slower here.
         """
         timed, timed_base = self._timed(placed), self._timed(self.baseline)
         if timed is None or timed_base is None or placed is self.baseline:
@@ -199,12 +200,12 @@ def require_idle(known: Collection[str]) -> None:
 
 
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
-    """Return the processor time of threads that are not `known`: a library's own may spin for a while."""
+    """Return the processor time of threads that are not `known`. Libraries' threads, which may spin, are `known`."""
     return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
 
 
 def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
-    """Raise WrongResult if its answers come from other weights than the given ones.
+    """Raise WrongResult if the kernel's answers come from other weights than the given weights.
 
     If the weights of `down` and its bias change sign, the output must change sign and nothing else.
     """

@@ -3,12 +3,12 @@
 A GPU works through a queue that the host fills. Timed from an empty queue, a 10 µs call that takes the host 30 µs to
 launch reads as 30 µs: this measures the host, not the kernel. So the GPU first runs a kernel that only waits, just long
 enough for the host to get ahead, and the block is timed by two events after it. If the host still falls behind, the
-block is flagged `launch-bound`. This happens with a call that waits for the GPU, such as an MoE block that reads its
-routing, or if the host loses its core for a moment.
+block is flagged `launch-bound`. This happens if a call waits for the GPU (such as an MoE block that reads its routing),
+or if the host loses its core for a moment.
 
 The block is launched in segments of about 125 µs of GPU time, with a marker between them. When the host has launched a
-whole segment, the GPU must not have reached the segment's first marker yet; so a queue that ran empty is detected,
-wherever that was. A marker costs the GPU one event, 1 to 2 µs, and the host a recording and a query: about 1 % of a
+whole segment, the GPU must not have reached the segment's first marker yet. This detects a queue that ran empty
+anywhere in the block. A marker costs the GPU one event, 1 to 2 µs, and the host a recording and a query: about 1 % of a
 block, equal for all arms.
 """
 
@@ -36,7 +36,7 @@ _AHEAD = 1.5  # factor on the host's estimated time
 _AT_LEAST = 20e-6  # s
 _WAKING = 2_000_000  # cycles, about 1 ms: an idle GPU is slow at first
 _SEGMENT = 125e-6  # s of GPU time between two markers
-_FIRST_SEGMENT = 16  # calls, in a block whose pace is unknown
+_FIRST_SEGMENT = 16  # calls per segment, in a block whose pace is unknown
 _RESOLUTION = 0.5e-6  # s; resolution of events
 # A wait this long gives the SM clock to within 2 %. The first call of an arm's lead-in, whose pace is unknown, waits
 # longer, so every block has a reading of the clock at no extra cost.
@@ -66,7 +66,8 @@ class _Pace:
         return min(inner, max(1, round(_SEGMENT / self.gpu))) if self.gpu > 0 else inner
 
     def waiting(self, inner: int, segment: int) -> float:
-        """Return the seconds for the GPU to wait: one segment's launches, and the host's delay in the others."""
+        """Return the seconds that the GPU must wait: the time of one segment's launches, plus the host's delay in the
+        other segments."""
         if self.waits:
             return 0.0
         host = _UNKNOWN if self.host is None else self.host
@@ -92,7 +93,7 @@ class _Pace:
 class _Block:
     """The times of a block, in seconds: the GPU's requested wait, the host's time until the first segment was launched,
     the host's time for all launches, and the GPU's time. `behind`: the queue was empty at some point. `reads_clock`:
-    the wait was long enough, and launched in time, to give the SM clock."""
+    the SM clock can be computed from the wait, which was long enough and was launched in time."""
 
     waited: float
     first: float = 0.0
@@ -221,7 +222,7 @@ class CudaClock:
         block = _Block(self._pace.waiting(inner, segment))
         cycles = ceil(block.waited * self.cycles_per_s)
         block.reads_clock = _SM_CYCLES and block.waited >= _READS_CLOCK
-        if block.reads_clock:  # so that the wait's start is not recorded before its launch
+        if block.reads_clock:  # so that the start event is not recorded before the wait is launched
             self._cuda._sleep(ceil(_AT_LEAST * self.cycles_per_s))
         asleep.record()
         if cycles:
@@ -255,7 +256,7 @@ class CudaClock:
         """Return the GPU's seconds between two events that have a wait of `cycles` between them (0: nothing)."""
         start, end = self._taken(2)
         self._cuda.synchronize()
-        self._cuda._sleep(_WAKING // 10)  # so that the start is not recorded before the launch
+        self._cuda._sleep(_WAKING // 10)  # so that the start event is not recorded before the wait is launched
         start.record()
         if cycles:
             self._cuda._sleep(cycles)
@@ -310,8 +311,8 @@ class GpuSnapshot(Snapshot):
 class GpuCounters:
     """Counters for blocks timed by `clock`.
 
-    The host's flags matter only if the GPU waited for the host, so they count only in `launch-bound` blocks.
-    `preempted` always counts, because nothing but the clock's own markers shows that the queue was never empty.
+    The host's flags matter only if the GPU waited for the host, so they are kept only in `launch-bound` blocks.
+    `preempted` is always kept, because only the clock's own markers show that the queue was never empty.
     """
 
     def __init__(self, clock: CudaClock, probe: GpuProbe | None = None, host: Counters | None = None) -> None:

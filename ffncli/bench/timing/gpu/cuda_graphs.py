@@ -23,8 +23,8 @@ from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
 MOST_CALLS = 1024  # in one graph; a call takes at least a microsecond, and a block lasts one millisecond
-_JUDGED = 2  # minimum calls with other contents in the graph that is judged
-_WARM_UP = 3  # calls, in which libraries choose their algorithms and workspaces before the capture
+_JUDGED = 2  # minimum number of calls, with other contents, in the graph that is judged
+_WARM_UP = 3  # number of calls before the capture, in which libraries choose their algorithms and workspaces
 # Below this time, a case may be bound by launches. The rates are above any GPU's, so that the decision depends only on
 # the case, and all processes and machines agree on it. A larger case loses nothing in a graph.
 _SMALL = 100e-6  # s
@@ -63,7 +63,7 @@ def by_graphs(flops: int, moved_bytes: int) -> bool:
 
 
 def calls_of_graph(inner: int) -> int:
-    """Return how many of a block's `inner` calls one graph holds: all of them, or an equal part."""
+    """Return how many of a block's `inner` calls one graph contains: all calls, or an equal part of them."""
     calls = inner
     while calls > MOST_CALLS and calls % 2 == 0:
         calls //= 2
@@ -88,8 +88,8 @@ def captured(
     cuda: Cuda = torch.cuda,
     judged: Callable[[Copy], object] | None = None,
 ) -> list[Call]:
-    """Capture graphs of `calls` calls each, as few as it takes to use all copies; return their replays, each of which
-    returns the graph's last output.
+    """Capture graphs of `calls` calls each, with as few graphs as are needed to use all copies. Return the graphs'
+    replays; each returns its graph's last output.
 
     Outputs are freed as in normal use, so the next call overwrites them. The graphs are replayed one after another,
     never at the same time, so they share one memory pool. Each graph is replayed once here, because the first replay
@@ -125,9 +125,9 @@ class Launching:
     """How the arms of a case are called, which is the same in all its placements: `launch`, and `plain_because` if they
     could not be captured.
 
-    `asked` is --launch. With `auto`, a `small` case is replayed if all arms can be captured, which is found out in the
-    first placement. `earlier` is the reason if another process of the run could not capture them; calls are then plain
-    in this process too.
+    `asked` is --launch. With `auto`, a `small` case is replayed if all arms can be captured; the first placement
+    decides. `earlier` is the reason if another process of the run could not capture them; calls are then plain in this
+    process too.
     """
 
     def __init__(self, asked: Launch, small: bool, earlier: str = "", cuda: Cuda = torch.cuda) -> None:
@@ -151,8 +151,8 @@ class Launching:
         """Capture the arms of a new placement; return the number of calls per replay of each arm, or nothing if calls
         are plain.
 
-        `inner` is the number of calls per block of each arm; `judged` is the argument of `captured` for arms that have
-        one. Raises BrokenArm for an arm that cannot be captured while the others are replayed, and SpoiledCapture.
+        `inner` is the number of calls per block of each arm; `judged` maps arms to the argument `judged` of `captured`.
+        Raises BrokenArm for an arm that cannot be captured while the others are replayed, and SpoiledCapture.
         """
         if self.launch == "plain":
             return {}
@@ -228,6 +228,6 @@ def _graph(call: Callable[[Copy], object], copies: Sequence[Copy], pool: Any, cu
 
 def _line(error: BaseException) -> str:
     """Return the first line of torch's message; the other lines are advice for debugging."""
-    while error.__cause__ is not None:  # the wrapping error is less specific
+    while error.__cause__ is not None:  # the error that wraps it is less specific
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,5 +1,5 @@
-"""choose: the kernel that `auto` stands for in a case: the choice stored by an earlier run, otherwise the winner of a
-race.
+"""choose: choose the kernel that `auto` stands for in a case: the choice that an earlier run stored, or else the winner
+of a race.
 
 The race times its candidates in turn on one case, for a few seconds.
 
@@ -58,10 +58,10 @@ def choose(
 ) -> AutoChoice:
     """Choose the package's fastest kernel for a case, on this machine, with the present threads and math mode.
 
-    `how`: `quick` leaves out kernels that compile, except those already `compiled`; `full` includes all of them. The
-    choice is stored; a stored `full` choice is preferred. Without a `problem`, random weights are drawn. `most_memory`
-    is the bytes that this process may use. `any_tokens` leaves out kernels that are built for one number of tokens;
-    `without` leaves out kernels by name. Raises FFNError if no kernel computes the block.
+    `how`: `quick` leaves out kernels that need compilation, except those already `compiled`; `full` includes all
+    kernels. The choice is stored; a stored `full` choice is preferred. Without a `problem`, random weights are drawn.
+    `most_memory` is the bytes that this process may use. `any_tokens` leaves out kernels that are built for a single
+    number of tokens; `without` names kernels to leave out. Raises FFNError if no kernel computes the block.
     """
     problem = problem or Problem.of(case, 0)
     taking_part = (name for name in BUILT_IN if name not in without)
@@ -88,7 +88,7 @@ def choose(
 def fastest(
     spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str, how: Calibrate = "quick"
 ) -> tuple[KernelChoice, str]:
-    """Return (the fastest kernel for a block with the present threads, the reason in a note's words).
+    """Return (the fastest kernel for a block with the present threads, a note with the reason).
 
     With few tokens, the weights are assumed to be outside the caches, because a model uses other weights between two
     calls of an FFN. `numpy` is left out if its BLAS does not use as many threads as torch. Raises FFNError as `choose`
@@ -143,7 +143,8 @@ def _competes(kernel: Kernel, problem: Problem) -> bool:
 def _copies(
     case: Case, problem: Problem, kernels: Sequence[Kernel], most_memory: int | None
 ) -> tuple[list[Mapping[str, Tensor]], Call | None]:
-    """Return (copies of the weights, several for a cold case; what empties the caches before a call, or None)."""
+    """Return (copies of the weights, several for a cold case; the function that empties the caches before a call, or
+    None)."""
     llc, room = machine.llc_and_room(case.device, most_memory)
     one = nbytes(tuple(problem.weights.values()))
     arms = [one, *(one * kernel.forms(problem.dtype) for kernel in kernels)]
@@ -159,11 +160,11 @@ def _copies(
 EAGER = "eager"
 _SECONDS = 5.0  # maximum s of timing
 _BLOCK = 2e-3  # minimum s of a block's calls
-_SHORT, _LONG = 0.05, 1.0  # s; first calls are repeated below _LONG, and three times below _SHORT
+_SHORT, _LONG = 0.05, 1.0  # s; first calls shorter than _LONG are repeated, those shorter than _SHORT three times
 _SLOWER = 1.3  # ratio to the fastest above which a candidate drops out
-_BRIEF, _HOPELESS = 5e-3, 10.0  # s; a call below _BRIEF drops out at once only above this ratio
-_ROUNDS = 6  # per call of `measure`, if there is time
-_CALLS = 4  # of a lead-in
+_BRIEF, _HOPELESS = 5e-3, 10.0  # s, ratio: a call shorter than _BRIEF drops out at once only above _HOPELESS
+_ROUNDS = 6  # rounds per call of `measure`, if there is time
+_CALLS = 4  # calls of a lead-in
 _AT_LEAST = 0.5  # minimum s of timing, even if the winner is known earlier: a disturbance lasts 0.1 s
 _LEVEL = 0.9  # level of the two-sided intervals; "faster than eager" uses only one side
 _PRECISE = 0.005  # half-width of a precise interval
@@ -204,7 +205,7 @@ def _built(
         for _ in range(len(params) if kernel.per_weights else int(kernel.compiles)):
             call()
         clock.finish()
-    except Exception:  # whatever a library raises, only this candidate is out
+    except Exception:  # whatever a library raises, only this candidate is left out
         clock.finish()  # raises if the kernel has made the GPU unusable
         return None
     return call
@@ -248,7 +249,7 @@ class Race:
 
     @property
     def has_time(self) -> bool:
-        """Whether another candidate may enter: always up to two, and more if they leave time for rounds."""
+        """Whether another candidate may enter: two always may, and more if they leave time for rounds."""
         return len(self.logs) < 2 or (self.seconds <= self._most / 2 and self._wall_left > 0)
 
     @property
@@ -283,7 +284,8 @@ class Race:
                 return
 
     def _affordable(self) -> int:
-        """Return how many rounds of the remaining candidates the time allows, with the search for a block's length."""
+        """Return how many rounds of the remaining candidates fit into the time, including the search for a block's
+        length."""
         each = wall = 0.0  # s per round: timed, and in total
         for name in self._in:
             once = exp(median(self._latest(name)))
@@ -295,8 +297,8 @@ class Race:
 
     def _measure(self, rounds: int, seed: int) -> None:
         """Time rounds of all remaining candidates; `seed` draws their orders."""
-        # No kernel of the run has these names, so a call that hangs here is blamed on `auto`, not on `eager` or another
-        # kernel.
+        # No kernel of the run has these names, so a call that hangs here is blamed on `auto`, not on `eager` or on
+        # another kernel.
         arms = {
             f"auto {name}": Arm(f"auto {name}", call, self._before, flushes=True) for name, call in self._in.items()
         }
