@@ -21,7 +21,8 @@ _NEEDED = {"activation": "its activation", "top_k": "how many experts a token go
 
 
 def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: str | None = None) -> ActivationData:
-    """Collect the inputs of the activations of a model's layer (`all`: of every layer), and the outputs of `others`.
+    """Collect the inputs of the activations in one layer of a model, or in every layer if the layer is `all`, and the
+    outputs of `others` for these inputs.
 
     `others` are canonical names. A source that cannot be run for lack of a field is refused before torch is loaded.
     """

@@ -62,8 +62,8 @@ def activations_on_data(
     input: InputSource | None = None, leading: tuple[int, ...] | None = None, dtype: str | None = None,
     device: str = "cpu", seed: int | None = None,
 ) -> ActivationData:  # fmt: skip
-    """Collect the inputs of a layer's activations (`all`: of every layer's) and the outputs of `others` for these
-    inputs.
+    """Collect the inputs of the activations in one layer, or in every layer if `layer` is `all`, and the outputs of
+    `others` for these inputs.
 
     With a prompt the model runs once, and each layer is processed as soon as it has run. Without a prompt every layer
     gets the same input, chosen by `prepare`. `others` are canonical names.
@@ -129,7 +129,7 @@ def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
 
 
 def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
-    """Yield a few tokens at a time; the wider d_ff is, the fewer."""
+    """Yield a few tokens at a time, fewer if d_ff is larger."""
     widest = max(axis.size for axes in parameters(steps).values() for axis in axes if axis.name == "d_ff")
     size = max(1, _CHUNK // widest)
     for at in range(0, flat.shape[0], size):

@@ -99,7 +99,7 @@ class UnitSums(RunningFigures):
     `high` and `low` are the extremes of each column, `high_at` and `low_at` [columns, 2] their places (text number,
     position); among equal values, the choice of place is arbitrary. `largest` [columns, top] are each column's largest
     values in descending order, with their places in `largest_at`. `not_finite` counts values that are not finite; the
-    other figures take them as zero.
+    other figures count such values as zero.
     """
 
     def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
@@ -277,7 +277,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _SavedRun:
-    """The record in a run's file: what its figures depend on, its progress, and each layer's massive activations."""
+    """The record in a run's file: the run's `identity` and progress, and each layer's massive activations."""
 
     run: Mapping[str, Any]
     progress: Progress
@@ -299,7 +299,7 @@ def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) ->
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Identify a model's files by size and by their first and last bytes, which fine-tuning also changes."""
+    """Identify a model's files by size, and by their first and last bytes, because fine-tuning keeps the size."""
     digest = hashlib.sha256()
     for name in sorted({*checkpoint.files.values()}):
         path = checkpoint.folder / name

@@ -28,7 +28,7 @@ from ffncli.errors import ExitCode, FFNError, option
 @dataclass(frozen=True)
 class Mode:
     """The mode of a run, eval by default. In training, dropout keeps the values where `masks[name]` is True; if there
-    is no mask, it draws one from `generator`.
+    is no mask, dropout draws a mask from `generator`.
 
     `reduce` sums a tensor over ranks, for sharded steps.
     """
@@ -147,7 +147,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
     ulp.
     """
     alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, ops.Add) and step.op.bias)
-    width = 1 if alike else over.shape[-1]  # 1 if all arguments have the same shape, else rows that broadcast
+    width = 1 if alike else over.shape[-1]  # whole rows if arguments must broadcast
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
     out = over.view(-1, width)
     size = max(1, _CHUNK // max(1, width))
@@ -353,7 +353,7 @@ def mix(out: Tensor, one: Received, result: Tensor) -> None:
     out.index_add_(0, one.tokens, result if one.share is None else result * one.share)
 
 
-# The functions of SCALAR for tensors: torch has all of its names.
+# The functions of SCALAR for tensors: torch has functions of the same names.
 NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALAR)})
 
 

@@ -85,7 +85,7 @@ def _execute(
     inputs: Sequence[Mapping[str, Tensor]],
     ranks: Ranks,
 ) -> Iterator[RankEvent]:
-    """Run the ranks' programs, which have the same step names, each with its rank's own weights and inputs."""
+    """Run each rank's program with that rank's weights and inputs; all programs have the same step names."""
     last_use = {name: at for at, step in enumerate(programs[0]) for name in step.inputs}
     tensors = [dict(one) for one in inputs]
     for at, steps in enumerate(zip(*programs, strict=True)):

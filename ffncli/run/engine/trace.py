@@ -253,7 +253,7 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
 
 
 def excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
-    """Return (indices per axis, nested lists of values): the first and last of every axis, `show` in total."""
+    """Return (indices per axis, nested lists of values) of the first and last indices, `show` per axis in total."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]

@@ -96,7 +96,8 @@ def steps_with_weights(
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """Return (the block's steps, except norms with missing weights; notes).
 
-    If the norm before the FFN is missing, only the FFN remains, because its input would be the norm's output.
+    If the norm before the FFN is missing, only the FFN remains, because the FFN's input would be the missing norm's
+    output.
     """
     lost = [s.output for s in block if of_norm(s) and s.parameters().keys() - weights.keys()]
     if not lost:

@@ -1,4 +1,5 @@
-"""Explaining how one number of a trace, or of a router's choice, was computed, up to the traced value."""
+"""Explaining how one number of a trace was computed, from the operands to the traced value, or why a router chose an
+expert."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
     the scale.
 
     The choice is read from the traced weights. `experts` lists the chosen experts by weight, and the requested expert.
-    For a softmax over the whole axis, which chooses no experts, it lists the `most` experts with the largest weights.
+    A softmax over the whole axis chooses no experts; `experts` then lists the `most` experts with the largest weights.
     """
     op, expert = op_of(place, ops.Route), index[-1]
     read = scene.read(place, 0, index[:-1])

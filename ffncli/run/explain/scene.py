@@ -125,7 +125,7 @@ def sources(place: TensorPlace) -> tuple[str, ...]:
     if place.step is None:
         return ()
     names = tuple(place.printed(name) for name in place.step.inputs)
-    if place.outer is not None:  # the route says which tokens the expert received, and with which weights
+    if place.outer is not None:  # the route determines the expert's tokens and their weights
         names += place.outer.inputs
     if isinstance(place.step.op, Experts):
         last = place.step.op.program[-1].output

@@ -71,7 +71,7 @@ def _symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
     r"""Return a parameter's symbol: `W_{1}`, `b_{\mathrm{router}}`, `\mathrm{alpha\_p}_{\mathrm{act}}`."""
     prefix, _, rest = weight_symbol(output, parameter, steps).rpartition(".")
     letter, _, name = rest.partition("_") if len(rest.partition("_")[0]) == 1 else (rest[:1], "", rest[1:])
-    if parameter not in ("weight", "bias", "correction", "factor"):  # named, such as xielu's alphas
+    if parameter not in ("weight", "bias", "correction", "factor"):  # parameters with names, such as xielu's alphas
         letter, name = _name(parameter), output.rpartition(".")[2]
     under = [_name(part) for part in (prefix, name) if part]
     return letter + (f"_{{{', '.join(under)}}}" if under else "")

@@ -20,7 +20,8 @@ from ffncli.run.in_model.kernel_call import SharedKernel, dtype_text
 
 
 class FFNSwap:
-    """The kernel of one FFN, and the replacements of its modules' forwards, which are in place while the swap is `on`.
+    """The kernel of one FFN, and replacements for the forwards of the FFN's modules; both are used while the swap is
+    `on`.
 
     `calls` counts the FFN's calls: under `kernel` if the kernel computed them, else under the reason for using the
     model.
@@ -254,7 +255,7 @@ class PreparedWeights:
 
     def now(self) -> Params | None:
         """Return the params for the model's current tensors, prepared again if the tensors have changed. Return None if
-        a tensor has another dtype, device or shape, since the kernel has not been verified for it.
+        a tensor has another dtype, device or shape than at the verification of the kernel.
 
         On a CPU, if the kernel has copies of the weights, 8 sampled values of each tensor also reveal writes that torch
         does not count (through `.data`).

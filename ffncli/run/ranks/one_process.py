@@ -90,7 +90,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class RankTensor:
-    """An excerpt of one rank's tensor; `tokens` is the token index of each row, or None if the rows are all tokens."""
+    """An excerpt of one rank's tensor; `tokens` is each row's token index, or None if every token has a row."""
 
     rank: int
     shape: tuple[int, ...]

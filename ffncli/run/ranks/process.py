@@ -113,10 +113,10 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
 def common_exit_code(codes: Mapping[int, int]) -> int:
     """Return the exit code of a run, given the exit codes of its failed ranks; a negative code is a signal.
 
-    A rank that exits with a positive code has reported the reason, or knows that another rank has. The code of the
-    actual cause is preferred over 143, the code of ranks that end after another rank has failed, and over 3, the code
-    of ranks that lost another rank. If all ranks were killed by signals, no rank has reported an error, so this raises
-    FFNError (exit 3).
+    A rank that exits with a positive code has reported the reason, or knows that another rank has reported it. The code
+    of the actual cause is preferred over 143, the code of ranks that end after another rank has failed, and over 3, the
+    code of ranks that lost another rank. If all ranks were killed by signals, no rank has reported an error, so this
+    raises FFNError (exit 3).
     """
     exits = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
     killed = {rank: code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}

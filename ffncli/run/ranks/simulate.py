@@ -32,7 +32,7 @@ from ffncli.show.text import bytes_text, plural
 
 @dataclass(frozen=True)
 class CollectiveCheck:
-    """The collectives of one of `layers`, which are all alike, on a rank with `entered` tokens.
+    """The collectives of one layer on a rank with `entered` tokens; all `layers` have the same collectives.
 
     `counted` is the closed form; `simulated` is the count of the collectives that the program called. Both assume the
     same number of tokens for every expert.

@@ -77,7 +77,7 @@ class RankStore:
 
 
 def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
-    """Open the store on rank 0 if `opens` and no agent has; otherwise connect within `limit` s."""
+    """Open the store on rank 0 if `opens` and no agent has opened it; otherwise connect within `limit` s."""
     master = opens and place.first and not place.has_agent
     try:
         store = TCPStore(

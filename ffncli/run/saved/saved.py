@@ -74,7 +74,7 @@ class SavedStep:
 
     @property
     def always(self) -> bool:
-        """For an experts step: whether every token goes to all of its experts (shared experts in the route)."""
+        """For an experts step: whether all of its experts receive every token (shared experts in the route)."""
         return self.detail.get("always") == "True"
 
     @property

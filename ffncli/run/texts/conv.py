@@ -68,7 +68,7 @@ def _convolutions(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact]:
-    """Show that without a non-linearity one block, and a stack of three, is one matrix and one bias."""
+    """Show that without a non-linearity one block is one matrix and one bias, and so is a stack of three."""
     linear = without_nonlinearity(steps)
     generator = torch.Generator().manual_seed(1)
     blocks = [weights, *(random_weights(steps, generator, torch.float64) for _ in range(2))]

@@ -143,8 +143,8 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
 def bends(d_model: int) -> dict[str, float]:
     """Measure how far blocks of equal size are from linear maps: `departure` divided by max |f|, by activation.
 
-    The gated block has a d_ff of 8/3 d_model, the plain blocks of 4 d_model. Weights are initialised as in nn.Linear;
-    there are 512 random inputs.
+    The gated block has a d_ff of 8/3 d_model, the plain blocks have a d_ff of 4 d_model. Weights are initialised as in
+    nn.Linear; there are 512 random inputs.
     """
     a, b = drawn(512, d_model), drawn(512, d_model, seed=1)
     out = {}

@@ -327,7 +327,8 @@ def _partial_sums(tiny: TinyRun, ranks: Ranks) -> tuple[list[list[float]], list[
 
 
 def _journeys(tiny: TinyRun, ranks: int, each: int) -> list[tuple[int, int, str, str, int]]:
-    """Return (token, its rank, its experts, the experts' ranks, number of vectors sent), heaviest expert first."""
+    """Return (token, its rank, its experts, the experts' ranks, number of vectors sent) for every token, with its
+    heaviest expert first."""
     import torch
 
     from ffncli.run.engine.sharded import tokens_of_rank

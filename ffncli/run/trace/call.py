@@ -49,7 +49,8 @@ def survey_for(question: SurveyQuestion, note: Note = lambda text: None) -> Surv
 
 
 def of_this_rank(question: Question) -> Question:
-    """Adapt the question to this process: under torchrun, it is split over all ranks and runs on this rank's device."""
+    """Adapt the question to this process: under torchrun, the block is split over all ranks, and this rank uses its own
+    device."""
     place = torchrun()
     if place is None:
         return question

@@ -45,7 +45,8 @@ def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing 
 
 
 def _load(step: str, route: Tensor, experts: int) -> Routing:
-    """Return the load of the first `experts` columns of `route` [tokens, experts]; the rest are identities."""
+    """Return the load of the first `experts` columns of `route` [tokens, experts]; the other columns belong to identity
+    experts."""
     chosen: list[int] = (route != 0).sum(0).tolist()
     load = tuple(chosen[:experts])
     total, most = sum(load), max(load)
@@ -92,7 +93,7 @@ def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: i
 
 @dataclass(frozen=True)
 class Candidate:
-    """One entry of the vocabulary; `cumulative` is the probability of it and all entries ranked above it."""
+    """One entry of the vocabulary; `cumulative` is the total probability of this and all higher-ranked entries."""
 
     id: int
     probability: float

@@ -174,7 +174,7 @@ class Session:
 
 
 def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
-    """Answer the question; `note` is called with every remark as it arises; remarks on the model come before its layer
+    """Answer the question. `note` is called with every remark as it arises: remarks on the model arise before the layer
     runs."""
     model, notes = subject.model, list[str]()
 

@@ -303,7 +303,7 @@ def ffn_layers(module: nn.Module) -> Mapping[int, str]:
     """Map layers to the names of their FFN modules, for the stack with the most layers; empty for a single block.
 
     Experts are not layers, nor are the numbered parts of an nn.Sequential. A single layer with torch's attention counts
-    as a whole model with layer 0, because its outputs cannot match a block.
+    as a whole model with layer 0, because the layer's outputs cannot match a block.
     """
     items = {
         name: Item(tuple(p.shape), prod(p.shape), 0, 1)

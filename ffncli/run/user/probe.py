@@ -165,7 +165,7 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _eps(module: nn.Module) -> Iterator[float]:
-    """Yield the numeric attributes of the module and its submodules whose names contain `eps`."""
+    """Yield the numeric attributes with `eps` in their names, of the module and its submodules."""
     for part in module.modules():
         for name, value in vars(part).items():
             if "eps" in name and type(value) is float and 0 <= value < 1:

@@ -362,7 +362,7 @@ def _located(error: BaseException, path: Path) -> str:
 
 
 def _forget_neighbours(folder: Path, before: set[str]) -> None:
-    """Forget modules imported from `folder`, with submodules, that were not there `before`."""
+    """Forget the modules that were imported from `folder` and are not in `before`, and their submodules."""
     new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
     tops = {name for name in new if "." not in name and _home(sys.modules[name]) == folder}
     for name in new:

@@ -209,11 +209,11 @@ _TF32, _BF16 = 11, 8
 
 
 def precision(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Measure the rms error and name the arithmetic with an error of that size; fail if it is less precise than the
-    dtype's own.
+    """Measure the rms error and name the arithmetic with an error of that size; fail if the kernel is less precise than
+    the dtype's own arithmetic.
 
     If the user allows an error (`tolerance`), lower precision is reported but passes. A kernel that declares a format
-    with fewer bits is held to that format.
+    with fewer bits must meet that format's limit.
     """
     x = trial.draw(min(_TOKENS, trial.most_tokens))
     reference = trial.reference(x)

@@ -1,4 +1,4 @@
-"""The check of a block split over processes against the whole block in one process."""
+"""The check that compares a block split over processes with the whole block in one process."""
 
 from collections import Counter
 from collections.abc import Iterator
