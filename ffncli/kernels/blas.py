@@ -60,7 +60,7 @@ def on_one_thread(build: Build) -> Build:
 
 
 def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Transpose matrices from [out, in] to [in, out]; leave the rest unchanged, in step order."""
+    """Transpose matrices from [out, in] to [in, out]; leave all other weights unchanged, in step order."""
     tensors = (weights[name].detach() for name in parameters(steps))
     return tuple(t.T.contiguous() if t.dim() == 2 else t for t in tensors)
 

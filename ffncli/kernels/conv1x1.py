@@ -12,7 +12,7 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Return matrices [out, in] as convolution weights [out, in, 1]; leave the rest unchanged."""
+    """Return matrices [out, in] as convolution weights [out, in, 1]; leave all other weights unchanged."""
     tensors = [weights[name] for name in parameters(steps)]
     return tuple(tensor[..., None] if tensor.dim() == 2 else tensor for tensor in tensors)
 

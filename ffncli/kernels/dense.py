@@ -1,9 +1,9 @@
-"""What a kernel needs to know about a dense FFN, read from its steps; and the operations between its matrices
+"""A dense FFN as kernels need it, read from the block's steps; and the operations between the FFN's matrices
 (activation, gate, norm), which are the same in every kernel.
 
 Activations are written as a user would write them in torch: the native function if there is one, otherwise a line of
 torch. They are independent of the formulas in `block.activations`, so that each checks the other; only an activation
-without either runs its formula.
+with neither a native function nor such a line runs its formula.
 """
 
 import math
@@ -54,7 +54,7 @@ def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
 
 
 def dense_block(steps: Sequence[Step]) -> Dense:
-    """Return the dense FFN formed by these steps, which the kernel has not refused."""
+    """Return the dense FFN formed by these steps; the kernel must not have refused them."""
     block = dense(steps)
     assert block is not None
     return block

@@ -35,8 +35,9 @@ def refuses(steps: Steps) -> str | None:
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Stack the matrices as [experts, out, in], with gate above up, and then down, zero-padded to the next multiple,
-    and their biases as [experts, out]; then everything else unchanged, in step order."""
+    """Return the experts' matrices stacked as [experts, out, in], gate above up in one tensor and down in another, and
+    their biases stacked as [experts, out]; then all other weights unchanged, in step order. Widths are zero-padded to
+    the next multiple."""
     stacked = _stacked(steps, weights)
     return (*stacked.values(), *(weights[name] for name in _others(steps)))
 
@@ -53,7 +54,7 @@ def _in_groups(made: "Made", weigh_output: bool, ordered: bool) -> Summed:
 
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]
-        expert, order = chosen.flatten().sort(stable=True)  # stable: within an expert, tokens stay in their order
+        expert, order = chosen.flatten().sort(stable=True)  # stable: each expert's tokens stay in order
         token, weight = order // top_k, share.flatten().index_select(0, order)[:, None]
         numbers = torch.arange(entries, device=x.device)
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # where each expert's rows end

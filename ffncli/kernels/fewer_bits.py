@@ -30,7 +30,7 @@ _LARGEST = torch.finfo(_FORMAT).max
 
 
 def refuses_fp8(steps: Steps) -> str | None:
-    """Return why fp8 cannot compute a block: it needs a dense block whose widths suit a GPU's 8-bit products."""
+    """Return why fp8 cannot compute a block: it needs a dense block with widths that a GPU's 8-bit products accept."""
     return refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16)
 
 
@@ -43,7 +43,8 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prepare_fp8(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Quantize gate above up, and down, each followed by scales [1, out]; then the rest unchanged, in step order."""
+    """Quantize two matrices, gate above up and down, each followed by scales [1, out]; then all other weights,
+    unchanged, in step order."""
     inward = [weights[name] for name in _MATRICES[:2] if name in weights]
     pairs = [quantized(matrix) for matrix in (torch.cat(inward), weights["down.weight"])]
     return (*(t for matrix, scale in pairs for t in (matrix, scale.T)), *(weights[name] for name in _others(steps)))
@@ -118,7 +119,8 @@ def to_int4(weight: Tensor) -> Pair:
 
 
 def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Params]:
-    """Return the `prepare` of a kernel that stores each matrix as two tensors and the rest unchanged, in step order."""
+    """Return the `prepare` of a kernel that stores each matrix as two tensors and all other weights unchanged, in step
+    order."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         parts = [quantize(weights[n]) if n in _MATRICES else (weights[n],) for n in parameters(steps)]

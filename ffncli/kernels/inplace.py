@@ -32,8 +32,8 @@ _WRITTEN: Mapping[str, Changes] = {
 
 
 def changed(op: Activation) -> Changes:
-    """Return f(x, learned) = min(f(clip(x, low, high)), most) + plus, which overwrites x if torch has f in place;
-    otherwise it returns a new tensor."""
+    """Return f(x, learned) = min(f(clip(x, low, high)), most) + plus. It overwrites x if torch has an in-place version
+    of the function; otherwise it returns a new tensor."""
     call = _function(op.function) if op.soft_cap is None else _soft_capped(op)
 
     def run(x: Tensor, learned: Learned) -> Tensor:
@@ -68,7 +68,8 @@ def _function(name: str) -> Changes:
 
 
 class Buffers:
-    """Buffers that a call writes to and the next call reuses; replaced if the number of tokens changes."""
+    """The buffers that each call writes its results to. They are reused by the next call, or replaced if the number of
+    tokens changes."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Tensor] = {}

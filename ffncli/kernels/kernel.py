@@ -1,7 +1,7 @@
 """Kernel: a way to compute an FFN, as a record of two functions; and a decorator that registers the package's kernels.
 
-`prepare` converts the weights to the form that a kernel needs (packed, for example), once per copy or placement.
-`build` returns the function to call, once per case; compiling belongs in `build`.
+`prepare` converts the weights to the form that a kernel needs (packed, for example); it is called for each copy of the
+weights in memory. `build` returns the function to call, once per case; compiling belongs in `build`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Kernel:
     only with kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most this many,
     so benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a new number
     of tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the kernel also
-    compiles, the weights are part of its code: a benchmark then has only one copy of them, which only a flush makes
-    cold.
+    compiles, the weights are part of its code: a benchmark then has only one copy of them, and must flush the caches to
+    make it cold.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Kernel:
     per_weights: bool = False
 
     def forms(self, dtype: torch.dtype) -> int:
-        """Return how much memory the kernel's own form of the weights may take, in copies of the weights in this dtype.
-        That form may be float32 if the dtype has 16 bits."""
+        """Return the most memory that the kernel's own form of the weights may take, as a multiple of the weights' size
+        in this dtype. That form may be float32 if the dtype has 16 bits."""
         if self.prepare is canonical:
             return 0
         return 2 if dtype.itemsize == 2 and not self.per_weights else 1
 
     def missing(self, device: str) -> str | None:
-        """Return what the kernel needs and this machine lacks, in words; None if nothing is missing."""
+        """Return in words which of the kernel's needs this machine lacks; None if nothing is missing."""
         for need in self.needs:
             if need == "cuda" and not device.startswith("cuda"):
                 return "runs on a GPU only"
@@ -108,10 +108,10 @@ class Kernel:
         self, steps: Steps, device: str, dtype: object, passes: str = "forward", tokens: int | None = None,
         cold: bool = False,
     ) -> str | None:  # fmt: skip
-        """Return every reason why it cannot run this case, joined by `; `; None if it can.
+        """Return every reason why the kernel cannot run this case, joined by `; `; None if it can.
 
         `dtype` is torch's dtype or one of our names, `passes` is forward or forward+backward, `tokens` is the number of
-        tokens if known, and `cold` says whether copies of the weights keep them out of the caches.
+        tokens if known, and `cold` is True if the weights are kept out of the caches by copying them.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)

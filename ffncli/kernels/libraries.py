@@ -1,8 +1,8 @@
-"""Kernels from other packages, imported when a kernel is built; a kernel whose package is not installed is skipped,
-with that reason.
+"""Kernels from other packages, imported when a kernel is built; a kernel is skipped if its package is not installed,
+and the reason is reported.
 
-liger: LigerMLP of liger-kernel, which computes gate, up and everything between them and down in one Triton kernel;
-liger_act: eager's products, with liger-kernel's SiLUMul or GELUMul between them; quack: the MLP of quack-kernels, which
+liger: LigerMLP of liger-kernel, one Triton kernel that computes gate, up and all operations before down. liger_act: the
+products as in eager, with liger-kernel's SiLUMul or GELUMul between them. quack: the MLP of quack-kernels, which
 computes gate, up and the activation in one product (CuTe DSL).
 
 All of them compute gated units, without the limits and scales that some models add.
@@ -22,8 +22,8 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def refuses_all_but_gated(steps: Steps, functions: Collection[str], products: bool = True) -> str | None:
-    """Return why a gated unit with one of these functions cannot compute the block; `products` says whether it also
-    computes the products."""
+    """Return why a library's gated unit, which supports these functions, cannot compute the block; `products` is True
+    if the unit also computes the products."""
     shape = dense(steps)
     if shape is None:
         return refuses_all_but_dense(steps)

@@ -13,7 +13,7 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 class _EmptyLinear(nn.Linear):
-    """nn.Linear without initial weights, which would only be replaced before the first call."""
+    """nn.Linear that does not initialise its weights, because they would be replaced before the first call."""
 
     def __init__(self, into: int, out: int, bias: bool) -> None:
         super().__init__(into, out, bias, device="meta")
@@ -57,8 +57,8 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
     def run(x: Tensor, params: Params) -> Tensor:
         # Written directly to the dicts in which torch looks them up: assigning attributes, or
-        # torch.func.functional_call, takes about 20 µs per call, which a module in a notebook does not cost. Gradients
-        # flow to the tensors themselves.
+        # torch.func.functional_call, would add about 20 µs to each call, which a module in a notebook does not take.
+        # Gradients flow to the tensors themselves.
         if params is not last[0]:
             for (home, name), tensor in zip(places, params, strict=True):
                 home[name] = tensor

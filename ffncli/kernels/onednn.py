@@ -50,7 +50,7 @@ def nbytes(tensor: Tensor) -> int:
 
 
 def _reordered(names: list[str], tensors: Iterable[Tensor]) -> Params:
-    """Convert the matrices among the tensors to oneDNN's layout; leave the rest unchanged."""
+    """Convert the matrices among the tensors to oneDNN's layout; leave all other tensors unchanged."""
     matrices = ("weight", "gate.weight", "up.weight", "down.weight")
     reorder = torch.ops.mkldnn._reorder_linear_weight
     return tuple(

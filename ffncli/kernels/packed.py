@@ -18,7 +18,8 @@ def refuses(steps: Steps) -> str | None:
 
 
 def _names(steps: Steps) -> tuple[list[str], list[str]]:
-    """Return (the packed parameters: weight, and bias if there is one; the other parameters in step order)."""
+    """Return two lists of names: the packed parameters (weight, and bias if there is one), and the other parameters in
+    step order."""
     every = list(parameters(steps))
     return (
         [name.removeprefix("gate.") for name in every if name.startswith("gate.")],

@@ -1,8 +1,8 @@
 """Data that a kernel creates from its params for one number of tokens, such as packed weights. It is created once and
 kept while the params exist.
 
-If a library cannot multiply 16-bit numbers, weights are converted to float32 once. torch can multiply 16-bit numbers,
-but one at a time: on a processor with only AVX2, at an eighth of float32's rate.
+If a library cannot multiply 16-bit numbers, weights are converted to float32 once. Leaving the products to torch would
+be slower: on a processor with only AVX2, torch multiplies 16-bit numbers one at a time, at an eighth of float32's rate.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +62,7 @@ Multiplies = Callable[[torch.dtype], bool]
 
 
 def widened_weights(prepare: Prepare, multiplies: Multiplies) -> Prepare:
-    """Make `prepare` receive float32 weights if their dtype cannot be multiplied, which takes twice the bytes."""
+    """Return a `prepare` that gets the weights in float32, twice their size, if their dtype cannot be multiplied."""
 
     def prepared(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         return prepare(steps, _InFloat32(weights, multiplies))

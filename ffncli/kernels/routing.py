@@ -1,4 +1,5 @@
-"""Mixtures of experts in plain torch: the router chooses, each chosen expert computes its tokens, a sum weighs them."""
+"""Mixtures of experts in plain torch: the router chooses experts, each chosen expert computes its tokens, and the
+outputs are added with their weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,10 +70,11 @@ def routed_experts(steps: Steps) -> RoutedExperts:
 
 
 def mixture(steps: Steps, body: Callable[[Dense], Body], summed: Summed) -> Body:
-    """Build the router's choice, the sum over the chosen experts, and the shared experts, which `body` builds.
+    """Build the router's choice, the sum over the chosen experts, and the shared experts; `body` builds the shared
+    experts.
 
-    `summed(x, chosen, share, weights)` computes the sum, from x [tokens, width], and the chosen experts and their
-    weights [tokens, top_k].
+    `summed(x, chosen, share, weights)` computes the sum; x is [tokens, width]; the chosen experts, `chosen`, and their
+    routing weights, `share`, are [tokens, top_k].
     """
     by: dict[str, Step] = {step.output: step for step in steps}
     route, shared_shape = by["route"].op, dense(steps, "shared.")
@@ -173,7 +175,7 @@ def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor
 
 
 def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (experts, weights) for choices among the experts that earlier choices left."""
+    """Return (experts, weights); each choice is made among the experts that no earlier choice took."""
     gone, picked, weights = torch.zeros_like(logits, dtype=torch.bool), [], []
     for _ in range(op.top_k):
         left = torch.where(gone, -torch.inf, logits)

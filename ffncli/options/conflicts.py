@@ -75,7 +75,7 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
 
     lines = ["| option | rule | because |", "| --- | --- | --- |"]
     for rule in rules:
-        s = "" if rule.option in (groups or {}).values() else "s"  # an option contradicts, a group contradict
+        s = "" if rule.option in (groups or {}).values() else "s"  # singular verb for an option, plural for a group
         if rule.needs:
             text = f"need{s} {listed(rule.needs, 'or')}"
         elif rule.contradicts:
@@ -88,7 +88,8 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
 
 
 def _parts(pattern: str) -> tuple[str, str, str]:
-    """Split a pattern into, for example, `passes`, `!=`, `forward`; without a value the last two are empty."""
+    """Split a pattern into three parts, such as `passes`, `!=`, `forward`; the last two are empty if the pattern has no
+    value."""
     name, sign, value = re.split(r"(!?=|$)", pattern, maxsplit=1)
     return name, sign, value
 

@@ -23,8 +23,8 @@ R = TypeVar("R")
 
 
 class Opt:
-    """The definition of one option: its `names` in a shell (none for a positional argument). In Python it is named by
-    its field.
+    """The definition of one option. `names` are its names in a shell (none for a positional argument); in Python the
+    option has the name of its field.
 
     `accepts` converts both shell text and Python values (default: text, or a flag for bool). `metavar` is the
     placeholder for the value, `help` the text in the help. The help lists the option in `group`, or right `after` the
@@ -71,7 +71,7 @@ class Opt:
         return next((text.partition("/")[2] for text in self.names if "/" in text), "")
 
     def converted(self, name: str, value: object) -> Any:
-        """Convert `value` to the field's type. Raises FFNError with the field's name and what it accepts."""
+        """Convert `value` to the field's type. Raises FFNError with the field's name and the values that it accepts."""
         accepts = self.accepts or TEXT
         try:
             return accepts.convert(value)
@@ -114,7 +114,8 @@ def options_of(record: type[Any]) -> Mapping[str, Opt]:
 
 
 def speak_of(record: type[Any]) -> None:
-    """From now on, spell options in errors as this record does; another record may have a field of the same name."""
+    """From now on, spell options in errors as this record declares them; another record may declare a field of the same
+    name differently."""
     _KNOWN.update(options_of(record))
 
 

@@ -70,7 +70,7 @@ def sign_style(value: float) -> str:
 
 
 def curve_style(style: int | str) -> str:
-    """Return the name of a plot's style; a curve's number determines its colour."""
+    """Return the name of a style in a plot; a number stands for the colour of that curve."""
     return _CURVES[style % len(_CURVES)] if isinstance(style, int) else style
 
 

@@ -37,9 +37,9 @@ class Fold:
 class Table:
     """A table: `rows` hold raw values, one per column. `emphasis` lists the rows to set in bold (totals).
 
-    `side_by_side` says that the first column names quantities and the other columns are the things compared; if they do
-    not fit next to each other, they are split over several tables. Other tables are split as well if they have
-    `labels`, the number of columns that name a row. `caption` is shown below the title.
+    With `side_by_side`, the first column names quantities and the other columns are the things compared; columns that
+    do not fit next to each other are split over several tables. Other tables are split as well if they have `labels`,
+    the number of columns that name a row. `caption` is shown below the title.
     """
 
     columns: tuple[str, ...]

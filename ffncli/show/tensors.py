@@ -78,7 +78,7 @@ def number_text(value: float, digits: int) -> str:
 
 
 def edges(size: int, most: int) -> tuple[int, ...]:
-    """Return the indices of an axis to show: all, or the first and the last indices, `most` in total."""
+    """Return the indices of an axis to show: all indices, or only the first and the last, `most` in total."""
     if size <= most:
         return tuple(range(size))
     first = (most + 1) // 2
@@ -147,7 +147,7 @@ class HeatMap:
         return ["".join(self._character(value) for value in row) for row in self.cells]
 
     def colors(self) -> list[list[tuple[Color, Color | None]]]:
-        """Return a line per two rows of cells: colours of the upper and lower cell (None if missing)."""
+        """Return one line per two rows of cells: pairs of colours (upper cell, lower cell or None if missing)."""
         out = []
         for at in range(0, len(self.cells), 2):
             lower = self.cells[at + 1] if at + 1 < len(self.cells) else [None] * len(self.cells[at])

@@ -13,7 +13,8 @@ from ffncli.show.text import aligned, encodable, pad, width
 
 
 class Terminal:
-    """Prints the same parts with rich: colours by sign; tables become vertical rather than cut cells off."""
+    """Prints the parts of an answer with rich. Numbers are coloured by sign; a table that would cut off cells is
+    printed vertically."""
 
     def __init__(self, stream: TextIO, color: bool) -> None:
         from rich.console import Console
@@ -118,7 +119,7 @@ class Terminal:
         if natural <= self.console.width:
             self._aligned(names, texts, widest, table)
             return
-        # Only a table of two columns (name, text) may wrap: its text is folded, and nothing is cut off.
+        # Only tables of two columns (name, text) may wrap: the text is folded, so that nothing is cut off.
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
 

@@ -1,5 +1,5 @@
-"""Text that is safe (no control characters from other people's text) and aligned (in terminal columns); a histogram, or
-an interval, as one line of characters (`encodable` replaces them by ASCII)."""
+"""Text that is safe (no control characters from other people's text) and aligned (in terminal columns); histograms and
+intervals as one line of characters, which `encodable` can replace by ASCII."""
 
 import json
 import unicodedata

@@ -1,7 +1,8 @@
-"""A child process that runs other people's code: its set-up before any of that code runs, its end, and its death.
+"""A child process that runs other people's code: its set-up before any of that code runs, how to end it, and how it
+died.
 
-Its output is passed on to stderr up to a limit, so that a flood fills no terminal, no disk and no pipe. Descendants and
-memory are read from Linux's /proc; on other systems they are unknown.
+The child's output is passed on to stderr up to a limit, so that a flood of it cannot fill a terminal, a disk or a pipe.
+Descendants and memory are read from Linux's /proc; on other systems they are unknown.
 """
 
 import ctypes
@@ -27,12 +28,13 @@ _DEATHS = {-11: "segmentation fault", -6: "aborted", -7: "bus error", -8: "arith
 
 
 def settle() -> None:
-    """In a new child, before anything else: print to stderr, leave Ctrl-C to the parent, and die with the parent."""
+    """Set up a new child, before anything else: make it print to stderr, leave Ctrl-C to the parent, and die with the
+    parent."""
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # keeps what a kernel prints before it kills the process
     if sys.platform == "linux":
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # descendants stay below it: found, counted, ended with it
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become its children, so they can be found, counted and ended
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -51,7 +53,8 @@ def _prctl(what: int, value: int) -> None:
 
 
 def require_original(pid: int) -> None:
-    """End this process at once if a user's code forked it from process `pid`: it must not answer in its place."""
+    """End this process at once if a user's code forked it from process `pid`: a fork must not answer instead of the
+    original."""
     if os.getpid() != pid:
         os._exit(1)
 
@@ -82,8 +85,8 @@ def shared_memory(size: int = 0) -> int:
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the child, which has closed its line, and return its exit code; negative means a signal. The child is
-    not reaped, so that its group keeps its id."""
+    """Wait for a child that has closed its connection, and return its exit code; negative means a signal. The child is
+    not reaped, so that the id of its group stays in use."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.wait()
     status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -118,8 +121,8 @@ def ending(code: int | None) -> str:
 
 MOST_OUTPUT = 64 << 10  # bytes per source
 _CHUNK = 1 << 16
-_LAST_CHUNKS = 16  # read at the end, from what is left in the pipe; a process that escaped may go on writing
-_PATIENCE = 1.0  # seconds to write the rest to stderr
+_LAST_CHUNKS = 16  # maximum read from the pipe at the end; a process that escaped may still be writing
+_PATIENCE = 1.0  # seconds for writing the remaining output to stderr
 
 
 @dataclass
@@ -145,8 +148,8 @@ class PrintedBytes:
 def passed_on(printed: PrintedBytes) -> Iterator[int]:
     """Yield a descriptor for a child's stdout and stderr. What the child prints appears on our stderr, up to a limit.
 
-    Everything is read, so that the child never blocks. On exit, what is left in the pipe is passed on, without waiting
-    for processes that still hold the descriptor.
+    Everything is read, so that the child never blocks. On exit, the output that is left in the pipe is passed on,
+    without waiting for processes that still have the descriptor open.
     """
     reading, writing = os.pipe()
     waiting, stopping = os.pipe()
@@ -162,7 +165,8 @@ def passed_on(printed: PrintedBytes) -> Iterator[int]:
 
 
 def _pass_on(reading: int, waiting: int, printed: PrintedBytes) -> None:
-    """Pass on output until the other end of `waiting` is closed, then the rest. Closes both descriptors."""
+    """Pass on output until the other end of `waiting` is closed, then the output left in the pipe. Closes both
+    descriptors."""
     try:
         poll = select.poll()
         poll.register(reading, select.POLLIN)
@@ -195,14 +199,15 @@ def _pass_chunk(reading: int, printed: PrintedBytes) -> bool:
     return bool(chunk)
 
 
-# Memory that a process takes from others; file pages can be dropped and read again. Shared pages count in full, or only
-# this process's share.
+# Memory that no other process can use. File pages are excluded, since they can be dropped and read again. Shared pages
+# count in full, or only this process's share of them.
 _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
 _SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
 def descendants(pid: int, root: Path = ROOT) -> list[int]:
-    """Return the descendants of a process, over all of its threads; a zombie has none left."""
+    """Return the descendants of a process, started by any of its threads; none for a zombie, whose children were given
+    to another process."""
     found: list[int] = []
     left = [pid]
     while left:

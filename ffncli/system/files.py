@@ -1,5 +1,5 @@
-"""Files: opened only if they are regular files, written completely or not at all; or a file as of a git commit, read
-through git without touching the working tree."""
+"""Files: opened only if they are regular files, written completely or not at all; or a file as it is in a git commit,
+read through git without touching the working tree."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ def open_to_read(path: Path, pipe: bool = False) -> BinaryIO:
 
 
 def _require_file(status: os.stat_result, pipe: bool) -> None:
-    """Raise OSError for anything but a regular file; its text names the kind of file."""
+    """Raise OSError for anything but a regular file; the error's text names the kind of file."""
     mode = status.st_mode
     if stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode)):
         return

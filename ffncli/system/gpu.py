@@ -6,8 +6,8 @@ full, too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is cre
 one line.
 
 Memory, other processes, clocks and power are read through nvidia-ml-py (module `pynvml`, extra `gpu`), by the uuid that
-torch reports, because CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. Whatever a card or a driver does not
-provide is None.
+torch reports, because GPUs have other numbers under CUDA_VISIBLE_DEVICES than in NVML. Whatever a card or a driver does
+not provide is None.
 """
 
 import os
@@ -29,8 +29,8 @@ from ffncli.system.packages import extra_command
 _REPORTED = re.compile(r"\b(CUDA|HIP|CUBLAS|cuDNN)( driver)? error|\bTriton Error \[(CUDA|HIP)\]")
 _DEVICE = re.compile(r"cpu|cuda(?::(0|[1-9][0-9]{0,2}))?")
 _OTHERS = {"mps": "Apple's GPUs", "xpu": "Intel's GPUs"}  # torch's names for devices that ffn does not support
-# The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container with only one
-# of several GPUs its number need not be 0, and in some sandboxes /proc/driver is missing.
+# The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container that has one
+# of several GPUs, the number of that GPU need not be 0; in some sandboxes /proc/driver is missing.
 _NODES = (
     "dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "dev/nvhost-gpu", "dev/nvmap", "dev/dxg",
     "dev/kfd",
@@ -41,7 +41,7 @@ _ON_CPU = "use --device cpu"
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """Why a GPU cannot be used here, and what to do about it."""
+    """The reason why a GPU cannot be used here, with advice."""
 
     message: str
     hint: str = _ON_CPU
@@ -82,7 +82,8 @@ def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
 
 
 def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
-    """Return why torch cannot compute on that GPU, by making a tensor and running a kernel, or None."""
+    """Return the reason why torch cannot compute on that GPU, or None if it can. Checked by creating a tensor and
+    running a kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch also reports some of these problems as warnings of several lines
         if not (torch.version.cuda or getattr(torch.version, "hip", None)):

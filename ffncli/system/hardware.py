@@ -76,8 +76,8 @@ class Link:
     together.
 
     `title` is the printed name, `name` the name as typed. `kind`: a link within a node (over PCIe or another link), or
-    a network between nodes. `peers`: the number of other accelerators with a wire each, which share the bandwidth; 0
-    for a switch, which can direct all of the bandwidth to any of them.
+    a network between nodes. `peers`: the number of other accelerators that have a wire of their own; the wires share
+    the bandwidth. 0 for a switch, which can direct all of the bandwidth to any accelerator.
     """
 
     name: str
@@ -88,14 +88,14 @@ class Link:
     peers: int = 0
 
     def bytes_per_s(self, ranks: int) -> float:
-        """Return the B/s that one of `ranks` accelerators sends to the others of them, in one direction."""
+        """Return the B/s that each of `ranks` accelerators sends to the other `ranks` - 1, in one direction."""
         share = min(1.0, (ranks - 1) / self.peers) if self.peers else 1.0
         return self.gbytes_per_s * 1e9 * share
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol of NCCL: the usable share of a link's bandwidth, and its costs other than bytes, in microseconds.
+    """A protocol of NCCL: the share of a link's bandwidth that it can use, and its latencies in microseconds.
 
     `collective_us` is the cost of any collective, `step_us` maps kinds of links to the cost of one step of a ring; the
     protocol is not used over other kinds of links.
@@ -198,8 +198,8 @@ def find(device_name: str) -> Device | None:
 
 
 def named(text: str, field: str) -> Device:
-    """Return the device that a user means by its name, a short name (`h100`), or a prefix that only one device's name
-    has.
+    """Return the device that a user means: `text` is its name, a short name (`h100`), or a prefix of only one device's
+    name.
 
     Case, spaces and hyphens do not matter. Raises FFNError with the nearest names; `field` is the option.
     """

@@ -32,8 +32,8 @@ _ISA = {
 
 @dataclass(frozen=True)
 class Cores:
-    """The number of CPUs that the process may run on, the quota of its group in CPUs (None: no quota), and the number
-    of physical cores among these CPUs."""
+    """Three numbers: the CPUs that the process may run on, the quota of its group in CPUs (None: no quota), and the
+    physical cores that those CPUs belong to."""
 
     affinity: int
     quota: float | None
@@ -145,8 +145,8 @@ def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
     """Return the bytes of last-level cache that the default threads can fill, and a note if the size is assumed or a
     sum.
 
-    Chips with several dies have one last-level cache per die; as many caches count as there are threads, the largest
-    first.
+    Chips with several dies have one last-level cache per die. Only as many caches are added up as there are default
+    threads, the largest first.
     """
     every = [cache for cache in caches(root) if cache.kind != "Instruction"]
     if not every:

@@ -1,4 +1,5 @@
-"""The packages that ffn needs: minimum versions, which are installed, and the error if one is missing or broken."""
+"""The packages that ffn needs: their minimum versions, the installed versions, and the error if a package is missing or
+broken."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -76,7 +76,7 @@ def command(
       ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()
-    set_load_time(method.load_time)  # limits loading SOURCE; while a worker loads kernels, its parent keeps the time
+    set_load_time(method.load_time)  # limits loading SOURCE; the parent limits a worker's loading
     path, cluster = result.resume, launcher.cluster
     require_compatible(question, split, result, public, launcher, {"plot": plot.plot, "plot_file": plot.plot_file})
     if public.admit is not None:

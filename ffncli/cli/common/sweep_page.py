@@ -74,7 +74,7 @@ def _grid(
     `hosts` is not empty."""
     of = {(row.case, row.kernel): row for row in rows}
     kernels = list(dict.fromkeys(row.kernel for row in rows))
-    kernels.sort(key=lambda kernel: kernel != baseline)  # stable: the others keep their order
+    kernels.sort(key=lambda kernel: kernel != baseline)  # stable: the other kernels stay in order
     machine = ("machine",) if hosts else ()
     columns = (_named(differ), *machine, *(f"{kernel}, time" if kernel == baseline else kernel for kernel in kernels))
     lines = [

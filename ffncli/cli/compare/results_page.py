@@ -303,7 +303,7 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
     rows: dict[str, list[ComparedRow]] = {}
     for row in comparison.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
-            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # the rest is specific to the row
+            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # without the row's own numbers
     out: list[Part] = []
     for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
         kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))

@@ -2,9 +2,9 @@
 `build`.
 
 Values are computed in float32 (float64 for float64 tensors) whatever the tensors' dtype: in Triton's interpreter 16-bit
-floats are bit patterns, and on a GPU the wider arithmetic is free next to the loads. Every comparison lets NaN through,
-as torch's functions do. `OP` is a tuple of the fields of `block.steps.Activation` in order: 0 function, 1 low, 2 high,
-3 plus, 4 soft_cap, 5 most.
+floats are bit patterns, and on a GPU the wider arithmetic takes no extra time, because the loads take longer. Every
+comparison lets NaN through, as torch's functions do. `OP` is a tuple of the fields of `block.steps.Activation` in
+order: 0 function, 1 low, 2 high, 3 plus, 4 soft_cap, 5 most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """(1 - e^-2|x|) / (1 + e^-2|x|) with x's sign; near 0, where this cancels, the first six terms of the series."""
+    """(1 - e^-2|x|) / (1 + e^-2|x|) with x's sign; near 0, where that difference loses digits, the first six terms of
+    the series."""
     e = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     s = x * x

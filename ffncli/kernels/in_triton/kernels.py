@@ -1,12 +1,13 @@
 """The kernels in Triton. They need a GPU, or Triton's interpreter (TRITON_INTERPRET=1), which runs them as Python.
 
-triton_act: computes eager's products, and everything between them in one Triton kernel, which reads gate and up once.
-Forward only.
+triton_act: computes the products as eager does, but everything between them in one Triton kernel, which reads gate and
+up once. Forward only.
 
-fused_gate: computes the products of gate and up, and everything between them and down, in one Triton kernel; down is
-torch's product. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are
+fused_gate: one Triton kernel computes the products of gate and up and all operations before down; torch computes the
+product of down. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are
 never written out. The column `fusion_saving_max` shows how much this can save at most. In training, gate and up are
-kept; between torch's products, the backward pass computes their gradients, and hidden again, in one elementwise kernel.
+kept. In the backward pass, torch computes the products, and between them one elementwise kernel computes the gradients
+of gate and up, and hidden again.
 
 decode: for 1 to 16 tokens, where reading the weights takes most of the time. Two Triton kernels and a sum: the first
 streams rows of gate and up and writes hidden; the second streams down, split over several programs along d_ff; the sum
@@ -127,7 +128,8 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
 
 @register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Compute down(act(gate(x)) · up(x)); compiled at first calls, by dtype and divisibility by 16."""
+    """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call with each dtype and each divisibility of
+    the sizes by 16."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     middle = act_launcher(shape)
 
@@ -173,7 +175,8 @@ def refuses_fused_gate(steps: Steps) -> str | None:
 
 @register("fused_gate", needs=("triton",), refuses=refuses_fused_gate, compiles=True)
 def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, and again at the first with gradients."""
+    """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, and again at the first call with
+    gradients."""
     shape = dense_block(steps)
     block = FusedGate(tuple(parameters(steps)), shape.gated, launcher(shape, dtype), backward_launcher(shape))
 
@@ -238,7 +241,7 @@ class _Trained(torch.autograd.Function):
 
 
 def backward_launcher(shape: Dense) -> Callable[[Products, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Return f((gate, up), d_hidden) → the gradients of gate and up, and hidden, all [tokens, d_ff] and contiguous.
+    """Return f((gate, up), d_hidden) → (gradient of gate, gradient of up, hidden), all contiguous [tokens, d_ff].
 
     In a plain block gate and up are the same tensor, and so are their gradients.
     """
@@ -261,7 +264,7 @@ def backward_launcher(shape: Dense) -> Callable[[Products, Tensor], tuple[Tensor
 
 # --- decode -----------------------------------------------------------------------------------------------------------
 
-# tokens of a tile → number of programs that fills an H100: 16 or 4 on each of its 132 multiprocessors
+# tokens of a tile → number of programs that fills an H100: about 16 or 4 on each of its 132 multiprocessors
 ENOUGH = {1: 2048, 16: 512}
 LEAST = 4  # minimum tiles of columns per part
 SUMMED = 128  # columns per program of the sum
@@ -269,7 +272,8 @@ SUMMED = 128  # columns per program of the sum
 
 @register("decode", needs=("triton",), refuses=refuses, trains=False, compiles=True, most_tokens=16)
 def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """Compute down(act(gate(x)) · up(x)), with a norm before down by torch. Triton compiles at the first call."""
+    """Compute down(act(gate(x)) · up(x)); torch computes a norm before down, if there is one. Triton compiles at the
+    first call."""
     shape, names = dense_block(steps), tuple(parameters(steps))
     first, second = launcher(shape, dtype), split_launcher(dtype)
 
@@ -281,7 +285,8 @@ def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def splits(tokens: int, rows: int, columns: int, tile: Tile) -> tuple[int, int]:
-    """Return (parts that the columns are split into, columns per part); only sizes matter, so they never vary."""
+    """Return (number of parts, columns per part) for splitting the columns. Both depend only on the sizes, so equal
+    calls add in the same order."""
     programs = -(-tokens // tile.tokens) * -(-rows // tile.rows)
     wanted = max(1, min(ENOUGH.get(tile.tokens, 1) // max(1, programs), columns // (LEAST * tile.columns)))
     each = -(-columns // wanted)

@@ -86,7 +86,7 @@ def products(
     x, x_row, x_column, a, a_row, a_column, b, b_row, b_column, tokens, rows, columns,
     PAIR: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """(x · aᵀ, x · bᵀ), each [BM, BN], reading x only once; without PAIR, (x · aᵀ, x · aᵀ).
+    """(x · aᵀ, x · bᵀ), each [BM, BN]; x is read only once. Without PAIR, (x · aᵀ, x · aᵀ).
 
     The pointers are at the tile's first token, row and column. `tokens`, `rows` and `columns` are counted from there;
     nothing beyond them is read.

@@ -17,8 +17,8 @@ _COLOURS = 8  # further lines repeat the colours with hollow points
 
 @dataclass(frozen=True)
 class RatioBar:
-    """A row of an interval chart: `value` between `low` and `high`; `kind` is a class that sets its colour. Consecutive
-    rows of the same `group` have the group's name above them."""
+    """A row of an interval chart: `value` between `low` and `high`; `kind` is the CSS class that sets the row's colour.
+    The group's name is shown above consecutive rows of the same `group`."""
 
     label: str
     value: float
@@ -42,7 +42,8 @@ class ChartLine:
 
 
 def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Element:
-    """Draw one row per interval, with a line at `mark`. The bars carry their ends as data-low and data-high."""
+    """Draw one row per interval, with a line at `mark`. The bars have their ends in the attributes data-low and
+    data-high."""
     ends = [v for row in rows for v in (row.value, row.low, row.high, mark) if v is not None and math.isfinite(v)]
     scale = axis(ends, log=True)
     groups = {at for at, row in enumerate(rows) if row.group and (at == 0 or rows[at - 1].group != row.group)}

@@ -34,7 +34,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PageParts:
-    """Sections, with the data that scripts find under the given names, and the libraries in `vendor` that they need."""
+    """Sections, the data that their scripts read by name, and the libraries in `vendor` that these scripts need."""
 
     sections: tuple[Section, ...]
     data: Mapping[str, Any]
@@ -76,7 +76,7 @@ def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
     )
 
 
-# The page's scripts in order, each with the attributes that need it; an empty text is contained in every page.
+# The page's scripts in order. A script is included if the page contains any of its texts; every page contains "".
 _SCRIPTS = {
     "table.js": ("",),
     "rounds.js": (" data-rounds=",),
@@ -139,7 +139,8 @@ _MOST_ROWS = 100
 
 
 def record_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as an HTML table with a caption; floats have four digits, a last row counts omitted ones."""
+    """Return rows as an HTML table with a caption; floats have four digits, and if rows are omitted, the last row
+    counts them."""
     every = [*rows]
     head = element("tr", [element("th", name) for name in columns])
     body = [element("tr", [element("td", _cell(cell)) for cell in row]) for row in every[:_MOST_ROWS]]

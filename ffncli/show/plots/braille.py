@@ -1,9 +1,8 @@
 """A plot as lines of text: curves of Braille dots, two across and four down in each character, inside a frame.
 
-This is our own code, because a page with curves must not cost more than its curves: the maintained terminal plotters
-import numpy, which takes longer than all of `ffn activations`, and they distinguish curves only by colour. Here every
-curve has a letter, so that a pipe, a log and NO_COLOR show the same picture. An output that cannot encode Braille gets
-only the letters.
+This is our own code for two reasons: the maintained terminal plotters import numpy, which takes longer than all of `ffn
+activations`, and they distinguish curves only by colour. Here every curve has a letter, so that a pipe, a log and
+NO_COLOR show the same picture. An output that cannot encode Braille gets only the letters.
 """
 
 import math
@@ -117,7 +116,8 @@ def _row(share: float, rows: int) -> int:
 
 
 def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
-    """Return column → label below it: at every point if they are a few measurements, otherwise at round numbers."""
+    """Return column → label below it. There is a label at every point if the points are a few measurements, otherwise
+    at round numbers."""
     if plot.marks:
         values = sorted({x for line in plot.lines for x, _ in line.points if math.isfinite(across.share(x))})
         labels = _at([(across.share(x), f"{x:g}") for x in values[:columns]], columns)
@@ -208,11 +208,11 @@ def place_of(point: Point, columns: int, rows: int) -> Place | None:
 
 
 def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place]] = ()) -> dict[Place, int]:
-    """Return the positions of the curves' letters: a place on a curve → the curve's number.
+    """Return where the curves' letters are: character position → the curve's number.
 
     There is one letter per `_PER_LETTER` columns, if no other curve is close. With `marks` (one list per curve),
-    letters stand at the marks that no other curve covers. A curve that is never apart from the others still gets one
-    letter, in the place with most room.
+    letters are at the marks that no other curve covers. A curve that is close to other curves everywhere still gets one
+    letter, at its greatest distance from them.
     """
     placed: dict[Place, int] = {}
     columns_of = [_by_column(curve) for curve in curves]
@@ -234,7 +234,8 @@ def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place
 
 
 def _apart(curve: Dots, others: Sequence[Mapping[int, list[int]]], columns: int) -> Iterator[Place]:
-    """Yield for each stretch of the frame the curve's place that is farthest from the others, if it is far enough."""
+    """For each stretch of the frame, yield the curve's position that is farthest from the other curves, if it is far
+    enough from them."""
     stretches = max(1, columns // _PER_LETTER)
     best: dict[int, tuple[int, int, Place]] = {}
     for place in curve:
@@ -287,7 +288,8 @@ def _trail(placed: Sequence[Point], wide: int, high: int) -> Iterator[tuple[int,
 
 
 def _visible(x0: float, y0: float, x1: float, y1: float, wide: int, high: int) -> Iterator[float]:
-    """Yield fractions of a line segment, one dot apart, for which it is inside the frame (Liang and Barsky)."""
+    """Yield the points of a line segment that are inside the frame, one dot apart, as fractions of the segment (Liang
+    and Barsky)."""
     enter, leave = 0.0, 1.0
     for step, low, limit in ((x1 - x0, -0.5 - x0, wide + 0.5 - x0), (y1 - y0, -0.5 - y0, high + 0.5 - y0)):
         if step == 0:

@@ -23,8 +23,8 @@ class Series:
 class Plot:
     """Curves in one frame. `x` and `y` name the axes.
 
-    `marks` says that the points are measurements: each gets a mark, and the lines between them only guide the eye. A
-    log axis shows only values above 0. `frame` is the range of the y-axis, or None for the range of the points;
+    With `marks`, the points are measurements: each point gets a mark, and the lines between the points only guide the
+    eye. A log axis shows only values above 0. `frame` is the range of the y-axis, or None for the range of the points;
     anything outside is cut off.
     """
 
@@ -69,14 +69,15 @@ _FLAT = 1e-12  # a range this small relative to its values leaves no digits for 
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """An axis from `low` to `high`, which are log10 of the values on a log axis. `low` is below `high`."""
+    """An axis from `low` to `high`, with `low` < `high`. On a log axis, both are the log10 of the values."""
 
     low: float
     high: float
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return a value's position from 0 (low end) to 1; NaN without one, as for -1 on a log axis."""
+        """Return a value's position from 0 (low end) to 1, or NaN if the axis cannot show the value, such as -1 on a
+        log axis."""
         if self.log:
             value = math.log10(value) if value > 0 else math.nan
         return self._share(value) if math.isfinite(value) else math.nan
@@ -100,7 +101,7 @@ class PlotAxis:
         values = next(some for some in _decades(self.low, self.high) if len(some) <= most)
         if len(values) < 2:  # the axis covers a small part of a decade
             values = [v for v in _steps(10**self.low, 10 ** min(self.high, _HIGHEST), most) if v > 0]
-        # Not via a float, where the smallest power of ten may be 0.
+        # Built as text: as a float, the smallest power of ten may be 0.
         return [(self._share(float(value.log10())), number(value)) for value in values]
 
 
@@ -140,8 +141,8 @@ def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
 
 
 def _steps(low: float, high: float, most: int) -> list[Decimal]:
-    """Return the multiples between `low` and `high` of the smallest step, 1, 2 or 5 times a power of ten, for which at
-    most `most` multiples lie there."""
+    """Return the multiples of a step between `low` and `high`. The step is 1, 2 or 5 times a power of ten, the smallest
+    with at most `most` such multiples."""
     exponent = math.floor(math.log10(max(high / most - low / most, 5e-324)))
     for power in range(exponent - 1, exponent + 4):
         for factor in (1, 2, 5):
@@ -153,7 +154,8 @@ def _steps(low: float, high: float, most: int) -> list[Decimal]:
 
 
 def _decades(low: float, high: float) -> Iterator[list[Decimal]]:
-    """Yield candidate labels of a log axis, densest first: 1, 2 and 5 of each decade, each decade, every second, ..."""
+    """Yield candidate labels of a log axis, densest first: 1, 2 and 5 of each decade, every decade, every second
+    decade, ..."""
     first, last = math.floor(low), math.ceil(high)
     if last - first < 10:
         yield _inside((Decimal(m).scaleb(k) for k in range(first, last + 1) for m in (1, 2, 5)), low, high)
