@@ -1,4 +1,5 @@
-"""Ruling: the verdict on a kernel's answer, in numbers and words; an Outcome carries its note and errors."""
+"""Ruling: the verdict on a kernel's answer, in numbers and words. The ruling's note and errors become part of an
+Outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ class Ruling:
 
     @property
     def note(self) -> str:
-        """What is wrong, in one line after its code; empty for a right answer."""
+        """The code and, after it, what is wrong, in one line; empty for a right answer."""
         line = " ".join(self.wrong.split())
         line = line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
         return f"{self.code}: {line}" if self.code and line else line

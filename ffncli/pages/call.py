@@ -100,7 +100,7 @@ report = call(ReportQuestion, write_report, "report")
 
 
 def _parts(paths: list[Path]) -> list[PageParts]:
-    """Return the parts of the page: first the comparisons of results, then every file in order."""
+    """Return the sections of the page: first the comparisons of results, then every file in order."""
     kinds = [_kind(path) for path in paths]
     results = [path for path, kind in zip(paths, kinds, strict=True) if kind == "results"]
     out = [comparison_parts(base, new, f"compared{at}") for at, (base, new) in enumerate(pairwise(results), 1)]
@@ -119,7 +119,7 @@ def _parts(paths: list[Path]) -> list[PageParts]:
 
 
 def _named(name: str, parts: PageParts) -> PageParts:
-    """Put the file's name in front of the titles of its sections."""
+    """Prefix the titles of a file's sections with the file's name."""
     titles = (one.title if one.title.startswith(name) else f"{name}: {one.title}" for one in parts.sections)
     return replace(parts, sections=tuple(replace(one, title=t) for one, t in zip(parts.sections, titles, strict=True)))
 

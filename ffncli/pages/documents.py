@@ -1,5 +1,5 @@
-"""Turn JSON answers into sections: records and a table for `ffn verify` (a certificate, or its checks) and `ffn
-compare`; charts over the layers for `ffn trace --layer all`, `ffn trace --prompts` and `ffn experts`."""
+"""Turn JSON answers into sections of a page. `ffn verify` (a certificate, or its checks) and `ffn compare` get records
+and a table; `ffn trace --layer all`, `ffn trace --prompts` and `ffn experts` get charts over the layers."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from ffncli.show.page.document import Child, PageParts, Section, definitions, el
 
 _MOST_BYTES = 50_000_000
 _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}
-# Charts: the title, the unit of the y axis, and the keys, which are one line each. Only keys in the rows are drawn.
+# Charts: the title, the unit of the y axis, and the keys; each key is drawn as one line, if it is in the rows.
 _FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
     ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
@@ -89,7 +89,7 @@ def _cell(value: Any) -> Any:
 def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
     """Return the section of an answer about layers: charts over the layers, the load of experts, and a table."""
     drawn = []
-    for row in rows:  # add the figures of the layer's routing, and the share of its units that are dead
+    for row in rows:  # add the figures of the layer's routing, and the layer's share of dead units
         routing, units, dead = row.get("routing"), row.get("units"), row.get("dead_units")
         more = {**routing} if isinstance(routing, Mapping) else {}
         if units and dead is not None and _is_number(units) and _is_number(dead):
@@ -136,7 +136,8 @@ def _loads(row: Mapping[str, Any]) -> list[float]:
 
 
 def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return a heat map: a column per expert, a row per layer with as many experts as the first."""
+    """Return a heat map with a column per expert and a row per layer; layers whose number of experts differs from the
+    first layer's are left out."""
     import torch
 
     from ffncli.pages.traces import heat_data

@@ -1,5 +1,5 @@
-"""Prepare a small block for the page's script, which computes it: inputs, weights, and steps in order, including the
-steps of each expert.
+"""Prepare a small block for the page's script, which computes the block: its inputs, weights, and steps in order,
+including the steps of each expert.
 
 An expert becomes ordinary steps: `received` selects the rows of the expert's tokens, the steps of its program follow
 under the names that a trace prints (`experts.3.gate`), and `experts` adds up the results.
@@ -16,7 +16,7 @@ from ffncli.errors import FFNError
 from ffncli.run.saved.saved import Saved, SavedAssignment, SavedStep, axis_size
 
 MOST_WEIGHTS = 4096
-_MOST_VALUES = 32_768  # over all steps, with each expert's steps counted for every token
+_MOST_VALUES = 32_768  # limit over all steps, with each expert's steps counted for every token
 _OPS = ("input", "linear", "activation", "multiply", "add", "norm", "dropout", "route", "experts")
 _FUNCTIONS = tuple(name for name, row in TABLE.items() if not row.learned)
 _PAGE = "an editable page (-o page.html)"
@@ -43,7 +43,7 @@ def live_block(saved: Saved) -> dict[str, Any]:
     tokens = max(len(rows) for rows in inputs.values())
     values = tokens * sum(step["width"] for step in steps)
     _require_small(values, "values", _MOST_VALUES, f"use fewer tokens, or {_AGAIN}")
-    read = {}  # by the names that the steps use: `gate.weight[3]` is the weight of expert 3
+    read = {}  # keys are the names that the steps use: `gate.weight[3]` is the weight of expert 3
     for key in dict.fromkeys(name for step in steps for name in step["weights"].values()):
         name, _, expert = key.partition("[")
         read[key] = (weights[name] if not expert else weights[name][int(expert.removesuffix("]"))]).tolist()
@@ -148,7 +148,7 @@ class _Unrolled:
 
 
 def _entry_names(saved: Saved, route: str, width: int) -> list[str]:
-    """Return the meaning of each entry of a route."""
+    """Return the name of each entry of a route."""
     readers = [step for step in saved.steps if step.op == "experts" and step.inputs[1] == route]
     if not readers:
         return []

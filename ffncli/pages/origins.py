@@ -1,4 +1,5 @@
-"""Where a heat map's numbers come from: the position of each cell's value, and what it was computed from."""
+"""Find the origins of a heat map's numbers: the position of each cell's value, and the values that it was computed
+from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +11,14 @@ from ffncli.run.measure.statistics import span
 from ffncli.run.saved.saved import Saved, SavedStep
 
 _TERMS = 3  # list at most this many terms of a sum: those with the largest absolute value
-_MOST_NUMBERS = 12_000  # limit for a linear step: beyond it, fewer terms or none are listed, to keep the page small
+_MOST_NUMBERS = 12_000  # limit for a linear step: beyond it, fewer terms or no terms are listed, to keep the page small
 _MOST_CELLS = 1_500  # limit for an element-wise step
-_ULPS = 8  # a rest beyond this many units in the last place is more than rounding
+_ULPS = 8  # a remainder above this many units in the last place is more than rounding
 
 
 def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
-    """Return the origins of a step's heat map, which has `grid` rows and columns of cells: `origins` is a list with an
-    entry for each cell, row by row.
+    """Return the origins of a step's heat map; `grid` is the map's number of rows and of columns. The key `origins`
+    holds a list with an entry for each cell, row by row.
 
     Each entry begins with the position (token, unit) of the cell's largest absolute value, relative to the cell's first
     value. For a linear step, the largest terms follow, each as its index in the sum and its value, and then the sum of
@@ -63,8 +64,8 @@ def _weight(saved: Saved, step: SavedStep) -> Tensor | None:
 
 
 def _mixed(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
-    """Return the largest terms route[token, e] · expert_e[token, unit], including the identities' term; {} unless the
-    file has the output of every chosen expert."""
+    """Return the largest terms route[token, e] · expert_e[token, unit], including the term of the identity experts.
+    Return {} unless the file has the output of every chosen expert."""
     x, entered, route = (tensors[name] for name in (step.name, *step.inputs))
     entries, last = step.entries(route.shape[1]), step.program[-1].name if step.program else ""
     outputs = {e: f"{step.name}.{e}.{last}" for e in range(step.experts)}
@@ -99,7 +100,7 @@ def _places(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def _inside_cells(x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor) -> list[list[int]]:
-    """Return the positions relative to the first value of their cell."""
+    """Return each position relative to the first value of its cell."""
     down, across = (
         [span(at, size, count).start for at in range(count)] for size, count in zip(x.shape, grid, strict=True)
     )
@@ -116,8 +117,8 @@ def _products(a: Tensor, w: Tensor, step: SavedStep, x: Tensor, grid: tuple[int,
 def _largest(
     terms: Tensor, step: SavedStep, x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor
 ) -> dict[str, Any]:
-    """Return the largest of each position's terms [positions, k] and the rest of the value there; a rest that may be
-    the sum's rounding error is 0."""
+    """Return the largest of each position's `terms` [positions, k], and the remainder: the position's value minus these
+    terms. A remainder that may be the sum's rounding error is 0."""
     count = min(_TERMS, terms.shape[1], (_MOST_NUMBERS // rows.numel() - 3) // 2)
     if count < 1:
         return {}

@@ -15,8 +15,8 @@ from ffncli.show.page.document import Child, PageParts, Section, definitions, el
 from ffncli.show.text import plural
 from ffncli.system.files import open_to_read
 
-_MOST_RATIOS = 100  # drawn at most; the table has all ratios
-_MOST_BLOCKS = 20_000  # blocks drawn at most, over all cases
+_MOST_RATIOS = 100  # maximum number of ratios drawn; the table has all ratios
+_MOST_BLOCKS = 20_000  # maximum number of blocks drawn, over all cases
 _MOST_ROUNDS_BYTES = 200_000_000
 _OF_CASE = ("source", *ASKED)
 _FIGURES = (*columns("figure", shown="always"), *columns("figure", shown="page"))
@@ -107,7 +107,8 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
 
 
 def _times(rows: Sequence[ResultRow]) -> list[Child]:
-    """Draw time against tokens for each block and setting with several token counts, with the measured roof."""
+    """Draw time against the number of tokens, with the measured roof, for each block and setting that has several
+    numbers of tokens."""
     out: list[Child] = []
     fields = [field for field in _OF_CASE if field not in ("tokens", "cache")]
     for key, alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).items():
@@ -132,7 +133,8 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
-    """Return the time that the measured roof allows per token count: a kernel's time times its roof fraction."""
+    """Return pairs of a number of tokens and the least time that the measured roof allows for it, which is a kernel's time
+    multiplied by its roof fraction."""
     times: dict[int, float] = {}
     for row in rows:
         if row.roof_fraction and row.time_s and row.tokens:
@@ -226,7 +228,7 @@ def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
 
 
 def _machine(rows: Sequence[ResultRow]) -> Child:
-    """List the machine and the software of the rows, with several values if the rows differ."""
+    """List the machine and the software of the rows; fields that differ between rows list several values."""
     texts: dict[str, str] = {}
     for name in _MACHINE:
         values = dict.fromkeys(str(value) for row in rows if (value := getattr(row, name)) not in (None, ""))

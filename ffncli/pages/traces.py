@@ -1,5 +1,5 @@
-"""Turn a saved trace into sections of a page: its steps with their costs, a heat map of each step, and for a small
-block all its numbers, which can be edited."""
+"""Turn a saved trace into sections of a page: the steps with their costs, a heat map of each step and, for a small
+block, all numbers, which can be edited."""
 
 import math
 from pathlib import Path
@@ -45,7 +45,7 @@ def trace_parts(path: Path, name: str) -> PageParts:
         )
         sections.append(live)
     except FFNError as error:
-        # Not shown for a large block or a block without weights, which nobody expects to edit.
+        # No note for a large block or a block without weights: nobody expects to edit those.
         if 0 < saved.weight_count <= MOST_WEIGHTS:
             sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
     alike = [step for step in whole if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]

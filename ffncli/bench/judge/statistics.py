@@ -222,7 +222,8 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the median with a two-sided interval that is valid for any distribution. Its ends are two of the values
     themselves, chosen by the binomial distribution of the number of values below the median (Conover 1999, 3.2). The
     interval is unbounded if there are too few values."""
-    ordered, outside, ways, below = sorted(values), 0, 1, 1  # ways to choose `outside` values; below: up to `outside`
+    # `ways` is the number of ways to choose `outside` values, `below` the number of ways to choose at most `outside`.
+    ordered, outside, ways, below = sorted(values), 0, 1, 1
     every = 2 ** len(ordered)
     while 2 * below / every <= 1 - level:  # both tails: the distribution is symmetric
         outside += 1

@@ -164,7 +164,7 @@ class _Dealing:
         case, request = self.cases[key], self.journal.request
         note = f"lost {self.losses[key]} times with its machine; the last: {why}"
         outcomes = tuple(Outcome(name, "failed", note) for name in request.names)
-        environment = {**self.journal.software, "device": case.device}  # without the machines that tried
+        environment = {**self.journal.software, "device": case.device}  # without the lost machines
         unit = TimedUnit(0, key, request.baseline, case.cache, outcomes, (), environment=environment)
         self.journal.add(unit, died=True)
         self.report(f"{news}; it will not be run again")

@@ -169,7 +169,8 @@ class Rulings(Referee):
     def _of_samples(self, kernel: str, errors: Sequence[Error], samples: Sequence[CallSample]) -> Ruling:
         worst = reduce(Error.worst, errors)
         wrong = self._beyond_limit(kernel, OUTPUT, worst)
-        if wrong is None and not self._problem.backward:  # else errors include gradients
+        # In a backward pass, the errors include those of the gradients.
+        if wrong is None and not self._problem.backward:
             together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in errors) / len(errors)))
             values, rounding = sum(s.out.numel() for s in samples), self._problem.first.rounding
             if self._beyond_rms(kernel, together, values, rounding):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COLUMNS = tuple(name_of(f.name) for f in fields(ResultRow))
 ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
 _FIELDS = {name_of(f.name): f.name for f in fields(ResultRow)}
-_FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # every file has these; later columns may be missing
+_FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # in every file; columns added later may be missing
 _LONGEST_LINE = 1_000_000
 _MOST_COLUMNS = 1000
 _WHOLE = re.compile(r"-?[0-9]{1,40}")

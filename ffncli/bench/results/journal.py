@@ -311,7 +311,8 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         journal._take(_Kept(line.unit, size, line.rounds_end), line.died)
         kept, size = kept + len(one) + 1, line.rounds_end
     if journal.request.cluster is not None and last and not journal.complete(last):
-        del journal.units[last]  # measured again from its first unit, since the rest may run on another machine
+        # The case is measured again from its first unit, since its remaining units may run on another machine.
+        del journal.units[last]
         kept, size = before
     cut(files.journal, kept)
     cut(files.rounds, size)

@@ -1,4 +1,4 @@
-"""Turn the exceptions that end a kernel, its own and ours, into a status and one line."""
+"""Turn the exceptions that end a kernel (raised by the kernel or by ffncli) into a status and one line."""
 
 from dataclasses import replace
 

@@ -23,7 +23,7 @@ from ffncli.run.user.kernels import located, unguarded
 
 RING = 4  # number of buffers of x, at different addresses
 _LARGE = 16 << 20  # bytes of x above which two buffers must suffice
-_OURS = 2  # number of our own arms with weights: the twin and the bare products
+_OURS = 2  # number of ffncli's own arms with weights: the twin and the bare products
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class BuiltKernel:
 def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None = None) -> BuiltKernel:
     """Build the kernel for this case; `memory` counts the memory that it keeps.
 
-    Raises Skipped if the case is unsupported, WrongResult if its prepare changes the weights, and the kernel's own
-    exceptions.
+    Raises Skipped if the kernel does not support the case, WrongResult if the kernel's prepare changes the weights, and
+    the kernel's own exceptions.
     """
     case = problem.case
     if reason := refusal(kernel, problem):
@@ -65,7 +65,7 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
 def refusal(kernel: Kernel, problem: Problem) -> str | None:
     """Return the reason why the kernel cannot run the case, or None if it can."""
     case = problem.case
-    cold = case.cache == "cold-weights"  # cold by copies; flushing the caches needs only one copy
+    cold = case.cache == "cold-weights"  # cold-weights uses several copies; flushing the caches needs only one copy
     return kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens, cold)
 
 
@@ -121,7 +121,7 @@ class PlacedKernel:
                 self.copies = [tuple(t.detach() for t in self.built.params)]
             elif placeable(self.built.params):
                 self.copies = far.place(weights)
-            else:  # packed into a library's form, which only the kernel can produce
+            else:  # weights packed into a library's form, which only the kernel can produce
                 named = [dict(zip(problem.weights, copy, strict=True)) for copy in far.place(weights)]
                 self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
             if backward:
@@ -145,7 +145,7 @@ class PlacedKernel:
         return [entering] * self._buffers, [] if self.shared else [weights] * copies
 
     def need(self, copies: int) -> tuple[int, int]:
-        """Return the bytes that its two arenas need with this many copies of the weights."""
+        """Return the bytes that each of the kernel's two arenas needs for this many copies of the weights."""
         near, far = (arena.need(sets) for arena, sets in zip(self.arenas, self._sets(copies), strict=True))
         return near, far
 
@@ -164,8 +164,8 @@ class PlacedKernel:
 
     @property
     def entry(self) -> tuple[Tensor, Tensor | None]:
-        """x and g of the next call, as views that leave torch's version counter unchanged when written: this also
-        exposes kernels that cache answers by version."""
+        """x and g of the next call, as views. Writing to these views leaves torch's version counter unchanged, so
+        kernels that cache answers by version give wrong answers."""
         x, *rest = self._writable[self._at]
         return x, rest[0] if rest else None
 
@@ -192,7 +192,7 @@ class PlacedKernel:
         self.call = call
 
     def _forward(self) -> Callable[[], object]:
-        """Return a call of the kernel on the next copy; it frees the last output first, as in normal use."""
+        """Return a function that frees the last output, as in normal use, and calls the kernel on the next copy."""
         compute, turn = self.built.compute, cycle(self.copies)
 
         def call() -> object:
@@ -222,7 +222,7 @@ class PlacedKernel:
         return call
 
     def call_untimed(self) -> None:
-        """Make a call that is not timed; the parent process sees it as a separate call, and limits its time."""
+        """Make an untimed call; the parent process counts it as a separate call, and limits its time."""
         REPORTER.calls(self.name)
         self.call()
 
@@ -284,7 +284,7 @@ class PlacedKernel:
 
 
 def _place_of(tensor: Tensor) -> tuple[int, ...]:
-    if tensor.layout != torch.strided or not placeable((tensor,)):  # in a library's own form
+    if tensor.layout != torch.strided or not placeable((tensor,)):  # weights in a library's own form
         return ()
     return tensor.data_ptr(), *tensor.stride()
 
@@ -292,10 +292,10 @@ def _place_of(tensor: Tensor) -> tuple[int, ...]:
 def canonical_gradients(
     problem: Problem, placed: PlacedKernel, gradients: Mapping[int, Tensor | None]
 ) -> dict[str, Tensor]:
-    """Compute the gradients of the canonical weights from the gradients of the kernel's own params, by number, through
-    its prepare.
+    """Compute the gradients of the canonical weights from the gradients of the kernel's own params (by the params'
+    indices), by differentiating the kernel's prepare.
 
-    Raises Skipped if its prepare cannot be differentiated.
+    Raises Skipped if the kernel's prepare cannot be differentiated.
     """
     kernel = placed.built.kernel
     with torch.enable_grad():
@@ -317,7 +317,8 @@ def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies
     pages every time.
 
     Otherwise, one arm could have the slower pages throughout a process (A/A measured 1.02 in each of five processes).
-    All arenas get the size that the largest kernel needs, so that none is allocated again because its kernel changed.
+    All arenas get the size that the largest kernel needs, so that no arena has to be allocated again for another
+    kernel.
     """
     arenas = [placed.arenas for placed in kernels]
     near, far = (max(needs) for needs in zip(*(placed.need(copies) for placed in kernels), strict=True))
@@ -349,7 +350,8 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
 
 
 def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:
-    """Return the fewest bytes of weights that a call of any kernel reads: some kernels store weights in fewer bits."""
+    """Return the bytes of weights that a call reads: the minimum over the kernels, since some store weights in fewer
+    bits."""
     whole = nbytes(tuple(problem.weights.values()))
     least = min((nbytes(one.built.params) for one in kernels), default=whole)
     return touched(problem) * min(least, whole) // whole
@@ -370,6 +372,7 @@ def touched(problem: Problem) -> int:
 
 
 def arm_sizes(kernels: Sequence[PlacedKernel]) -> list[int]:
-    """Return the bytes of each arm's weights and x: the kernels', then their mean for each of our own arms."""
+    """Return the bytes of weights and x for each arm: first the kernels' arms, then our own arms, each counted as the
+    kernels' mean."""
     sizes = [placed.nbytes for placed in kernels]
     return sizes + [sum(sizes) // len(sizes)] * _OURS

@@ -25,8 +25,8 @@ Params: TypeAlias = tuple[Tensor, ...]
 CPU_LINE, GPU_LINE = 64, 256
 _GAP = 4096  # upper limit of the gap before every tensor: any position within a page
 _START = 1 << 16  # upper limit of the first offset: any page
-_MOST_COPIES = 1024  # maximum copies of the weights; Python's objects for more would fill the caches and take time
-_FACTOR = 3  # caches' worth of other data between two uses, which is certain to replace every line
+_MOST_COPIES = 1024  # maximum copies of the weights; with more, Python's objects would fill the caches
+_FACTOR = 3  # other data between two uses, in cache sizes: enough to certainly replace every cache line
 
 
 class Arena:
@@ -60,7 +60,7 @@ class Arena:
             none = torch.empty(0, dtype=torch.uint8, device=self._device)
             self._memory = none  # so that it is freed before the larger one is allocated
             self._memory = torch.empty(need, dtype=torch.uint8, device=self._device)
-        # Counted from a whole line: the allocator's own start need not be one.
+        # Offsets count from the start of a line; the allocator's memory need not begin there.
         at = self._up(self._memory.data_ptr()) - self._memory.data_ptr() + self._some(_START)
         places: dict[int, int] = {}
         order = list(range(len(spans)))
@@ -101,7 +101,8 @@ class Arena:
 
 
 def placeable(params: Iterable[Tensor]) -> bool:
-    """Return True if copying the bytes is enough: plain strided tensors, none in a library's own form."""
+    """Return True if copying the bytes is enough: all are plain strided tensors, and no tensor is in a library's own
+    form."""
     plain = (Tensor, torch.nn.Parameter)
     return all(
         type(t) in plain and t.layout == torch.strided and not t.is_quantized and not t.is_mkldnn for t in params
@@ -116,7 +117,7 @@ def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, i
             continue
         storage, size = t.untyped_storage(), t.element_size()
         low = int(t.storage_offset()) * size
-        # The last element by its strides: a view need be neither contiguous nor in order.
+        # The offset of the last element in memory, from the strides: a view may be neither contiguous nor in order.
         high = low + size * int(1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))
         low -= low % line
         before = spans.get(storage.data_ptr())
@@ -151,7 +152,8 @@ class Caching:
 
 
 def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int | None) -> Caching:
-    """Return the cache mode for arms of these sizes, in bytes of input and of one copy of the weights.
+    """Return the cache mode for `arms` of these sizes; an arm's size is the bytes of its input and one copy of its
+    weights.
 
     `touched` is the bytes of weights that one call reads, `llc` the bytes of the last-level cache, `free` the bytes of
     memory that may be used (None: unknown). warm is called shared if the arms together do not fit in the cache.
@@ -177,8 +179,8 @@ def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free:
     """Return the cache mode for arms that share one copy of the weights, as there are not `need` bytes for a copy per
     arm.
 
-    The requested mode is kept if it works with one copy: cold-weights does, if a single call reads three times the
-    caches. Otherwise the mode is warm.
+    The requested mode is kept if it works with one copy (cold-weights works if a single call reads three times the size
+    of the cache). Otherwise the mode is warm.
     """
     mode = caching(cache, [weights], touched, llc, None)
     mode = mode if mode.copies == 1 else caching("warm", [weights], touched, llc, None)
@@ -190,9 +192,9 @@ def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free:
 def flusher(llc: int, device: str) -> Callable[[], object]:
     """Return a function that writes (or reads) 3 · llc bytes; it runs before a call, outside the timed section.
 
-    When the call begins, the written lines still have to be written back, and that time may be charged to the call. So,
-    for experiments, the environment variable FFN_FLUSH=read makes the function read a buffer that was written once; the
-    default is `write`.
+    When the call begins, the written lines still have to be written back, and that time may be charged to the call. To
+    test this effect, set the environment variable FFN_FLUSH=read: the function then reads a buffer that was written
+    once. The default is `write`.
     """
     reads = _flushes_by_reading()
     buffer = torch.empty(_FACTOR * llc // 4, dtype=torch.int32, device=device)

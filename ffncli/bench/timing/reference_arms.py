@@ -1,10 +1,10 @@
-"""What a run measures about itself: the machine anchor, and a kernel slowed by a known factor.
+"""Arms by which a run checks itself: the machine anchor, and a kernel slowed by a known factor.
 
 The anchor is the same work in every run, so its time shows how fast the machine is now.
 
 The host's anchor uses numpy, not torch. It shows nothing about a GPU, and a GPU's events cannot time it, so a GPU has
-its own anchor: work on the GPU that is the same in every case and version. That anchor needs torch, but torch's version
-is in every row, and its shapes are so common that a new version hardly changes their time.
+its own anchor: work on the GPU that is the same in every case and version. The GPU's anchor needs torch, but every row
+has torch's version, and the anchor's shapes are so common that a new version hardly changes its time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def gpu_anchor(device: str) -> Call:
     """Return a call that multiplies two [2048, 2048] matrices in fp16 and copies 512 MiB; its buffers live as long as
     the process.
 
-    The contents are random: on constants, a GPU draws less power and so clocks higher.
+    The contents are random because a GPU computing on constants draws less power and therefore clocks higher.
     """
     import torch
 
@@ -104,7 +104,7 @@ def gpu_anchor(device: str) -> Call:
 
 # --- a slowed kernel --------------------------------------------------------------------------------------------------
 
-_CALLS, _BLOCKS = 20, 5  # calls per block, and blocks, of a measurement on a GPU; the shortest block counts
+_CALLS, _BLOCKS = 20, 5  # calls per block, and number of blocks, of a measurement on a GPU; the shortest block counts
 
 
 def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
@@ -165,7 +165,7 @@ def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> C
 
 
 def slowed_kernel(kernel: Kernel, factor: float) -> Kernel:
-    """Return the kernel, made to take `factor` times as long; a user's function is called as written."""
+    """Return the kernel, slowed so that calls take `factor` times as long; a user's function is called as written."""
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         from ffncli.run.user.kernels import unguarded

@@ -8,7 +8,7 @@ from ffncli.bench.records import Doing
 
 
 class Reporter(Activity):
-    """The activity of this process, and its stages as messages, which are sent only if it is a worker."""
+    """Records the activity of this process, and reports its stages as messages; only a worker sends these."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class Reporter(Activity):
             self._send, self._stage = _nowhere, None
 
     def stage(self, doing: Doing, kernel: str = "") -> None:
-        """Report what the process does from now on, and with which kernel, before its code runs."""
+        """Report what the process does from now on, and with which kernel. Called before the kernel's code runs."""
         self._stage = "stage", doing, kernel
         self._send(self._stage)
 
     def stage_again(self) -> None:
-        """Report the same stage again, such as for the next of several kernels tried under one name."""
+        """Report the same stage again, for example when the next of several kernels is tried under one name."""
         if self._stage is not None:
             self._send(self._stage)
 

@@ -14,14 +14,14 @@ from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.kernels import blas, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # n tokens, n × n weights
-_SECONDS = 0.3  # s for the products; memory gets two thirds of that
-_WIDTH = 4096  # of the matrix that is multiplied by one token
+_SECONDS = 0.3  # s for the products; memory is measured for two thirds of that time
+_WIDTH = 4096  # width of the matrix that is multiplied by one token
 _COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
-    """Return the best rate of a matrix product over a few shapes, and of memory: the best of a copy (counting bytes
-    read and written), a sum, and the product of a matrix and one token.
+    """Return the machine's best rates. For matrix products, this is the best rate over a few shapes; for memory, the
+    best rate of a copy (counting bytes read and written), a sum, and the product of a matrix and one token.
 
     Takes about half a second, or more if the caches are large; if products are slow, only the smaller shapes are tried.
     `threads` is set in torch while this runs; `clock` defaults to the device's clock.
@@ -98,13 +98,13 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     if device.startswith("cuda"):  # long enough that start and end do not matter
         size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
     else:
-        # three times the cache: part of a buffer of twice its size would still be cached
+        # three times the cache's size: with twice its size, part of a buffer would still be cached
         size, free = min(max(3 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
     if size <= llc:
         return None, llc
     source = _numbers(max(_WIDTH, size // 4 // _WIDTH * _WIDTH), device)
-    target = torch.empty_like(source).copy_(source)  # allocates its pages before anything is timed
+    target = torch.empty_like(source).copy_(source)  # allocates the buffer's pages before anything is timed
     bytes_ = source.numel() * 4
     ways = [(lambda: target.copy_(source), 2 * bytes_), *((read, bytes_) for read in _reads(source, device))]
     rates = [moved / seconds for call, moved in ways if (seconds := _best_of(call, clock, _SECONDS / 6)) > 0]
@@ -123,8 +123,8 @@ def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
 
 
 def _numbers(count: int, device: str) -> torch.Tensor:
-    """Return random numbers on a GPU, which draws less power on constants and so clocks higher. Return ones on a CPU,
-    which would take seconds to draw a GiB."""
+    """Return random numbers on a GPU, because it draws less power on constants and therefore clocks higher. Return ones
+    on a CPU, which would take seconds to draw a GiB of random numbers."""
     return torch.rand(count, device=device) if device.startswith("cuda") else torch.ones(count, device=device)
 
 

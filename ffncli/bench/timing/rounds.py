@@ -16,7 +16,7 @@ from ffncli.bench.timing.reporter import REPORTER
 
 LONG_CALL = 0.02  # s; a call that takes longer needs only one lead-in call
 _LEAD_IN = 4
-_LONG_LEAD_IN = 2  # for calls as long as a block, where only the first call, which fills the caches, is slow
+_LONG_LEAD_IN = 2  # for a call as long as a block: only the first call, which fills the caches, is slow
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _OF_MEDIANS = 1.2533  # standard error of a median divided by that of a mean, for normal values: √(π / 2)
@@ -24,10 +24,11 @@ _PLACING = 0.15  # maximum fraction of the time, if more rounds can achieve it
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block, however long they take
 _LED_IN_CALLS = 2  # minimum calls per block if its lead-in takes as many
-_SELDOM = {ANCHOR: 2, GEMM: 4}  # in every second or fourth round only, since these arms are not judged
+_SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these times a power of two, so that processes agree on it
-# s. On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, which a median ignores,
-# but a part of every long block. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
+# s. On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, and a median ignores
+# that block, but they spoil a part of every long block. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4
+# and 1.0 %.
 BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
@@ -40,8 +41,8 @@ class Arm:
     """A call that is timed in turn with the others. `before` runs untimed before every call; `inner`, if set, is the
     arm's own number of calls per block.
 
-    `flushes` means that `before` empties the caches; this takes so long that a block's processor time says nothing
-    about the calls. `before_block` runs before a timed block, after its lead-in, and receives the number of calls;
+    `flushes` is true if `before` empties the caches; this takes so long that a block's processor time does not show
+    what the calls do. `before_block` runs before a timed block, after its lead-in, and receives the number of calls;
     `after_block` runs after it. One `call` makes `calls` calls at once if it replays a graph; a block then contains a
     multiple of `calls`.
     """
@@ -65,8 +66,8 @@ class Plan:
 
     `kernels` are the arms whose log ratio to `baseline` must reach `target`, the half-width of this process's value
     (derived by `plan_of`). `budget` is for the whole case in this process, including placing; `placements`, and
-    `rounds` in each of them, are always completed. `processes` is the number of processes to average over; `threads` is
-    the number of computing threads (0: do not judge a block by its processor time, as on a GPU).
+    `rounds` in each of them, are always completed. `processes` is the number of processes in the final average;
+    `threads` is the number of computing threads (0: do not judge a block by its processor time, as on a GPU).
     """
 
     baseline: str
@@ -99,8 +100,8 @@ class Measured:
 def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str = "cpu", threads: int = 0) -> Plan:
     """Return one process's part of a method.
 
-    The mean over K processes has 1/√K of the half-width of one process, so each may have √K times the requested
-    half-width.
+    The half-width of a mean over K processes is 1/√K of the half-width of one process, so each process may reach √K
+    times the requested half-width.
     """
     block = method.block if method.block is not None else BLOCK_SECONDS["cuda" if device.startswith("cuda") else "cpu"]
     return Plan(
@@ -130,7 +131,7 @@ def measure(
     same arms.
 
     After each placement, `captured` receives the number of calls per block of each arm, and returns the arms in the
-    form to be timed; if it returns none, they are timed as placed.
+    form to be timed; if it returns no arms, the arms are timed as placed.
 
     Ends once every kernel's value is as precise as `plan.target` or the budget is spent, but not before the minimum of
     placements and rounds. It never stops because of a ratio's value, which would bias the result.
@@ -151,7 +152,8 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
     exact (for followers over 2n, if n is odd); over fewer rounds, no name has the same position twice.
     """
     n = len(names)
-    # 0, 1, n-1, 2, n-2, ...: each difference of neighbours occurs once modulo n, so each name follows each other once.
+    # 0, 1, n-1, 2, n-2, ...: each difference of neighbours occurs once modulo n, so each name follows every other name
+    # once.
     zigzag = [(k + 1) // 2 if k % 2 else (n - k // 2) % n for k in range(n)]
     while True:
         labels = list(names)
@@ -180,8 +182,8 @@ def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
     """Return the half-width of the value of log ratios in placements, computed like the interval over all processes.
 
     With K processes, t has K − 1 degrees of freedom, as if all processes scattered like this one's placements; a single
-    process is judged by its placements. A few placements may agree by chance, so their medians count as no more precise
-    than the scatter of the rounds within them allows.
+    process is judged by its placements. A few placements may agree by chance, so the half-width is at least what the
+    scatter of the rounds within placements implies.
     """
     medians = [statistics.median(p) for p in placements]
     count = len(medians)
@@ -244,7 +246,8 @@ class _Measurement:
         return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
 
     def rewritten(self) -> str:
-        """Return a kernel whose blocks no longer give the ratios computed when they were timed, or empty."""
+        """Return a kernel whose blocks no longer yield the ratios that were computed during timing; empty if there is
+        no such kernel."""
         times: dict[tuple[int, int], dict[str, float]] = {}
         for block in self.blocks:
             times.setdefault((block.placement, block.round), {})[block.kernel] = max(block.per_call, LEAST_TIME)
@@ -289,8 +292,8 @@ class _Measurement:
         """Estimate the seconds of a call, without and with its untimed work: double the number of calls until they fill
         half a block.
 
-        Then time that number twice more. The minimum counts, because disturbances only add time, and would make the
-        block too short.
+        Then time that number twice more. The minimum counts, because disturbances only add time, and too high an
+        estimate would make the block too short.
         """
         count, again = 1, 2
         REPORTER.calls(arm.name)

@@ -7,7 +7,7 @@ package does not load or torch cannot use a device; ("lost", kernel, why) if tha
 this process; ("broke", kernel, why) if it raised on one of several ranks while all were timing it; ("spoiled", arm,
 reason) if the capture of a CUDA graph failed, and another worker must run the case. A case that cannot be measured also
 gets a unit, whose outcomes say why. A worker that ends without a last message was killed, killed itself, or has lost
-its referee. MEMORY, shared with its parent, says which kernel's code is running (bench/activity.py).
+its referee. MEMORY, which the worker shares with its parent, shows which kernel's code is running (bench/activity.py).
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     job = connection.recv()
     if memory is not None:
         REPORTER.share(mmap(memory, SIZE), labels(job))
-    # Import numpy before torch, whose OpenMP binds this thread to one core: when numpy is loaded, OpenBLAS counts this
-    # thread's cores, and never starts more threads than that.
+    # Import numpy before torch: torch's OpenMP binds this thread to one core, and OpenBLAS counts this thread's cores
+    # when numpy is loaded, and never starts more threads than that.
     import numpy  # noqa: F401
 
     cores = affinity()
@@ -94,8 +94,8 @@ def start_blas_threads(cores: Iterable[int]) -> None:
     """Start the threads of numpy's BLAS so that they may run on all of these cores.
 
     OpenBLAS ends its threads when the process forks, and restarts them at the next product, on the cores of the thread
-    that asks for it. By then, OpenMP has bound that thread to a single core, which all BLAS threads would share: a
-    product on two threads took twenty times as long.
+    that calls the product. By then, OpenMP has bound that thread to a single core, which all BLAS threads would share:
+    a product on two threads took twenty times as long.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -110,7 +110,7 @@ def start_blas_threads(cores: Iterable[int]) -> None:
 
 
 def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
-    """Measure every case in turn; return False if another worker must run the rest."""
+    """Measure every case in turn; return False if another worker must run the remaining cases."""
     start = time.perf_counter() - _BEGAN
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
@@ -146,8 +146,8 @@ def _each_case(
     job: Job, send: Send, measure: Callable[..., TimedUnit], start: float, referee: RefereeProcess | None = None
 ) -> bool:
     """Send the unit that `measure` returns for each case; `start` is the seconds before the first case. Return False if
-    another worker must run the rest: after a failed capture, or if the referee is gone, since the next worker starts a
-    new referee."""
+    another worker must run the remaining cases: after a failed capture, or if the referee is gone (the next worker
+    starts a new referee)."""
     import torch
 
     from ffncli.bench.machine.devices import use_in_worker
@@ -157,7 +157,7 @@ def _each_case(
     from ffncli.bench.timing.outcomes import DeviceLost
 
     for case in job.cases:
-        if job.ranks.world_size == 1:  # several ranks have already joined on their devices
+        if job.ranks.world_size == 1:  # with several ranks, the devices are already in use
             use_in_worker(case.device)
             with gpu_errors(case.device, torch):
                 clock_for(case.device)

@@ -1,7 +1,7 @@
 """Time every step of a block on its own, and the whole block, which calls the same steps in turn.
 
-Activations use torch's own functions where torch has them, as the kernel eager does; everything else is computed as in
-engine.execute.
+Activations are computed by torch's own functions if torch has them, as in the kernel eager; all other steps are
+computed as in engine.execute.
 
 The steps' fractions of the block's time need not add up to 1. A step that is called on its own, again and again, finds
 its inputs and weights in a different cache state than in the block, and the block's time includes the gaps between
@@ -38,13 +38,13 @@ StepCall = Callable[[], object]
 def step_calls(
     steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor = torch.clone
 ) -> dict[str, StepCall]:
-    """Return a call of the whole block, the baseline, and of each step, in order, by name; `experts[e].gate` (the gates
-    of all experts together) comes after the experts.
+    """Return calls by name: of the whole block, which is the baseline, and of each step, in order; `experts[e].gate`
+    (the gates of all experts together) comes after the experts.
 
     `steps` are kernel steps, `weights` has canonical names, x [tokens, d_model] is the input. No call changes its
-    inputs, so a call returns the same output every time. `copy` copies a tensor to its place for one call; every call
-    has its own buffers, which together take two or three times the memory of the block's weights. Forward only; raises
-    FFNError as `execute` does.
+    inputs, so a call returns the same output every time. `copy` copies a tensor to new memory for one call; every call
+    has its own buffers, and all buffers together need two or three times the memory of the block's weights. Forward
+    only; raises FFNError as `execute` does.
     """
     (entry,) = block_inputs(steps)
     tensors = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}
@@ -63,7 +63,8 @@ def step_calls(
 
 
 def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> dict[str, StepCall]:
-    """Return calls of each step of the experts' program, for every expert that receives tokens in turn."""
+    """Return a call for each step of the experts' program; it runs that step for every expert that receives tokens, one
+    after another."""
     x, route = (tensors[name] for name in step.inputs)
     parts = list(received(step, op, x, route, weights))
     if not parts:
@@ -81,8 +82,8 @@ def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: C
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
-    """Return one step as a function of (its parameters, its inputs). Parameters are named by the last part of their
-    names; for Experts, by their full names."""
+    """Return one step as a function of (its parameters, its inputs). The parameters' keys are the last parts of their
+    names; for Experts, their full names."""
     op = step.op
     if isinstance(op, Experts):
         return lambda params, x: run((step,), params, dict(zip(step.inputs, x, strict=True)))
@@ -169,7 +170,7 @@ def time_steps(
     case: Case, job: Job, problem: Problem, clock: Clock, counters: Counters, llc: int, room: int | None
 ) -> TimedSteps:
     """Time the block's steps one by one. They are the reference, so the only check is that they run."""
-    size = touched(problem) + problem.first.x.nbytes  # once for the whole block, once for its single steps
+    size = touched(problem) + problem.first.x.nbytes  # one copy for the whole block, one for its single steps
     mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
     arms, done = StepArms(problem, mode, llc), TimedSteps(mode)
     try:

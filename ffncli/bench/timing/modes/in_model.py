@@ -1,7 +1,8 @@
 """`ffn bench --in-model`: a whole model's forward pass, with its own FFNs and with kernels in their place.
 
-Every arm calls the same model; before a call, untimed, the kernels are put in place or removed. Each placement gives
-all parameters new memory; the kernels then prepare their weights again during the untimed lead-in calls.
+Every arm calls the same model; before each call, the kernels are put in place or removed, which is not timed. Each
+placement gives all parameters new memory; the kernels then prepare their weights again during the untimed lead-in
+calls.
 """
 
 import random
@@ -82,7 +83,7 @@ def _loaded(source: str, dtype: str, device: str) -> tuple[Resolved, Pretrained]
 
 
 class _TimedModel:
-    """The state of one `measure_model`: the verified kernels, and the FFNs that each of them replaced."""
+    """The state of one `measure_model`: the verified kernels, and the FFNs that each kernel replaced."""
 
     def __init__(self, case: Case, job: Job, clock: Clock, resolved: Resolved, loaded: Pretrained) -> None:
         self.case, self.job, self.clock, self.module = case, job, clock, loaded.module
@@ -150,7 +151,7 @@ class _TimedModel:
         return self.module(**self.arguments)
 
     def use(self, replaced: Replaced | None) -> None:
-        """Put these kernels in place, or none."""
+        """Put these kernels in place; if `replaced` is None, restore the model's own FFNs."""
         if replaced is self.place_of:
             return
         if self.place_of is not None:

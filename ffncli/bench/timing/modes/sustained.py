@@ -2,8 +2,8 @@
 
 The ordinary ratio is at equal clock: within rounds of short blocks, all arms have the same clock. A kernel that draws
 more power slows down if it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). The turns are A B B A, so that
-a steadily falling clock affects both alike. Two turns of each are too few for an interval, so both pairs' ratios are
-shown.
+a steadily falling clock affects both alike. Two turns of each arm are too few for an interval, so the ratios of both
+pairs of turns are shown.
 
 Power is the energy counter's difference over a turn. `nvmlDeviceGetPowerUsage` averages over the last second on most
 cards; a turn lasts a third of that, so it would mix both sides.
@@ -58,7 +58,7 @@ class Turns:
         began, before = clock.now(), probe.energy() if probe else None
         taken = clock.time(arm.call, inner, arm.before)
         seconds, after = clock.now() - began, probe.energy() if probe else None
-        sample = probe.fresh() if probe else Sample()  # read last: the GPU is idle meanwhile
+        sample = probe.fresh() if probe else Sample()  # last: the GPU idles meanwhile
         power = sample.power_w if before is None or after is None else (after - before) / seconds
         self.times.append(taken / inner / arm.calls)
         self.clocks_mhz += [] if sample.sm_mhz is None else [sample.sm_mhz]
@@ -81,7 +81,8 @@ def sustained(
 def sustained_remarks(
     arms: Mapping[str, Arm], baseline: str, blocks: Sequence[TimedBlock], clock: Clock, probe: GpuProbe | None
 ) -> dict[str, str]:
-    """Return each arm's note, which is empty unless its ratio differs in long turns."""
+    """Return each arm's note, which is empty unless the arm's ratio in long turns differs from its ratio at equal
+    clock."""
     remarks: dict[str, str] = {}
     base = arms.get(baseline)
     for name, arm in arms.items():
@@ -92,10 +93,11 @@ def sustained_remarks(
 
 
 def note(kernel: Turns, baseline: Turns, equal_clock: float) -> str:
-    """Return the ratios in words, if both pairs of turns differ from the ratio at equal clock in the same direction,
-    and together by more than 1 %.
+    """Return the ratios in words, if both pairs' ratios differ from the ratio at equal clock in the same direction, and
+    their mean differs from it by more than 1 %.
 
-    If the turns were launch-bound, the note says so whatever the ratio, as they then say nothing about sustained work.
+    If the turns were launch-bound, the note reports that, whatever the ratio, because such turns do not measure
+    sustained work.
     """
     if kernel.launch_bound or baseline.launch_bound:
         return "sustained: the GPU waited for the host in these turns, so its clock is not the clock under full load"
@@ -110,10 +112,11 @@ def note(kernel: Turns, baseline: Turns, equal_clock: float) -> str:
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
-    """Return the number of calls that takes a tenth longer than a turn, from turns of increasing length (which warm up
-    the device).
+    """Return the number of calls that take a tenth longer than a turn, found by turns of increasing length (which warm
+    up the device).
 
-    A turn includes the work before each call that empties caches; with short calls, that is nearly all of it.
+    A turn includes the work before each call, such as emptying caches; if calls are short, that work is nearly the
+    whole turn.
     """
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):

@@ -126,7 +126,7 @@ class RankInStep(OneRank):
         )  # fmt: skip
 
     def timing_begins(self) -> None:
-        """End the checks in which every call asks the other ranks."""
+        """Turn off the checks in which every call first waits for the other ranks."""
         for split in self._splits.values():
             split.careful = False
 
@@ -142,8 +142,9 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 class _RankCounters:
-    """This rank's counters. Its processor time is not judged, as a rank that waits for others is not busy. Nor is the
-    time that its threads wait for a core, since the threads of its collectives want the same cores."""
+    """This rank's counters. The rank's processor time is not judged, as a rank that waits for others is not busy. The
+    time that its threads wait for a core is not judged either, since the threads of its collectives use the same cores.
+    """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -173,7 +174,8 @@ class _RankReferee(Referee):
 
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
-    """Return the first wrong ruling, naming another rank; if all are right, one with the largest errors."""
+    """Return the first wrong ruling, which names its rank if it comes from another rank; if all are right, a ruling
+    with the largest errors."""
     first = [rulings[here], *(ruling.at(f"on rank {rank}, ") for rank, ruling in enumerate(rulings))]
     return reduce(Ruling.then, first)
 
@@ -239,13 +241,14 @@ class RankArms:
 
         def before() -> None:
             for one, numbers in zip(calls[: len(sizes.all_reduced)], sent, strict=False):
-                one.args[0].copy_(numbers)  # summing the previous sums would overflow
+                one.args[0].copy_(numbers)  # summing the sums of the previous call would overflow
 
         return Arm(COLLECTIVES, call, in_turn(before, arms.flush), flushes=arms.flush is not None)
 
 
 def _alone(arms: Arms, placed: PlacedKernel, compute: Callable[..., object]) -> Arm:
-    """Build a kernel's arm without collectives, on the same x and weights; it returns one rank's part."""
+    """Build a kernel's arm without collectives, on the same x and weights; a call returns one rank's part of the
+    output."""
     turn = cycle(placed.copies)
 
     def enter() -> None:

@@ -18,7 +18,7 @@ from ffncli.bench.records import Job
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.run.ranks.store import RankGroup
 
-_OF_LIMIT = 0.9  # of a call's limit: a rank that waits for another reports it before its parent kills it
+_OF_LIMIT = 0.9  # fraction of a call's limit, so that a rank reports that it waits before its parent kills it
 
 
 def waiting_limit(job: Job) -> float:
@@ -27,8 +27,8 @@ def waiting_limit(job: Job) -> float:
 
 
 class RankChannel:
-    """The ranks of `group`; a rank waits up to `limit` seconds for the others. Ranks at the same place of the dimension
-    `ep` get the same tokens."""
+    """The ranks of `group`; a rank waits up to `limit` seconds for the others. Ranks with the same index in the
+    dimension `ep` get the same tokens."""
 
     def __init__(self, group: RankGroup, limit: float) -> None:
         self.group, self.rank, self.size = group, group.rank, group.ranks.world_size
@@ -37,7 +37,7 @@ class RankChannel:
         self._first_alike = group.rank - group.ranks.place(group.rank)[1]
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.largest([0.0])
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -66,19 +66,20 @@ class RankChannel:
 
 # --- the clock of a case over ranks -----------------------------------------------------------------------------------
 # A call takes as long as on its slowest rank, and all ranks read the same times. The next step of a measurement depends
-# only on its times, so all ranks time the same arms, in the same order and equally often.
+# only on the times so far, so all ranks time the same arms, in the same order and equally often.
 
 
 class RankClock:
-    """Another clock that keeps the ranks of `channel` in step. With `each_call`, every call that has a `before` starts
-    at its own barrier and is timed separately, so that its time does not include the wait for ranks whose `before`
-    takes longer."""
+    """A clock that wraps another clock and keeps the ranks of `channel` in step. With `each_call`, every call that has
+    a `before` starts at its own barrier and is timed separately, so that its time does not include the wait for ranks
+    whose `before` takes longer."""
 
     def __init__(self, clock: Clock, channel: RankChannel, each_call: bool = True) -> None:
         self.clock, self._channel, self._each_call = clock, channel, each_call
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Return the seconds of `inner` calls on the slowest rank, of each call if they are timed separately."""
+        """Return the seconds of `inner` calls on the slowest rank; if calls are timed separately, the sum over calls of
+        the slowest rank's time."""
         if before is None or not self._each_call:
             self._channel.barrier()
             return self._channel.largest([self.clock.time(call, inner, before)])[0]
@@ -90,7 +91,8 @@ class RankClock:
         return sum(self._channel.largest(seconds))
 
     def now(self) -> float:
-        """Return rank 0's clock or, while an error is handled and the others are elsewhere, this rank's."""
+        """Return the time of rank 0's clock or, while an error is being handled and the other ranks are elsewhere, of
+        this rank's clock."""
         if sys.exc_info()[0] is not None:
             return self.clock.now()
         return self._channel.first(self.clock.now())

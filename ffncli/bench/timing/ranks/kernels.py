@@ -35,7 +35,8 @@ Result = TypeVar("Result")
 
 
 class KernelOverRanks:
-    """A kernel over ranks as a Kernel of the whole block: `whole.prepare` takes the whole block's weights.
+    """A kernel over ranks in the form of a Kernel of the whole block: `whole.prepare` receives the whole block's
+    weights.
 
     `alone` is the call without its collectives, if there is one; it is set when the kernel is built. While `careful` is
     set, every call first makes sure that all ranks have computed their part, before any rank waits for the others.
@@ -129,8 +130,8 @@ def split_kernels(
 
 
 def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
-    """Return the result of `act`; if it raises on any rank, every rank raises: its own error, else the first failing
-    rank's."""
+    """Return the result of `act`. If `act` raises on any rank, every rank raises: its own error, or else the error of
+    the first failing rank."""
     error: BaseException | None = None
     try:
         result = act()
