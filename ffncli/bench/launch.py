@@ -102,7 +102,7 @@ class Worker:
         """Return the worker's next message, or None if none arrives within `patience` seconds. Raises EOFError if the
         worker has ended, even if a process that it started holds the connection open.
 
-        If the message contains anything but records and plain values, return a text that says so.
+        If the message contains anything but records and plain values, return an error text instead.
         """
         if patience is not None and not self.connection.poll(patience):
             # Polled again, as the last message may have arrived before the process ended.

@@ -158,9 +158,9 @@ class Stage:
 class Job:
     """The job of one worker process: every case with every kernel.
 
-    `gone` holds (case key, outcome) for kernels that have ended a worker in that case, which are not run in it again.
-    `plain` holds (case key, reason) for cases that an earlier worker could not replay from CUDA graphs. `chosen` holds
-    (case key, name, kernel) for names that stand for `auto`, with the kernel that an earlier worker chose.
+    `gone` holds (case key, outcome) for kernels that have ended a worker in that case; they are not run in that case
+    again. `plain` holds (case key, reason) for cases that an earlier worker could not replay from CUDA graphs. `chosen`
+    holds (case key, name, kernel) for names that stand for `auto`, with the kernel that an earlier worker chose.
     """
 
     process: int

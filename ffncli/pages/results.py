@@ -133,7 +133,7 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
-    """Return pairs of a number of tokens and the least time that the measured roof allows for it, which is a kernel's time
+    """Return pairs (number of tokens, least time that the measured roof allows). The least time is a kernel's time
     multiplied by its roof fraction."""
     times: dict[int, float] = {}
     for row in rows:

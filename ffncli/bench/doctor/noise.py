@@ -74,7 +74,7 @@ def measure_noise(
     succeeded.
 
     `tell` is called after each process. `run(process, threads, until)` measures in a separate process. If processes are
-    slow to start, those after the third are left out.
+    slow to start, only three are started.
     """
     run = run or _in_a_process
     count, began = processes_for(seconds), now()

@@ -66,8 +66,9 @@ DEFAULT_RULES = Rules()
 class ComparedRow:
     """One case and kernel. Ratios are NEW over BASE, times are in seconds; None means unknown.
 
-    `base_ratio` and `new_ratio` are relative to the baseline kernel of each side's own runs. `gated` says whether the
-    row could fail; `reason` says why it could not, or why it is inconclusive. `verdict` is None if neither side is ok.
+    `base_ratio` and `new_ratio` are relative to the baseline kernel of each side's own runs. `gated` is true if the row
+    could fail; `reason` is why the row could not fail, or why it is inconclusive. `verdict` is None if neither side is
+    ok.
     """
 
     case: str

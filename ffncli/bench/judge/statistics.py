@@ -184,7 +184,7 @@ def chi_squared(p: float, df: int) -> float:
 
 
 def autocorrelation(values: Sequence[float]) -> float | None:
-    """Return the lag-1 correlation; None for fewer than 5 values, and for equal ones."""
+    """Return the lag-1 correlation; None for fewer than 5 values, or if all values are equal."""
     if len(values) < 5:
         return None
     centre = mean(values)

@@ -211,7 +211,7 @@ def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
 
 
 def _with_figures(row: ResultRow, stored: _CaseUnits, time_s: float | None) -> ResultRow:
-    """Add FLOPs, bytes and the fraction of the roof, which hold for the whole block, not for a step."""
+    """Add FLOPs, bytes and the fraction of the roof; they apply to the whole block, not to a single step."""
     if stored.method.in_model:
         return replace(row, tokens_per_s=stored.case.tokens / time_s if time_s else None)
     if row.kernel.startswith(STEP):

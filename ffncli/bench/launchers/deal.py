@@ -154,7 +154,7 @@ class _Dealing:
             self.journal.add(unit, died_there)
 
     def _lost(self, key: str, place: str, why: str) -> None:
-        """Queue the case again or, after too many losses, store failed rows that say so."""
+        """Queue the case again or, after too many losses, store failed rows with the reason."""
         self.losses[key] += 1
         news = f"{clean(place)} was lost with {key}: {why}"
         if self.losses[key] < MOST_TRIES:

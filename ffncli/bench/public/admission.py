@@ -291,7 +291,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
 
 
 def recomputed(case: Case, rows: Sequence[ResultRow], blocks: Sequence[TimedBlock]) -> Mapping[str, ResultRow]:
-    """Return kernel → its row recomputed from its blocks; status and errors are the stored ones."""
+    """Map each kernel to its row, recomputed from its blocks; only status and errors come from the stored row."""
     outcomes = tuple(
         Outcome(row.kernel, cast(Status, row.status), "", row.error_max, row.error_rel, computes=row.computes)
         for row in rows

@@ -372,7 +372,7 @@ def time_kernels(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | No
             raised = {name: WrongResult(ruling) for name, ruling in (arms.wrong if arms else {}).items()}
             if broken.name not in raised or isinstance(broken.__cause__, WrongResult):
                 raised[broken.name] = broken  # an arm that is already wrong keeps that ruling
-        except (RuntimeError, MemoryError) as error:  # from waiting for the device, or our own code
+        except (RuntimeError, MemoryError) as error:  # raised while waiting for the device, or by our own code
             running = REPORTER.read().kernel
             require_device(rig.clock, running, error)
             status, note = verdict_of(error)

@@ -1,4 +1,4 @@
-"""choose: choose the kernel that `auto` stands for in a case: the choice that an earlier run stored, or else the winner
+"""choose: find the kernel that `auto` stands for in a case: the choice that an earlier run stored, or else the winner
 of a race.
 
 The race times its candidates in turn on one case, for a few seconds.

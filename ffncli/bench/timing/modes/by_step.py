@@ -157,7 +157,7 @@ class StepArms:
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """The timing of a case's steps: the arms' names, the blocks, and the error that ended it, if any."""
+    """The timing of a case's steps: the arms' names, the blocks, and the error that ended the timing, if any."""
 
     mode: Caching
     names: tuple[str, ...] = ()
