@@ -1,1 +1,1 @@
-"""HOW it runs in torch: the reference reader of the steps, and what is built on it."""
+"""HOW a block runs in torch: the reference implementation of the steps, and everything built on it."""

@@ -21,7 +21,7 @@ from ffncli.run.user.time_limit import LoadOptions
 CURVES, GATED, DIFFERENCES = "Values and curves", "Gated units", "Differences and rounding"
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
-BEYOND_LIMITS = "-12:12:4"  # shows the differences of gated units, whose limits are from 7 to 25
+BEYOND_LIMITS = "-12:12:4"  # wide enough to exceed the limits of most gated units
 DEFAULT_UP, COMPARED_UP = (1.0,), (1.0, 12.0)
 DEFAULT_FORMATS = "bf16,fp16"
 D_MODEL, D_FF = 512, 2048  # the Transformer of 2017

@@ -28,7 +28,7 @@ class RoundingError:
     maximum of |value - exact| for |x| ≤ 10 std, at `max_error_at`. `correctly_rounded_share` is the probability, for x
     ~ N(0, std²), that the error is at most half an ulp. `infinite_from` is the smallest |x| with an infinite value,
     None if every value is finite. `lost` counts values that are infinite or NaN although the exact value is a number of
-    the dtype; `lost_at` is their x nearest to 0.
+    the dtype; `lost_at` is the x nearest to 0 with such a value.
     """
 
     name: str

@@ -298,8 +298,8 @@ def train(
 ) -> list[Weights]:
     """Return each seed's weights after `count` steps of Adam on its own samples; the seeds are independent.
 
-    x [seeds, samples, inputs] has about unit variance, y [seeds, samples, 1]. Training runs in float32, whose rounding
-    error is far below the training error. If a seed's training overflows, its weights end as NaN or Inf.
+    x [seeds, samples, inputs] has about unit variance; y is [seeds, samples, 1]. Training runs in float32, whose
+    rounding error is far below the training error. If a seed's training overflows, its weights end as NaN or Inf.
     """
     unit = y.std((1, 2), keepdim=True)
     unit = torch.where(unit == 0, torch.ones_like(unit), unit)  # a constant stays unchanged
@@ -326,7 +326,7 @@ def train(
 
 
 def _rate(at: int, count: int) -> float:
-    """Return the learning rate over its maximum: a rise for a twentieth of the steps, then a cosine decay."""
+    """Return the learning rate relative to its maximum: a rise over a twentieth of the steps, then a cosine decay."""
     rise = max(1, count // 20)
     if at < rise:
         return (at + 1) / rise
@@ -358,7 +358,7 @@ def refitted(steps: Sequence[Step], weights: Weights, x: Tensor, y: Tensor) -> W
 
 
 def finite(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether no weight is NaN or Inf."""
+    """Return whether all weights are finite."""
     return all(bool(tensor.isfinite().all()) for tensor in weights.values())
 
 

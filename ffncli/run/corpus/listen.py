@@ -148,7 +148,7 @@ class Receiver:
 
 @dataclass(frozen=True)
 class UnitPlaces:
-    """The modules that expose a dense FFN's units: the units enter `down`; the activation `act` reads the output of
+    """The modules that expose a dense FFN's units: `down` reads the units; the activation `act` reads the output of
     `gate` (None: the input of `down` is the activation's output)."""
 
     down: str

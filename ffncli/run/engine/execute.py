@@ -158,7 +158,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
 
 def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
-    """Return the output of a step other than Experts; `params` has the last parts of the parameters' names."""
+    """Return the output of a step other than Experts; the keys of `params` are the last parts of parameter names."""
     op: ops.Op = step.op
     match op:
         case ops.Linear():

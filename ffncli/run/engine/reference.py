@@ -29,7 +29,7 @@ def output_and_experts(
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
     """Run the block in float64; return the same as `output_and_experts`.
 
-    Only one step's weights, or one expert's, are widened at a time, to limit memory.
+    To limit memory, the weights of only one step or one expert are widened at a time.
     """
     experts, tensor = None, None
     for event in events_in_float64(steps, weights, inputs):
@@ -107,7 +107,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
         _, here = output_and_experts(before, weights, inputs)
         generator, off = torch.Generator(first.device).manual_seed(0), 4 * torch.finfo(dtype).eps
         params = {name: weights[name] for step in before for name in (*step.parameters(), *step.tables())}
-        # A token is steady only if no perturbation changes its experts: exact float64, then 16 random draws.
+        # A token is steady only if neither exact float64 nor any of 16 random perturbations changes its experts.
         for scale in (0.0, *(off,) * 16):
             noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
             _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in params.items()}, noisy)
@@ -130,8 +130,8 @@ def gradients_in_float64(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return (the output, the gradients of inputs and weights by name), computed in float64 from the same numbers.
 
-    `upstream` is the gradient of the output; integer tables and token ids have no gradients. The weight gradients of a
-    mixture in float64 take four times the memory of its bf16 weights; `of_weights` False skips them.
+    `upstream` is the gradient of the output; integer tables and token ids have no gradients. `of_weights=False` skips
+    the weight gradients; for a mixture in float64, they take four times the memory of bf16 weights.
     """
     entering = _leaves(inputs)
     mixtures = {name for step in steps if isinstance(step.op, Experts) for name in step.parameters()}

@@ -43,7 +43,7 @@ class StepRecord:
     """The record of one step. Statistics are computed over finite values (None if there are no finite values); std has
     divisor n.
 
-    `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` are numbers of values; `near_zero_share` is the fraction of
+    `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` are counts of values; `near_zero_share` is the fraction of
     near zeros. `histogram` counts every `histogram_stride`-th finite value (1: all) in equal bins from min to max.
     `params` is the number of the step's parameters, `flops` its forward FLOPs for this input. Inside an expert,
     `tokens` are the flat indices of the expert's tokens, one per row; otherwise None. If the step is an active dropout,

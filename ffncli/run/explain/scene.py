@@ -27,7 +27,8 @@ class TensorPlace:
     expert: int | None = None
 
     def printed(self, name: str) -> str:
-        """Return the printed name of one of the step's inputs; inside an expert, a step's or the experts' input."""
+        """Return the printed name of one of the step's inputs. Inside an expert, a name that is not a step of the
+        expert means the input of the experts."""
         if self.outer is None:
             return name
         inside = any(step.output == name for step in self.program)

@@ -33,7 +33,7 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Return path in the data set → text; raise FFNError for what the schema does not support."""
+    """Map paths in the data set to texts; raise FFNError for a block that the schema does not support."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
         raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")

@@ -19,7 +19,7 @@ _UNICODE = {"×": r"$\times$", "·": r"$\cdot$", "−": "$-$", "√": r"$\surd$"
 
 
 def latex_text(problem: ExportProblem) -> str:
-    """Return an align* environment with one line per step, another for the steps inside an expert, and a table."""
+    """Return an align* environment with a line per step, a second one for the steps inside an expert, and a table."""
     rows: Any = ("T",), ("T_e",)  # symbols instead of sizes; `shapes` only passes them on
     blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, rows[0]))]
     for step in problem.steps:

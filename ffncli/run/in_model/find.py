@@ -131,7 +131,7 @@ def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) ->
 def forward_replaced(part: nn.Module) -> bool:
     """Return whether a module's `forward` has been replaced by something other than its class's method.
 
-    A copy of a replaced model has its class's method as an attribute, bound to the copied module; that does not count.
+    A module of a copied model may have its class's method as an attribute, bound to the module; this does not count.
     """
     forward = vars(part).get("forward")
     bound = getattr(forward, "__self__", None) is part and getattr(forward, "__func__", None) is type(part).forward

@@ -39,7 +39,7 @@ class Gap:
         return self.largest / self.size if self.size else (math.inf if self.largest else 0.0)
 
     def ulps(self, dtype: torch.dtype) -> float | None:
-        """Return `largest` in ulps of b at the same place; None if b is 0 there, which has no last place."""
+        """Return `largest` in ulps of b at the same place; None if b is 0 there, because 0 has no last place."""
         if not self.largest:
             return 0.0
         return self.largest / ulp(self.there, dtype) if self.there else None

@@ -161,7 +161,7 @@ def load_up_to(
 
 
 def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) -> None:
-    """Remove the layers after the requested layers from a model that is complete but still empty.
+    """Remove the layers after the requested layers from a complete model, before its weights are loaded.
 
     Each stack that runs ends with its last requested layer; a decoder without requested layers does not run at all.
     """
@@ -343,7 +343,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
-    """Return a row per token, without padding at the end (Longformer); FFNError if tokens are pooled (Funnel)."""
+    """Return a row per token, without padding at the end (Longformer); raise FFNError if tokens are pooled (Funnel)."""
     if tensor.shape[0] < tokens:
         count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
         raise FFNError(f"{kind}: {count}, so rows cannot be matched to tokens", "trace it without a prompt")

@@ -79,7 +79,7 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def follows() -> bool:
-    """Return whether this process is a rank other than the first, which prints nothing."""
+    """Return whether this process is a rank other than rank 0; such a rank prints nothing."""
     place = torchrun()
     return place is not None and not place.first
 

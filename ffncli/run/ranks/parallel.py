@@ -112,7 +112,7 @@ class ParallelBlock(nn.Module):
         return partial.redistribute(placements=[Replicate()]).to_local()
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return x, used in part by each rank along `tp`; the backward pass sums its gradient over them."""
+        """Return x unchanged; the backward pass sums the ranks' parts of x's gradient along `tp`."""
         if self.group.ranks.tp == 1 or not (torch.is_grad_enabled() and x.requires_grad):
             return x
         copied = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)

@@ -26,7 +26,7 @@ _PATIENCE, _LONGER = 2.0, 10.0  # s to reach the store of an agent, or of rank 0
 
 
 def follow(place: Place) -> None:
-    """Close stdout except on rank 0, and end with the agent that started this rank. Call before torch is loaded."""
+    """Close stdout except on rank 0, and end this process when its agent ends. Call before torch is loaded."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # hides torch's log of every attempt to reach another rank
     if place.has_agent:
         end_with_parent()

@@ -1,10 +1,10 @@
 """Users' kernels: `[label=][ref:]file.py:name` names a plain function, an nn.Module (class or instance), or a Kernel.
 
-A function's first argument is x; the others are named after the block's weights: `def mlp(x, gate, up, down)`. The
-argument for a bias is `up_bias`, for a learned parameter of an activation `act_weight`, for a weight of a shared expert
-`shared__up`. Functions and modules are differentiable with respect to x and their params; the caller enables or
-disables gradients. A kernel that computes in fewer bits than the dtype has declares its format in an attribute
-`computes` ("fp8-rowwise").
+A function's first argument is x; the others are named after the block's weights: `def mlp(x, gate, up, down)`.
+Arguments for other parameters have names such as `up_bias` (a bias), `act_weight` (a learned parameter of an
+activation) and `shared__up` (a weight of a shared expert). Functions and modules are differentiable with respect to x
+and their params; the caller enables or disables gradients. If a kernel computes in fewer bits than the dtype has, its
+attribute `computes` declares the format ("fp8-rowwise").
 """
 
 import copy
@@ -208,7 +208,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Map each argument of a function to a parameter; reject one for which the block has no weight."""
+    """Map each argument of a function to a parameter; reject an argument without a matching weight."""
     weights = by_argument(steps)
     try:
         declared = list(inspect.signature(call).parameters.values())

@@ -327,7 +327,7 @@ def _owner(tensor: str) -> str:
 
 
 def described(model: nn.Module) -> Resolved:
-    """Return a transformers model's blocks by its config; FFNError for another module or family."""
+    """Return a transformers model's blocks by its config; raise FFNError for another module or family."""
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
         raise FFNError(f"{type(model).__name__} is not a transformers model", "for a single block, use ffncli.kernel")

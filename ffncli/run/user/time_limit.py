@@ -1,6 +1,6 @@
 """A time limit on loading a user's Python file: importing it, building its class, identifying what it computes.
 
-The command line sets a limit; a library call has none unless its caller sets one. Two mechanisms end a load:
+The command line sets a limit; a library call has no limit unless its caller sets one. Two mechanisms end a load:
 
 - An alarm (SIGALRM) raises in the main thread. It ends all code that returns to Python now and then: loops, sleeps,
   waits for a lock or a compiler. The alarm repeats, because `except: pass` may swallow the first one.

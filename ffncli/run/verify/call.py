@@ -90,7 +90,8 @@ def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
 
 
 def _require_tensors(resolved: Resolved) -> None:
-    """Raise FFNError for a directory without tensors, because random weights would prove nothing about its weights.
+    """Raise FFNError for a directory without tensors, because random weights would prove nothing about the directory's
+    model.
 
     A config.json given as the source is verified with random weights.
     """
