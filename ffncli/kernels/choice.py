@@ -3,8 +3,9 @@
     NAME                           a kernel of the package: eager, packed, ...; `all`: all of them; `auto`: the
                                    fastest of them for the case on this machine
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
-    [LABEL=]REF:FILE.py[:NAME]     the same in that file at a git commit, of a branch, a tag or `HEAD~1`
-    [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
+    [LABEL=]REF:FILE.py[:NAME]     the same, from the file as it is in a git commit: REF is a hash, a branch, a tag or
+                                   `HEAD~1`
+    [LABEL=]slowed:FACTOR:KERNEL   a kernel as above, slowed by a known factor, which a self-test must detect
 
 Parsing reads no files and does not need torch.
 

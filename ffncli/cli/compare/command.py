@@ -70,7 +70,8 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
     undecided = open_question(comparison) if verdict.strict else ""
     error_follows = _same_screen(output) and bool(failed or undecided)
     output.show(answer(base, new, comparison, output.format, verdict=not error_follows))
-    if (left := not_gated(comparison)) and comparison.comparable:  # otherwise the page's verdict already says so
+    # If the results are not comparable, the page's verdict already says that nothing was gated.
+    if (left := not_gated(comparison)) and comparison.comparable:
         output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
