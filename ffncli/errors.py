@@ -9,8 +9,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
-# C0, DEL and C1 controls, and characters that hide or reorder text in a terminal: Unicode's format characters (marks of
-# direction and of no width, soft hyphens, tags, the plane that tags are in), surrogates, line and paragraph separators.
+# C0, DEL and C1 controls, and characters that hide or reorder text in a terminal: Unicode's format characters
+# (direction marks, zero-width characters, soft hyphens, tags and the whole plane of the tags), surrogates, line and
+# paragraph separators.
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"

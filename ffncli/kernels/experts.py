@@ -49,8 +49,8 @@ def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _in_groups(made: "Made", weigh_output: bool, ordered: bool) -> Summed:
-    """Compute the sum with grouped products; with `ordered`, a token's outputs are added in the order of its
-    choices."""
+    """Compute the sum with grouped products; with `ordered`, the outputs of a token's experts are added in the order in
+    which the token chose the experts."""
 
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]

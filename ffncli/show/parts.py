@@ -159,8 +159,8 @@ def cell_text(value: Cell) -> str:
 def apart(values: Sequence[Cell], text: Callable[[float, int], Cell] | None = None) -> list[Cell]:
     """Format values shown next to each other; floats get enough digits to tell different values apart.
 
-    `text` formats a float with a number of digits, starting at 1; without `text` they are significant digits, starting
-    at 4.
+    `text(value, digits)` formats a float, and is tried with 1 digit first, then with more; without `text`, floats have
+    4 or more significant digits.
     """
     floats = {value for value in values if isinstance(value, float)}
     write, fewest = text or (lambda value, digits: f"{value:.{digits}g}"), 1 if text else 4

@@ -1,5 +1,5 @@
-"""What a container or a service manager grants this process: CPU quota, memory limit, throttling. Linux, cgroups v1 and
-v2.
+"""The limits that a container or a service manager sets for this process, CPU quota and memory limit; and how long it
+was throttled. Linux, cgroups v1 and v2.
 
 Limits apply at every level between a process's group and the root, so the lowest limit counts. `root` is the root of
 the file system; tests pass another folder. https://docs.kernel.org/admin-guide/cgroup-v2.html,

@@ -221,8 +221,8 @@ def descendants(pid: int, root: Path = ROOT) -> list[int]:
 def used_memory(pid: int, root: Path = ROOT, *, shared_once: bool = False) -> int | None:
     """Return the bytes of memory used by a process and its descendants; None if the system does not report them.
 
-    Memory that a fork still shares is counted for both processes, unless `shared_once`, which takes the system far
-    longer to report.
+    Memory that a fork still shares is counted for both processes. With `shared_once` it is counted once, but the system
+    takes far longer to report it.
     """
     if not (root / f"proc/{pid}/status").exists():
         return None

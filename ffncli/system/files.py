@@ -78,7 +78,7 @@ def check_writable(path: str, force: bool, option: str) -> None:
 
 
 def _cannot_be_written(path: str) -> str:
-    """Return why no file can be created there, or "" if it can; determined without writing."""
+    """Return the reason why no file can be created at the path, or "" if a file can be created; writes nothing."""
     if "\0" in path:
         return "no file can have such a name"
     if not path or path.endswith(os.sep) or os.path.isdir(path):
@@ -141,8 +141,8 @@ def _umask() -> int:
 
 
 def results_folder(here: Path) -> Path:
-    """Return the default folder for results: `benchmarks/results` in a checkout at `here` if it exists, else the user's
-    folder.
+    """Return the default folder for results: `benchmarks/results` in a checkout at `here` if that folder exists, else
+    the user's folder.
 
     The user's folder is $XDG_STATE_HOME/ffn/results, by default ~/.local/state/ffn/results.
     """
@@ -161,7 +161,8 @@ def cache_folder() -> Path:
 
 
 def process_folder() -> Path:
-    """Create a private folder for this process, removed when it ends; if it is killed, see `remove_process_folders`."""
+    """Create a private folder for this process, which is removed when the process ends. If the process is killed, the
+    folder stays until `remove_process_folders` is called."""
     import atexit
     import shutil
     import tempfile

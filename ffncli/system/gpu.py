@@ -1,4 +1,4 @@
-"""Which GPU `--device` means, and whether a tensor can be created there: every command uses this check; also the GPU's
+"""The GPU that `--device` names: a check that a tensor can be created there, which every command uses; and the GPU's
 current load and limits.
 
 torch is passed as an argument: nothing here imports it. A GPU may be present but unusable: busy in exclusive mode,

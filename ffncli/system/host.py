@@ -1,5 +1,5 @@
-"""What this machine has, without torch: its CPU and instructions, cores, caches, memory, load; and cores reserved for
-one process.
+"""The machine's hardware and load, without torch: its CPU and instructions, cores, caches, memory, load; and cores
+reserved for one process.
 
 Read from /proc and /sys on Linux, through sysctl on macOS, and from Python's standard library elsewhere. `root` is the
 root of the file system; tests pass another folder. Benchmarks that run at the same time must not share a core: each

@@ -30,7 +30,7 @@ from ffncli.system.files import check_writable
 
 @dataclass(frozen=True, kw_only=True)
 class TraceView(Options):
-    """What the page shows of a run, and when the command fails."""
+    """Options for what the page shows of a run, and for when the command fails."""
 
     verbose: Annotated[
         bool,

@@ -11,7 +11,8 @@ from itertools import pairwise
 class Series:
     """One curve: its name in the legend and its points (x, y), from left to right; a non-finite point interrupts it.
 
-    `intervals` holds the range in which the y of each point may lie; it is drawn only in files, and empty if unknown.
+    `intervals` contains, for each point, the range in which the point's y may lie; it is empty if the ranges are
+    unknown. Ranges are drawn only in files.
     """
 
     name: str
