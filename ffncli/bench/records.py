@@ -36,7 +36,7 @@ Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
 GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 LEAST_TIME = 1e-12  # minimum s of a call: a time of zero has no logarithm
-FIRST_CALL = 5  # multiplies the limit of a call while a kernel is built and first called: it may compile
+FIRST_CALL = 5  # multiplies the limit of a call while a kernel is built and first called, which may include compilation
 LEAST_MEMORY = 200_000_000  # minimum limit in bytes; Python and torch alone take about 160 MB
 
 # Arms that are not the user's kernels, by their names in the rounds file.
@@ -253,8 +253,8 @@ class Outcome:
 class Finding:
     """The referee's finding about one kernel in a case, which the referee itself sends to the worker's parent.
 
-    `outcome` is `wrong` or, if every answer was right, `ok`. `answers` counts the outputs that were checked in full,
-    `samples` the samples of timed calls that the referee received.
+    `outcome` is `wrong` or, if every answer was right, `ok`. `answers` counts the outputs that were checked in full;
+    `samples` counts the samples of timed calls that the referee received.
     """
 
     outcome: Outcome

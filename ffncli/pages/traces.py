@@ -110,8 +110,9 @@ def _figures(x: Tensor) -> str:
 
 
 def heat_data(name: str, x: Tensor) -> dict[str, Any]:
-    """Return the cells of a matrix's heat map, each with the largest absolute value that it covers, and the mean. NaN
-    takes precedence, then infinity, so that a cell containing either shows it."""
+    """Return the cells of a matrix's heat map. Each cell has, of the values that it covers, the value of largest
+    magnitude and the mean. NaN takes precedence, then infinity, so that a cell that covers a NaN or an infinity shows
+    it."""
     cells, finite = cells_of(x, _ROWS, _COLUMNS), x[x.isfinite()]
     out: dict[str, Any] = {
         "name": name, "shape": list(x.shape), "values": [[_word_of(largest(cell)) for cell in line] for line in cells],

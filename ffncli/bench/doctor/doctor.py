@@ -59,7 +59,7 @@ class DoctorCheck:
     """One checked item. `advice` says what to do, empty if there is nothing to do.
 
     The values of `status` besides `ok`: `missing`, the item is not installed but can be; `bad`, it is installed but
-    does not work; `note`, it works, with a caveat.
+    does not work; `note`, there is something worth knowing.
     """
 
     name: str

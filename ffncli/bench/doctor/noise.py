@@ -39,10 +39,10 @@ class Noise:
     """The result of the noise test; differences and fractions are relative to 1 (0.01: 1 %).
 
     `resolvable_difference` is the half-width of the 95 % interval of the A/A ratio over processes or, if the interval
-    does not contain 1, the larger distance of its ends from 1. `sequential_difference` is the same for timing one arm
-    after the other in the same time, computed from the same blocks; `sequential_times_longer` is how many times longer
-    that method would have to run for the same resolution, if its errors averaged out. `troubled` is the fraction of
-    blocks that were preempted, throttled or stolen from.
+    does not contain 1, the larger distance of its ends from 1. `sequential_difference` is the same figure for a method
+    that times one arm after the other in the same total time; it is computed from the same blocks.
+    `sequential_times_longer` is how many times longer that method would have to run for the same resolution, if its
+    errors averaged out. `troubled` is the fraction of blocks that were preempted, throttled or stolen from.
     """
 
     resolvable_difference: float
@@ -73,8 +73,8 @@ def measure_noise(
     """Measure for about `seconds`, including the start of the processes; return None if fewer than two of them
     succeeded.
 
-    `tell` is called after each process. `run(process, threads, until)` measures in a separate process. If processes are
-    slow to start, only three are started.
+    `tell` is called after each process. `run(process, threads, until)` measures in a separate process. If processes
+    start too slowly, no more are started after the third.
     """
     run = run or _in_a_process
     count, began = processes_for(seconds), now()

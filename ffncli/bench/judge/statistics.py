@@ -86,13 +86,13 @@ def _upper_quantile(tail: float, df: float) -> float:
 
 
 def _betainc(a: float, b: float, x: float, rest: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b); `rest` is 1 − x, with all its digits."""
+    """Return the regularised incomplete beta function I_x(a, b); `rest` is 1 − x, computed without loss of digits."""
     if x <= 0:
         return 0.0
     if rest <= 0:
         return 1.0
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(rest))
-    # The fraction converges fast below the mean of the distribution; above it, I_x(a, b) = 1 − I_{1−x}(b, a) does.
+    # The fraction converges fast below the distribution's mean; above the mean, I_x(a, b) = 1 − I_{1−x}(b, a) is used.
     if x < (a + 1) / (a + b + 2):
         return front * _fraction(a, b, x) / a
     return 1 - front * _fraction(b, a, rest) / b
@@ -151,7 +151,7 @@ def centre(groups: Sequence[Sequence[float]]) -> float:
     v), where v is the variance of a placement's rounds divided by their number, so that a placement disturbed
     throughout counts little and quiet placements count equally. Medians are used because a disturbance can make a block
     a hundred times as long: on a shared machine with two cores, interquartile means within placements scattered 1.3 to
-    3 times as much.
+    3 times as much as medians.
     """
     if not differ(groups):
         return median([v for group in groups for v in group])

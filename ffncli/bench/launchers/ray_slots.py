@@ -31,7 +31,8 @@ class _SlotOnRay:
         return platform.node()
 
     def measure(self, task: str) -> str:
-        """Return the answer to a task, at normal priority: Ray's processes have the lowest (nice 15)."""
+        """Measure a task at normal priority and return the answer: Ray starts its processes at a low priority (nice
+        15)."""
         from ffncli.bench.launchers.slot import measured
 
         with suppress(OSError):  # only root may do this; other users run `RAY_worker_niceness=0 ray start`

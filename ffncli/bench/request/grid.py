@@ -51,7 +51,7 @@ _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class Grid(Dimensions):
-    """The requested cases: every combination of the values is a case. None takes the default; for `threads`, the
+    """The requested cases: every combination of the values is a case. None selects the default; for `threads`, the
     default depends on the machine.
 
     `source` is as in the other functions; `d_model` and `d_ff` may be comma-separated lists. `routing` is for mixtures;
@@ -304,7 +304,7 @@ def _device(option: str, text: str) -> str:
 
 
 def cached(cache: str, tokens: int) -> Any:
-    """Return the cache mode, with `auto` resolved: with few tokens it keeps the weights out of the caches."""
+    """Return the cache mode, with `auto` resolved: with few tokens, `auto` keeps the weights out of the caches."""
     if cache != "auto":
         return cache
     return "cold-weights" if tokens <= DECODE else "warm"

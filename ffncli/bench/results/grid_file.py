@@ -20,7 +20,7 @@ from ffncli.models.files.strict_json import parse_object
 from ffncli.system.files import read_whole
 
 _VERSION = 1
-_MOST_BYTES = 50_000_000  # maximum size; the largest grid has a fifth of it
+_MOST_BYTES = 50_000_000  # maximum size; the largest grid needs a fifth of it
 SHARD = "--shard"
 
 

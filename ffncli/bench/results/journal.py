@@ -26,7 +26,7 @@ from ffncli.system.host import cpu_name
 from ffncli.version import __version__
 
 _VERSION = 2
-_MOST_BYTES = 300_000_000  # maximum size of a journal; the largest allowed run has a third of it
+_MOST_BYTES = 300_000_000  # maximum size of a journal; the largest allowed run needs a third of it
 _MOST_UNIT_BYTES = 300_000_000  # limit of a unit's blocks
 _ANEW = "start the run again with --force"
 Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tuple[ResultRow, ...]]

@@ -1,11 +1,11 @@
 """Give every call new inputs, and sample a kernel's answer to one call of every timed block.
 
-A kernel cannot reuse cached answers, because nothing about its inputs recurs. Before a call, outside the timed section,
-one of several buffers (a new address) is filled with numbers that it never held (new contents for every token), without
-raising torch's version counter. After a call, its answer replaces the stored one with probability 1 / k for the k-th
-call of a block, so that every call is equally likely to be judged. The choice is only made when a call has returned, so
-a kernel cannot predict which call is judged; and a stored answer is sent to the referee at once. All random choices
-come from os.urandom.
+A kernel that caches its answers finds no key for the cache. Before a call, outside the timed section, one of several
+buffers (a new address) is filled with numbers that it never held (new contents for every token), without raising
+torch's version counter. After a call, its answer replaces the stored one with probability 1 / k for the k-th call of a
+block, so that every call is equally likely to be judged. The choice is only made when a call has returned, so a kernel
+cannot predict which call is judged; and a stored answer is sent to the referee at once. All random choices come from
+os.urandom.
 """
 
 import math

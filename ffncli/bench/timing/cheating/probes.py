@@ -50,8 +50,8 @@ class CallTimes:
 
 
 def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTimes:
-    """Time series of calls on other inputs and on the same input, alternately: at least two pairs, or about 20 ms if
-    they are short.
+    """Measure the time of calls on other inputs and on the same input, in alternating series: at least two pairs of
+    series, or about 20 ms if the calls are short.
 
     The other inputs differ from one input by a few per cent in every value, so that an MoE block chooses the same
     experts, whose weights are then equally cached.

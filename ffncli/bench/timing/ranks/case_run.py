@@ -94,8 +94,8 @@ class RankInStep(OneRank):
         return replace(problem, referee=_RankReferee(problem.rules, self._channel))
 
     def llc_and_room(self, case: Case, job: Job) -> tuple[int, int | None]:
-        """Return a rank's part of a CPU's cache, and of memory; the smallest room of all ranks counts, so that all make
-        the same number of copies."""
+        """Return a rank's part of a CPU's cache, and of memory; the rank with the least memory decides, so that all
+        ranks make the same number of copies."""
         llc, room = super().llc_and_room(case, job)
         sharing = ranks_here(case.ranks) if case.device == "cpu" else 1  # each GPU has its own
         largest, *least = self._channel.largest([llc / sharing, -(room or 0) / sharing])
