@@ -292,7 +292,7 @@ REFUSED = [
     ("activations --std 1e7", "--std must be from 1e-06 to 1e+06"),
     ("activations --expect 1", "--expect: '1' is not X=Y"),
     ("activations silu --against gelo", "error: --against: unknown activation 'gelo'; did you mean 'gelu'"),
-    ("activations silu --against swiglu", "swiglu is a gated unit, a function of two inputs; name gated units"),
+    ("activations silu --against swiglu", "swiglu is a gated unit, a function of two inputs; name only gated units"),
     ("activations silu --against swiglu_oia", "--against: unknown activation 'swiglu_oia'; did you mean 'swiglu_oai'"),
     ("activations silu swiglu --against gelu", "error: --against gelu is a function of one number, unlike gated units"),
     ("activations silu geglu --rounding", "is for functions of one number, not gated units; leave out geglu"),
