@@ -31,7 +31,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A layer that is ready to run. `layer` is the chosen layer; `origin` says where the weights come from.
+    """A layer that is ready to run. `layer` is the chosen layer; `origin` describes the source of the weights.
 
     If a model was run to compute the input, `tokens` are the selected tokens, one per row of the flattened input;
     `reference` is the output of the model's own FFN for these tokens, with the shape of ffn_output; `stream` [tokens,

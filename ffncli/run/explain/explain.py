@@ -191,7 +191,7 @@ def _scores(
 
 
 def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
-    """Return a note that says whether the table of token ids lists the expert."""
+    """Return a note on whether the table of token ids lists the expert."""
     return [f"{'' if expert in chosen else 'not '}chosen: the table's experts of token id {int(ids.row[0])} are "
             + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
 

@@ -144,7 +144,7 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
 
 
 def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
-    """Return the index with negative numbers resolved; raise FFNError, with the shape, if it does not fit."""
+    """Return the index with negative numbers resolved; raise FFNError, with the shape, if the index does not fit."""
     request = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
     if tensor is None:
@@ -161,7 +161,7 @@ def _rows(scene: Scene, place: TensorPlace) -> str:
 
 
 def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: str, rows: str = "") -> tuple[int, ...]:
-    """Return the index into `shape` with negative numbers resolved; raise FFNError if it does not fit."""
+    """Return the index into `shape` with negative numbers resolved; raise FFNError if the index does not fit."""
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))

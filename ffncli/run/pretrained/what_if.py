@@ -41,8 +41,8 @@ class PredictionChange:
     the change, sorted by descending change of probability.
 
     `logit_change` is the largest absolute change of a logit; `divergence` is the Kullback-Leibler divergence of the new
-    distribution from the old distribution, Σ old · ln(old / new), in nats; `argmax_changed` says whether the most
-    likely token has changed.
+    distribution from the old distribution, Σ old · ln(old / new), in nats; `argmax_changed` is True if the most likely
+    token has changed.
     """
 
     position: int

@@ -1,4 +1,5 @@
-"""This process's place among ranks, from torchrun's variables. Every command reads it, so it imports no torch."""
+"""This process's place among ranks, from torchrun's variables. Every command imports this file, so it must not import
+torch."""
 
 import os
 from collections.abc import Mapping

@@ -161,7 +161,8 @@ class ParallelBlock(nn.Module):
             linear.bias = _frozen(bias.to(self.group.device))
 
     def _part(self, tensor: Tensor, whole: Sequence[Axis], local: Sequence[Axis]) -> Tensor:
-        """Return this rank's part of a parameter that no Linear's style splits, or all of it if every rank has it."""
+        """Return this rank's part of a parameter that no Linear's style splits; return all of the parameter if it is
+        not split."""
         split = {
             "ep" if before.name == "experts" else "tp": Shard(at)
             for at, (before, after) in enumerate(zip(whole, local, strict=True))

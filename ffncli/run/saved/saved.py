@@ -236,7 +236,7 @@ def axis_size(axis: str) -> int:
 
 
 def open_saved(path: Path) -> Saved:
-    """Open a file that `save` wrote; raise FFNError that says what is wrong with any other file."""
+    """Open a file that `save` wrote; raise FFNError with the fault for any other file."""
     where = shown_path(path)
     container = open_container(path)
     if container.record.get("format") != _FORMAT:

@@ -439,7 +439,7 @@ def _check_head(question: Question, model: Resolved, layer: Layer, experts: froz
 
 
 def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer) -> None:
-    """Raise FFNError if the layer cannot be split over the ranks; its hint names the nearest rank counts that work."""
+    """Raise FFNError if the layer cannot be split over the ranks; the hint names the nearest rank counts that work."""
     from ffncli.models.counting.parallel import check_ranks
 
     if model.example and model.example.dropped and question.train is None:

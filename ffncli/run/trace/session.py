@@ -46,7 +46,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A run of a real model: its prompt, traced `tokens`, and the steps' agreement with its own FFN."""
+    """A run of a real model: its prompt, the traced `tokens`, and how well the steps agree with its FFN."""
 
     prompt: str | None
     tokens: tuple[Token, ...]

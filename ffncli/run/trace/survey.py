@@ -157,7 +157,7 @@ def survey_layer(
     layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
     reference: Tensor | None, top: int,
 ) -> LayerRow:  # fmt: skip
-    """Run a layer's steps and keep only figures; `reference` is the model's own output, if it ran."""
+    """Run a layer's steps and keep only figures; `reference` is the output of the model's own FFN, if the model ran."""
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None

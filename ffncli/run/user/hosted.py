@@ -40,7 +40,8 @@ _MOST_ANSWER = 1 << 16  # bytes
 
 
 class KernelFailure(Exception):
-    """Raised if a kernel raises, breaks its contract, or takes too long. If `gone` is True, its process has ended."""
+    """Raised if a kernel raises, breaks its contract, or takes too long. If `gone` is True, the kernel's process has
+    ended."""
 
     def __init__(self, text: str, gone: bool = False) -> None:
         super().__init__(text)

@@ -23,7 +23,7 @@ from ffncli.block.steps import Axis, Norm, Shape
 from ffncli.run.engine.execute import function, norm, run
 
 ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)
-_SCREENED = 4  # tokens for the first try of every arrangement; one that fits is tried on all tokens
+_SCREENED = 4  # tokens for the first try of every arrangement; an arrangement that fits is tried on all tokens
 _ROWS = 16  # output values compared per token, unless an output norm needs all values
 
 
@@ -32,8 +32,8 @@ class ModuleSample:
     """A module's output `y` for the input `x`, both [tokens, d_model], computed with `parameters` in x's dtype.
 
     `tolerance` is the largest relative error at which another computation counts as the same; `eps` are the epsilons to
-    try for norms. `residual` and `pre` say whether the module adds its input, and whether it normalises its input; None
-    if unknown.
+    try for norms. `residual` is True if the module adds its input, `pre` is True if it normalises its input; None if
+    unknown.
     """
 
     parameters: Mapping[str, Tensor]
@@ -199,7 +199,7 @@ class _ArrangementSearch:
 
 
 def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
-    """Return x [..., d_model] after the norm `step` (`norm` or `post_norm`), if `choice` has one."""
+    """Return x [..., d_model] after the norm `step` (`norm` or `post_norm`), if `choice` has that norm."""
     if choice.kind == "none":
         return x
     op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)

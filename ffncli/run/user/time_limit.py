@@ -68,7 +68,7 @@ class LoadOptions(Options):
         set_load_time(self.load_time)
 
     def limited(self) -> AbstractContextManager[None]:
-        """Return a context that applies this limit; if none is set, the outer limit stays in force."""
+        """Return a context that applies this limit; if no limit is set, the outer limit stays in force."""
         return nullcontext() if self.load_time is None else limited_loading(self.load_time)
 
 

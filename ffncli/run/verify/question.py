@@ -1,4 +1,5 @@
-"""The options of `ffn verify`, and its checks with their statements. Help reads it, so it imports no torch."""
+"""The options of `ffn verify`, and its checks with their statements. The help imports this file, so it must not import
+torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

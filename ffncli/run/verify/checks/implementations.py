@@ -108,7 +108,7 @@ def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
 
 
 class BrokenContract(Exception):
-    """A kernel broke its contract; the message says how."""
+    """Raised if a kernel breaks its contract; the message describes the fault."""
 
 
 def fused(case: CheckedBlock) -> Iterator[CheckRow]:

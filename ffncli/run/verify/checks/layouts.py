@@ -35,8 +35,8 @@ _WHERE = 120  # characters shown of a tensor's name
 
 @dataclass(frozen=True)
 class Proof:
-    """The output (`reference`) of another program for the same layer and the input `x` [tokens, d_model]; `name` says
-    which program.
+    """The output (`reference`) of another program for the same layer and the input `x` [tokens, d_model]; `name` is
+    that program's name.
 
     `weights` are the program's weights in canonical form, if they can be compared with ours, and `norms` are the
     outputs of its norms for x. `single` is True if the program computes parts in float32 whatever the dtype. `same`
@@ -82,7 +82,7 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
-    """Run the layer's FFN in transformers' own model; return (proof, ""), or (None, why it cannot run)."""
+    """Run the layer's FFN in transformers' own model; return (proof, ""), or (None, the reason if it cannot run)."""
     passes: list[tuple[Tensor, Tensor]] = []
     try:
         run_model(
@@ -238,7 +238,8 @@ def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[s
 
 
 def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) -> str:
-    """Return why the same layout gives different values: `... differ by quantization (Q8_0 here, none there)`."""
+    """Return the reason why the same layout gives different values: `... differ by quantization (Q8_0 here, none
+    there)`."""
     if theirs is None or set(ours) == set(theirs):
         return "the weights themselves differ"
     here, there = (" and ".join(formats) or "none" for formats in (ours, theirs))
