@@ -76,8 +76,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _takes_part(args: list[str]) -> bool:
-    """Return True if this process runs the command: commands in OVER_RANKS run on every rank, all others only on rank
-    0."""
+    """Return True if this process runs the command: commands in OVER_RANKS run on every rank, all other commands only
+    on rank 0."""
     global _place
     _place = None
     from ffncli.run.ranks.environment import torchrun

@@ -35,9 +35,9 @@ def refuses(steps: Steps) -> str | None:
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Return the experts' matrices stacked as [experts, out, in], gate above up in one tensor and down in another, and
-    their biases stacked as [experts, out]; then all other weights unchanged, in step order. Widths are zero-padded to
-    the next multiple."""
+    """Return the experts' matrices stacked as [experts, out, in] (one tensor with gate above up, one tensor with down),
+    and their biases stacked as [experts, out]; then all other weights unchanged, in step order. Widths are zero-padded
+    to the next multiple."""
     stacked = _stacked(steps, weights)
     return (*stacked.values(), *(weights[name] for name in _others(steps)))
 

@@ -43,8 +43,8 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prepare_fp8(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Quantize two matrices, gate above up and down, each followed by scales [1, out]; then all other weights,
-    unchanged, in step order."""
+    """Return two quantized matrices, first gate stacked above up, then down, each followed by its scales [1, out]; then
+    all other weights, unchanged, in step order."""
     inward = [weights[name] for name in _MATRICES[:2] if name in weights]
     pairs = [quantized(matrix) for matrix in (torch.cat(inward), weights["down.weight"])]
     return (*(t for matrix, scale in pairs for t in (matrix, scale.T)), *(weights[name] for name in _others(steps)))

@@ -56,8 +56,8 @@ class Kernel:
     only with kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most this many,
     so benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a new number
     of tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the kernel also
-    compiles, the weights are part of its code: a benchmark then has only one copy of them, and must flush the caches to
-    make it cold.
+    compiles, the weights are part of its code: a benchmark then has only one copy of the weights, and must flush the
+    caches to make that copy cold.
     """
 
     name: str

@@ -152,7 +152,7 @@ def _lines_of(path: str | None) -> list[str]:
 
 
 def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
-    """Return the answer, which contains JSON rows, CSV rows and tables; and the CSV rows once more, as dictionaries."""
+    """Return a pair: the answer (JSON rows, CSV rows and tables), and its CSV rows as dictionaries."""
     reports = question.reports(models)
     lines = [line for one in reports for line in one.lines()]
     parts = parts_of(reports, costs=bool(question.token_counts or question.tp))

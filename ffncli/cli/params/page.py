@@ -280,7 +280,8 @@ def _memory(one: DeviceFloor) -> tuple[object, ...]:
 
 
 def _sources(report: CostReport) -> Iterator[Line]:
-    """Yield a line per device: its rates, their source, and the number of tokens at which it becomes compute bound."""
+    """Yield a line per device: its rates, their source, and the number of tokens at which the FFNs become compute bound
+    there."""
     ridges = {ridge.device: ridge for ridge in report.ridges}
     for one in {floor.device: floor for floor in report.floors}.values():
         rates = f"{one.bytes_per_s / 1e9:,.0f} GB/s"

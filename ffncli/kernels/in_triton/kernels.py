@@ -1,7 +1,7 @@
 """The kernels in Triton. They need a GPU, or Triton's interpreter (TRITON_INTERPRET=1), which runs them as Python.
 
-triton_act: computes the products as eager does, but everything between them in one Triton kernel, which reads gate and
-up once. Forward only.
+triton_act: the products are the same as in eager; one Triton kernel computes all operations between them, and reads
+gate and up once. Forward only.
 
 fused_gate: one Triton kernel computes the products of gate and up and all operations before down; torch computes the
 product of down. One program computes a tile of gate and a tile of up from the same tile of x, so that gate and up are
