@@ -46,7 +46,7 @@ class Activity:
         self._write(self._numbers.get(name, 0))
 
     def first_call(self, name: str) -> None:
-        """Record that this kernel is being built or called for the first time, when it may compile."""
+        """Record that this kernel is being built or called for the first time, which may include compilation."""
         self._write(self._numbers.get(name, 0) | 1 << _FIRST)
 
     def rests(self) -> None:

@@ -106,8 +106,8 @@ def sides(question: CompareQuestion) -> tuple[tuple[Path, ...], tuple[Path, ...]
 
 
 def paths_of(side: Sequence[str], both: Sequence[Sequence[str]] = ()) -> tuple[Path, ...]:
-    """Return the files of one side, where each entry is a name or a comma-separated list of names. Raises FFNError for
-    names that are not files.
+    """Return the files of one side. Each entry of `side` is a name or a comma-separated list of names. Raises FFNError
+    for names that are not files.
 
     If the names on `both` sides are all activations, the error suggests the command that compares activations.
     """

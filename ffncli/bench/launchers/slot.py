@@ -38,7 +38,7 @@ class _MeasuredUnit:
 
 @dataclass(frozen=True)
 class _SlotAnswer:
-    """The units of a case, or the reason why the machine cannot measure it, with a hint and the exit code."""
+    """The units of a case, or the reason why the machine cannot measure the case, with a hint and the exit code."""
 
     host: str
     units: tuple[_MeasuredUnit, ...] = ()
@@ -54,7 +54,7 @@ def task_of(request: BenchRequest, case: Case) -> str:
 
 
 def measured(task: str, command: Sequence[str] = WORKER) -> str:
-    """Measure a task on this machine and return the answer, which may be an error of this machine."""
+    """Measure a task on this machine and return the answer, which may report an error on this machine."""
     try:
         units = _measured(task, command)
         answer = _SlotAnswer(platform.node(), units)

@@ -26,8 +26,8 @@ class Snapshot:
     """Counts so far; None if the system does not provide them.
 
     `waited` is the seconds that this process's threads were ready to run but had no core. `stolen` is the fraction of
-    all processors' busy time that other virtual machines took between the last two readings of it. `load` is set if it
-    exceeds the number of cores. `clock` is the fraction of the rated clock.
+    all processors' busy time that other virtual machines took between the last two readings of those times. `load` is
+    set if it exceeds the number of cores. `clock` is the fraction of the rated clock.
     """
 
     preemptions: int = 0
@@ -174,7 +174,8 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """Return this cgroup's nearest cpu.stat with counts (version 2 or 1); None without a quota."""
+    """Return the nearest cpu.stat file of this cgroup (version 2 or 1) that has throttling counts; None if there is no
+    quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
@@ -224,8 +225,8 @@ def _load_above_cores() -> float | None:
 
 
 def _fastest_clock(name: str) -> int | None:
-    """Return the largest number, in kHz, in the files named `name` of the processors that this process may use (at most
-    8, as the others may be idle); None if the system does not report it."""
+    """Read the file called `name` of each processor that this process may use (at most 8, as others may be idle).
+    Return the largest number, in kHz; None if the system does not have these files."""
     cores = sorted(os.sched_getaffinity(0))[:8] if hasattr(os, "sched_getaffinity") else []
     texts = (_text(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}")).strip() for core in cores)
     return max((int(text) for text in texts if text.isdigit()), default=None)

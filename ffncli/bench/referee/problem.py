@@ -258,7 +258,7 @@ class Problem:
 
     @torch.no_grad()
     def unsteady(self, x: Tensor) -> Tensor:
-        """Return booleans for the tokens for which rounding decides the experts or, in a backward pass, a slope."""
+        """Return booleans that mark the tokens whose experts or, in a backward pass, slopes are decided by rounding."""
         same, _ = steady_tokens(self.steps, self.weights, {self.entry: x}, self.dtype)
         bad = ~same.to(x.device)
         if self.backward:

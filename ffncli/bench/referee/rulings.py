@@ -8,9 +8,9 @@ passing baseline, whichever is larger. A 16-bit output must also have an rms err
 distinguishes 8-bit weights from 16-bit weights.
 
 `allowed` is `measure.gap.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the reference.
-With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding). With 16-bit
-dtypes, eps is the dtype's only for the rounding of every step; for sums, it is float32's. If sums had the 16-bit eps, c
-· eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
+With float32, eps_sum is eps, so `allowed` is c · eps · √d_ff with c = 4 (plus 4 · eps for the last rounding). With
+16-bit dtypes, eps is the dtype's, for the rounding of every step, but eps_sum is float32's. With the dtype's eps for
+sums too, c · eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
 """
 
 import math

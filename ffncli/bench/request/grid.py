@@ -128,8 +128,8 @@ class Grid(Dimensions):
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Everything that a run needs, and that a resumed run reads back. All `kernels` have labels; `baseline` is one of
-    the labels.
+    """Everything that a run needs; a resumed run reads it back from the journal. All `kernels` have labels; `baseline`
+    is one of the labels.
 
     `asked` holds the options with their values, defaults filled in; `files` holds the sha256 of the user's files.
     `directory` is the directory of the request: workers start there, even if the run is resumed from elsewhere.

@@ -25,7 +25,7 @@ CPU, CUDA = "cpu", "cuda"  # the tracks, named after their device
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """One case of a track; `block` is a key of the suite's blocks, `cache` the requested mode."""
+    """One case of a track; `block` is a key of the suite's blocks, and `cache` is the requested cache mode."""
 
     block: str
     tokens: Positive

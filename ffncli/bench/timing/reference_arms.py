@@ -53,7 +53,7 @@ def anchor(draw: random.Random) -> Arm:
 
     OpenBLAS multiplies matrices this small on one thread; with more threads, the time would depend on other tasks
     waiting for a core. The anchor has its own buffers, at random offsets of whole cache lines. The number of calls per
-    block is chosen in the run, as for every arm; stored runs compare its time per call.
+    block is chosen in the run, as for every arm; comparisons of stored runs use the anchor's time per call.
     """
     a, b, source = (_placed(array, draw) for array in _numbers())
     product, destination = (_placed(array, draw) for array in (a, source))

@@ -179,7 +179,8 @@ def inner_for(block: float, per_call: float) -> int:
 
 
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
-    """Return the half-width of the value of log ratios in placements, computed like the interval over all processes.
+    """Return the half-width of this process's value, given the log ratios of each placement. It is computed like the
+    interval over all processes.
 
     With K processes, t has K − 1 degrees of freedom, as if all processes scattered like this one's placements; a single
     process is judged by its placements. A few placements may agree by chance, so the half-width is at least what the

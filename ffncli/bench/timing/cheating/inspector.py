@@ -72,7 +72,7 @@ class Inspector:
         return next((name for name in placed if name in self._files), next(iter(placed)))
 
     def after_check(self, placed: PlacedKernel) -> None:
-        """Raise WrongResult if a user's right kernel replaced something or leaves a thread running."""
+        """Raise WrongResult if a user's kernel, though right, has replaced something or leaves a thread running."""
         if placed.name not in self._files:
             return
         if (ruling := self.replaced()).wrong:

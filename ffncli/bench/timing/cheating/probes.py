@@ -167,9 +167,9 @@ class Probes:
         return min((1e9 * block.per_call for block in self.blocks if block.kernel == placed.name), default=None)
 
     def _require_no_more_cores(self, placed: PlacedKernel) -> None:
-        """Raise WrongResult if its calls keep more cores busy than the case has threads.
+        """Raise WrongResult if the kernel's calls keep more cores busy than the case has threads.
 
-        On one thread, the time of other threads decides, however busy the machine is.
+        With one thread, the processor time of other threads also decides: it is reliable however busy the machine is.
         """
         threads = self.problem.case.threads
         REPORTER.calls(placed.name)
@@ -230,7 +230,8 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
 
 
 def _nanoseconds(call: Callable[[], object]) -> int:
-    """Return the processor time of this thread, which excludes other programs and waiting for a core."""
+    """Return the nanoseconds of a call: this thread's processor time, which excludes other programs and waiting for a
+    core."""
     start = thread_time_ns()
     call()
     return thread_time_ns() - start

@@ -51,7 +51,7 @@ class _Pace:
 
     `waits` is true if the call itself waits for the GPU, so that no lead helps; None until that is known. `late` is the
     host's time for the first segment if it was as long as the GPU's wait, otherwise 0. Either the call waits, or the
-    host stalled; waiting twice as long next time tells which.
+    host stalled; waiting twice as long next time shows which.
     """
 
     host: float | None = None
