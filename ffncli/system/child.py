@@ -121,7 +121,7 @@ def ending(code: int | None) -> str:
 
 MOST_OUTPUT = 64 << 10  # bytes per source
 _CHUNK = 1 << 16
-_LAST_CHUNKS = 16  # maximum read from the pipe at the end; a process that escaped may still be writing
+_LAST_CHUNKS = 16  # the most that is read from the pipe at the end; an escaped process may still be writing
 _PATIENCE = 1.0  # seconds for writing the remaining output to stderr
 
 

@@ -1,5 +1,5 @@
-"""The GPU that `--device` names: a check that a tensor can be created there, which every command uses; and the GPU's
-current load and limits.
+"""The GPU that `--device` names: every command checks here that a tensor can be created on it; also the GPU's current
+load and limits.
 
 torch is passed as an argument: nothing here imports it. A GPU may be present but unusable: busy in exclusive mode,
 full, too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is created on it, and torch's error becomes

@@ -102,7 +102,7 @@ class PlotAxis:
         values = next(some for some in _decades(self.low, self.high) if len(some) <= most)
         if len(values) < 2:  # the axis covers a small part of a decade
             values = [v for v in _steps(10**self.low, 10 ** min(self.high, _HIGHEST), most) if v > 0]
-        # Built as text: as a float, the smallest power of ten may be 0.
+        # log10 of the Decimal: converted to a float first, the smallest power of ten may be 0.
         return [(self._share(float(value.log10())), number(value)) for value in values]
 
 
