@@ -164,7 +164,8 @@ MEMORIES: Mapping[str, str] = {
 
 
 def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
-    """Return a model's lookup tables, not counted; parameters are None if its code has no known tables."""
+    """Return a model's lookup tables, as parts that are not counted; their parameters are None if their size is
+    unknown."""
     if config.values.get("model_type") == "gemma4_unified_text":
         return ()  # it has gemma4_text's blocks, but not these embeddings
     if row := _SIZES.get(family):

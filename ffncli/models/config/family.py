@@ -1,4 +1,5 @@
-"""The format of a row in `families/`: which config fields hold what, and what the family's code fixes.
+"""The format of a row in `families/`: the meaning of the config fields, and the properties that the family's code
+fixes.
 
 This module also has building blocks for mixtures of experts: rules for which layers have experts, routings (keyword
 arguments of `MoE`, read from a config), and limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
@@ -22,7 +23,8 @@ TOP_K = "num_experts_per_tok|moe_topk|moe_k|moe_top_k|top_k_experts|num_experts_
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of layers: its name, the field that holds its layer count, and its d_ff field if it has a separate one.
+    """A stack of layers: its name, the field with its layer count, and the field with its d_ff if the stack has its own
+    field.
 
     `layers` may be a function if no field holds the count (Funnel: the sum of its blocks). `at` names a nested config
     that holds the stack's fields. `kind` selects only the dense or only the MoE layers, for models whose layers contain
@@ -107,7 +109,7 @@ def residual_multiplier(config: Fields, default: float = 1.0) -> Extra:
 
 
 def only(config: Fields, name: str, allowed: object, why: str) -> None:
-    """Raise FFNError unless a field is absent or has the one value that is covered."""
+    """Raise FFNError unless a field is absent or has the value `allowed`, the only value that the row covers."""
     value = config.get(name, allowed)
     if value != allowed or type(value) is not type(allowed):
         raise not_covered(config, name, value, why)

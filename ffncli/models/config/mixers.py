@@ -90,8 +90,8 @@ class KimiDelta(Attention):
 
 
 def kimi(config: Fields) -> Callable[[int], Attention]:
-    """Return Kimi-Linear's attention by layer. Layers with full attention are numbered from 1 in `linear_attn_config`,
-    or else named in `layer_types`; the default is every fourth layer."""
+    """Return Kimi-Linear's attention by layer. Layers with full attention are listed in `linear_attn_config` (counting
+    from 1) or marked in `layer_types`; by default, every fourth layer has full attention."""
     linear, full = KimiDelta(), Latent(gate=("mla_use_output_gate", False))
     layers = config.integer("num_hidden_layers")
     numbers = config.integers("linear_attn_config.full_attn_layers")
@@ -229,8 +229,8 @@ class Compressed:
 
 
 def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
-    """Return DeepSeek-V4's attention by layer: it compresses 4 or 128 tokens to one, or none, according to
-    `compress_ratios` or the names in `layer_types`."""
+    """Return DeepSeek-V4's attention by layer. A layer merges the keys of 4 or of 128 tokens, or has no compressor, as
+    specified by `compress_ratios` or by the names in `layer_types`."""
     inner = config.inside("compress_rates") if config.get("compress_rates", None) is not None else Fields({}, "")
     sparse = inner.integer(_SPARSE, config.integer("compress_rate_csa", 4))
     heavy = inner.integer(_HEAVY, config.integer("compress_rate_hca", 128))
@@ -269,7 +269,8 @@ def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
 
 
 def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
-    """Return GLM-5's latent attention over tokens chosen by an indexer; `shared` layers reuse an earlier one."""
+    """Return GLM-5's latent attention over tokens chosen by an indexer; `shared` layers reuse an earlier layer's
+    choice."""
     every = config.integer("index_topk_freq", 1, low=0)
     offset = config.integer("index_skip_topk_offset", 2, low=0)
     indexed = _with_indexer(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
@@ -290,7 +291,8 @@ def _with_indexer(config: Fields, default: Callable[[int], bool]) -> list[bool]:
 
 
 def glm5_next(config: Fields) -> Callable[[int], Attention]:
-    """Return the attention by layer: three of Kimi Delta Attention, then GLM-5's over pools of tokens."""
+    """Return the attention by layer: three layers of Kimi Delta Attention, then one of GLM-5's attention over pools of
+    tokens."""
     kinds = layer_kinds(config, lambda i, layers: FULL if i % 4 == 3 else LINEAR, (LINEAR, FULL, _INDEXED))
     chosen = chosen_tokens(config)
 

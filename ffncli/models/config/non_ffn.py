@@ -109,8 +109,8 @@ class Rest:
     row for a config if plain fields cannot express it. `complete` False: only the layers are known.
 
     If layers differ, `mixers` returns each layer's attention (or its replacement). `extra` counts a layer's parameters
-    besides attention, FFN and norms; `tables` counts the tables that are looked up by token besides the input
-    embedding.
+    besides attention, FFN and norms; besides the input embedding, `tables` counts the tables that are looked up by
+    token.
     """
 
     attention: Attention = field(default_factory=Heads)
@@ -132,7 +132,7 @@ class Rest:
     adjust: "Callable[[Fields, Rest], Rest]" = lambda config, row: row
 
 
-# --- computed by code, not stated by a plain field --------------------------------------------------------------------
+# --- not in a plain field: computed by code --------------------------------------------------------------------
 
 
 def _norm(config: Fields, d_model: int) -> int:
@@ -151,7 +151,8 @@ def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
 
 
 def _t5_table(config: Fields, d_model: int) -> int:
-    """Count T5's relative positions: a logit per head and bucket, in layer 0 of each stack, used by all."""
+    """Count T5's relative positions: a logit per head and bucket, stored in layer 0 of each stack and used by all its
+    layers."""
     return config.integer("relative_attention_num_buckets", 32) * config.integer("num_heads")
 
 

@@ -110,14 +110,14 @@ def _tables(groups: Sequence[Group]) -> list[str]:
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
-    """Return tie_word_embeddings of the text model or the whole config; None if neither has it or they differ."""
+    """Return tie_word_embeddings of the text model or of the whole config; None if both lack it or they differ."""
     values = [values.get("tie_word_embeddings") for values in (config.values, whole_values)]
     flags = {value for value in values if isinstance(value, bool)}
     return flags.pop() if len(flags) == 1 else None
 
 
 def _nearest_model_type(model_type: str) -> str:
-    """Suggest names that differ by one letter and not in the version; others are different models."""
+    """Suggest names with one different letter and the same version; any other name belongs to a different model."""
     otherwise = "give the model's tensors (a directory or .safetensors file), which are counted without it"
     version = re.findall(r"\d", model_type)
     names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
@@ -243,7 +243,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """Return d_ff of a dense layer; None if no field has it: the family's `multiple` or `layer` decides."""
+    """Return d_ff of a dense layer; None if no field has it, so that the family's `multiple` or `layer` decides."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:
@@ -324,7 +324,7 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
 
 
 def _limited_units(groups: Sequence[Group]) -> list[str]:
-    """Describe gate and up in blocks with limits; the layers are named if they differ."""
+    """Describe gate and up in blocks with limits; each description names its layers if layers differ."""
     formulas = [_unit_formula(group.spec) for group in groups]
     if len(set(formulas)) == 1:
         return [f"gate and up: {formulas[0]}"] if formulas[0] else []
@@ -336,8 +336,8 @@ def _limited_units(groups: Sequence[Group]) -> list[str]:
 
 
 def _unit_formula(spec: FFNSpec) -> str:
-    """Format a unit with limits, `min(silu(gate), 7) ⊙ clip(up, -7, 7)`, and the shared experts' unit if it differs;
-    empty if there are no limits."""
+    """Format a unit with limits, `min(silu(gate), 7) ⊙ clip(up, -7, 7)`, followed by the shared experts' unit if that
+    differs. Empty if there are no limits."""
     shared = spec.shared_limits if spec.moe and spec.moe.shared_experts else None
     units = {"": spec.limits, "shared experts ": spec.limits if shared is None else shared}
     if not spec.gated or set(units.values()) == {NO_LIMITS}:

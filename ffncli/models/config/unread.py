@@ -206,7 +206,7 @@ def outside_note(whole: Fields, text: Fields) -> str:
 
 
 def unread_arithmetic(config: Fields) -> str:
-    """Describe fields that change the arithmetic, which tensors do not show, of an unknown model_type."""
+    """Describe the fields of an unknown model_type that change the arithmetic, since tensors do not show the arithmetic."""
     return in_words({name: value for name, value in unread(config).items() if _ARITHMETIC.search(name)})
 
 

@@ -2,8 +2,8 @@
 
 A tensor is identified by its logical name, which is its name when unpacked: `X.weight` for FP8 values and their scales,
 `X` for MXFP4's `X_blocks` and `X_scales`. No rows are read before they are requested. Values are computed in float32,
-as the formats define them: 8-bit values in place under scales (FP8, MXFP8, int8), and floats of 4 and 6 bits under
-scales (MXFP4 and MXFP6 of OCP Microscaling Formats 1.0, NVFP4). Packed integers are in `integers.py`.
+as the formats define them: 8-bit values with scales, one value per byte (FP8, MXFP8, int8), and packed floats of 4 and
+6 bits with scales (MXFP4 and MXFP6 of OCP Microscaling Formats 1.0, NVFP4). Packed integers are in `integers.py`.
 """
 
 from __future__ import annotations
@@ -231,7 +231,8 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
 
 
 def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[OpenFiles, int], Tensor | None]:
-    """Return a function from a matrix to its scale (NVFP4, BitNet), shared or per expert; None without scales."""
+    """Return a function from a matrix's number to its scale (NVFP4, BitNet), which all matrices may share. The function
+    returns None if the file has no scales."""
     scale = gguf_scale(name, checkpoint.files)
     if scale is None:
         return lambda files, matrix: None
@@ -268,7 +269,7 @@ def _small(
     packed: Packed, unpack: Callable[[Tensor], Tensor], size: int, dtypes: tuple[str, ...],
     combine: _Combine = lambda files, scales, matrix: scales,
 ) -> StoredTensor:  # fmt: skip
-    """Read values with a scale per `size` adjacent values of a row, of a column if transposed."""
+    """Read values with a scale for every `size` adjacent values of a row, or of a column if transposed."""
     place, shape, name = packed.place(packed.means.anchor), packed.shape, _scales(packed)
     scales = packed.place(name)
     if scales.info.dtype not in dtypes:

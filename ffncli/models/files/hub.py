@@ -141,7 +141,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _fetched(hub: "Requests", revision: str, kept: HubModel | None) -> HubModel:
-    """Fetch config, index and headers at one commit: the cached config's, or the one of `revision`."""
+    """Fetch config, index and headers at one commit: the commit of the cached config or, without one, of `revision`."""
     config = kept.config if kept else hub.download(CONFIG, revision, MOST_CONFIG_BYTES)
     if config is None:
         raise FFNError(f"{hub.label()} has no {CONFIG} (404)", "give a model in transformers' format")
@@ -318,7 +318,7 @@ class Requests:
 
     @contextmanager
     def _few_attempts(self, name: str) -> Iterator[None]:
-        """Stop the library's own requests before it repeats them for a minute."""
+        """Limit the library's attempts for each address; without a limit, it repeats a failed request for a minute."""
         counts: Counter[tuple[str, str]] = Counter()
 
         def count(request: Any) -> None:
@@ -454,7 +454,8 @@ class Requests:
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
-        """Build the error for a request without response; sending errors are not quoted: they may hold the token."""
+        """Build the error for a request without a response. An error in sending the request may contain the token, so
+        it is not quoted."""
         code = ExitCode.ENVIRONMENT
         if isinstance(error, self.http.TimeoutException):
             hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"

@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The words that a text may be; an empty word may mean that nothing is known."""
+    """The allowed values of a text; an empty text may mean that nothing is known."""
 
     words: tuple[str, ...]
 
@@ -88,7 +88,7 @@ def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
 
 @cache
 def checker(kind: Any) -> Check:
-    """Build the check for an annotation. Raises TypeError for a kind that no record has used yet."""
+    """Build the check for an annotation. Raises TypeError for an unsupported annotation."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value: value

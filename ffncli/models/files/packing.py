@@ -177,7 +177,7 @@ def _qweight(anchor: Anchor) -> LogicalTensor:
 
 
 def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
-    """Return the input width: g_idx's length, else by the bits of qzeros [groups, out·bits/32]."""
+    """Return the input width: the length of g_idx, or else the width that follows from qzeros [groups, out·bits/32]."""
     index = anchor.tensors.get(stem + ".g_idx")
     if index is not None and index.shape[-1:] not in ((), (0,)):
         return index.shape[-1]
@@ -189,7 +189,8 @@ def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
 
 
 def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
-    """Return the bits per value, from `words` int32 of `values` values or the config. FFNError if they differ."""
+    """Return the bits per value of `values` values in `words` int32 words; if `values` is None, use the config's bits.
+    Raises FFNError if the config contradicts the sizes."""
     stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
     if values is None:
         if stated not in _GPTQ_BITS:
@@ -341,7 +342,7 @@ def _packed(anchor: Anchor) -> LogicalTensor:
 def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
     """Return the number of `bits`-bit values in a row of int32 words; 0 if the sizes contradict each other."""
     if groups is None or size is None:
-        # the last word is taken as full, since the exact width is in weight_shape's values, which no header contains
+        # the last word is counted as full, since the exact width is in weight_shape's values, which no header contains
         return 32 * words // bits if groups in (None, 1) else 0
     values = groups * size
     # before dense packing, writers left the spare bits of each word empty (3 bits: ten values per word)

@@ -102,7 +102,8 @@ def _stablelm(config: Fields) -> Extra:
 
 
 def _mpt(config: Fields) -> Extra:
-    # transformers reads neither field, but MPT's own code reads both; we accept only values for which they agree.
+    # MPT's own code reads both fields, but transformers ignores them; we accept only the values that transformers
+    # assumes.
     if (ratio := config.get("expansion_ratio", 4)) != 4:
         raise not_covered(config, "expansion_ratio", ratio, "transformers always uses 4")
     only(config, "no_bias", True, "transformers always runs without biases")
@@ -309,7 +310,7 @@ def _t5(config: Fields) -> Extra:
     form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
     # By gated-gelu, T5 v1.1 means the tanh form (transformers' T5Config turns it into gelu_new).
     name = "gelu_tanh" if form == "gated-gelu" else form.removeprefix("gated-")
-    # Newer files also state the fields that follow from it; if they contradict it, transformers uses these fields.
+    # Newer files also contain is_gated_act and dense_act_fn, which transformers prefers to feed_forward_proj.
     gated = config.flag("is_gated_act", form.startswith("gated-"))
     return {"gated": gated, "activation": config.text("dense_act_fn", name), "bias": False}
 
@@ -345,7 +346,8 @@ def _funnel_layer(config: Fields, stack: Stack) -> Callable[[int], Extra | None]
 
 
 def _switch_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Select layer 1 and every `step`-th layer after it; older files state the step by other fields."""
+    """Select layer 1 and every `step`-th layer after it; older files do not have the step, but the number of sparse
+    layers."""
     depth = config.integer("num_layers" if stack.name == "encoder" else "num_decoder_layers")
     sparse = config.integer(f"num_sparse_{stack.name}_layers", 3, low=0)
     # Without sparse layers, the step is the depth; even then, transformers makes layer 1 sparse.

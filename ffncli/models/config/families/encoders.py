@@ -23,13 +23,13 @@ def _albert_runs(config: Fields) -> tuple[int, ...]:
     # divided in floating point like transformers, so that layers fall into the same groups
     often = Counter(int(i / (depth / groups)) for i in range(depth))
     inner = config.integer("inner_group_num", 1)
-    return tuple(often[i // inner] for i in range(groups * inner))  # as many as in `stacks`
+    return tuple(often[i // inner] for i in range(groups * inner))  # as many runs as `stacks` has layers
 
 
 def _mobilebert(config: Fields) -> Extra:
     why = "its norms would differ within one layer; published MobileBERTs have no_norm"
     only(config, "normalization_type", "no_norm", why)
-    # "no_norm" is x ⊙ weight + bias after the residual, not a norm, so the row describes the FFN between two such
+    # "no_norm" is x ⊙ weight + bias after the residual, not a norm, so the row describes the FFN between two "no_norm"
     # steps.
     width = "intra_bottleneck_size" if config.flag("use_bottleneck", True) else "hidden_size"
     d_model = config.integer("true_hidden_size", config.integer(width))  # read by the code if present
@@ -75,7 +75,7 @@ def _perceiver(config: Fields) -> Extra:
 
 
 def _perceiver_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Read the widths: multiples of the latents'; the decoder's queries are as wide as the embeddings."""
+    """Read the widths: multiples of the latents' width. The decoder's queries are as wide as the embeddings."""
     decoder = stack.name == "decoder"
     d_model = config.integer("d_model" if decoder else "d_latents")
     widening: int = 1 if decoder else config.integer(f"{stack.name}_attention_widening_factor", 1)

@@ -1,4 +1,4 @@
-"""Hybrids: stacks whose layers differ in width, or of which some have no FFN (Mamba next to attention, ...)."""
+"""Hybrids: stacks whose layers differ in width, or in which some layers have no FFN (Mamba next to attention, ...)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -51,7 +51,7 @@ def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _lfm2(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Compute d_ff by Llama's rule, for which the config states 4·d: two thirds, times a factor, rounded up."""
+    """Compute d_ff by Llama's rule from the config's 4·d: two thirds of it, times a factor, rounded up."""
     width = config.integer("block_ff_dim|intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return lambda i: {"d_ff": width}
@@ -116,8 +116,8 @@ def _nemotron_routing(config: Fields) -> Extra:
 
 
 def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Place the norm: layers with attention have it on the branch (OLMo-2), those with linear attention before the
-    block."""
+    """Decide the norm's position: on the branch in layers with full attention (OLMo-2), before the block in layers with
+    linear attention."""
     count = config.integer("num_hidden_layers")
     # a model with fewer than four layers has attention in its last layer
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]

@@ -88,7 +88,7 @@ def _cohere2(config: Fields) -> Extra:
         only(config, "shared_expert_combination_strategy", "sum", "only sum and average are covered")
         half = {}
     shared = config.integer("num_shared_experts", 0, low=0)
-    # a sigmoid keeps the order of the logits, so it may also be applied before the choice
+    # a sigmoid preserves the order of the logits, so it may also be applied before the choice
     how = {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True)} if sigmoid else {}
     return {"order": "score_first" if sigmoid else "choose_first", "shared_experts": shared} | how | (
         half if shared else {}
@@ -130,7 +130,7 @@ def _laguna(config: Fields) -> Extra:
 
 
 def _mistral4(renormalise: bool | None, score_dtype: str = "fp32") -> Routing:
-    """Build DeepSeek-V3's choice among groups, based on probabilities."""
+    """Build DeepSeek-V3's choice among groups, with softmax instead of sigmoid scores, and without a correction."""
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="softmax")
@@ -295,7 +295,7 @@ ROWS: Mapping[str, Family] = {
         aliases=("kimi_k2",),  # remote code; described by its published config
     ),
     "deepseek_v32": silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
-    # The norm of its branch is part of the experts' module, so dense layers do not have it.
+    # The norm on the branch is part of the experts' module, so dense layers do not have it.
     "axk1": silu(
         layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch"}, {}),
         moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),

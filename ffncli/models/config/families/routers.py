@@ -1,6 +1,6 @@
-"""Mixtures whose routers do more than score the experts and keep the best (ROWS): tables, shared experts in the
-weighted sum, choices one at a time. Also mixtures whose experts differ from an FFN (EXPERTS): they work in a narrower
-space, are surrounded by norms, or share a bias.
+"""Mixtures whose routers do more than score the experts and keep the best (ROWS): they look experts up in a table,
+weigh shared experts together with routed experts, or choose one expert at a time. Also mixtures whose experts differ
+from an FFN (EXPERTS): they work in a narrower space, are surrounded by norms, or share a bias.
 
 Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`, `modeling_zaya.py`.
 """
@@ -52,7 +52,8 @@ def _deepseek_v4_block(config: Fields) -> Extra:
 
 
 def tabled_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Return which layers of DeepSeek-V4 choose experts by token id: as `mlp_layer_types` says, else the first."""
+    """Find the layers of DeepSeek-V4 that choose experts by token id: those in `mlp_layer_types`, else the first few
+    layers."""
     if config.get("mlp_layer_types", None) is None:
         first = config.integer("num_hash_layers", 3, low=0)
         return lambda i: i < first
@@ -152,7 +153,7 @@ def _kimi(config: Fields) -> Extra:
 
 
 def _kimi_block(config: Fields) -> Extra:
-    """End Kimi-K3's block before its output and earlier layers' outputs are mixed, as they are not added."""
+    """End Kimi-K3's block before its residual, which mixes it with earlier layers' outputs by learned weights."""
     return {} if config.get("routed_expert_hidden_size", None) is None else {"residual": False}
 
 
