@@ -128,7 +128,7 @@ def test_facts_that_tools_get_wrong(name, activation, gated, bias):
 
 
 def test_gpt_oss_says_why_it_is_not_silu():
-    assert any("hidden_act says 'silu'" in line for line in catalog.find("gpt-oss-20b").evidence)
+    assert any("hidden_act is 'silu'" in line for line in catalog.find("gpt-oss-20b").evidence)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_no_two_models_share_a_spelling():
 
 
 def test_a_gated_units_name_is_not_taken_for_another_function():
-    assert not any("hidden_act says" in line for line in catalog.find("kimi-k3").evidence)
+    assert not any("hidden_act is" in line for line in catalog.find("kimi-k3").evidence)
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
         )
     hidden_act, runs = config.values.get("hidden_act"), groups[0].spec.activation
     if isinstance(hidden_act, str) and activations.function_of(hidden_act) != runs:
-        out.append(f"activation: {runs}; hidden_act says {shown(hidden_act)}, which this family's code does not run")
+        out.append(f"activation: {runs}; hidden_act is {shown(hidden_act)}, which this family's code does not run")
     return out
 
 

@@ -39,7 +39,7 @@ _ELSEWHERE: Mapping[str, str] = {
     r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
     r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "attention.py",
     r"expert_capacity_.*|.*capacity_token_fraction": "the maximum number of tokens per expert, see NOTED",
-    r"hidden_act": "the evidence says so if the code runs another activation",
+    r"hidden_act": "if the code runs another activation, the evidence names it",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
     r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
     r"mtp_.*|.*nextn.*": "layers that predict more than one token",
@@ -82,7 +82,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "evolla": {"resampler_.*": "the resampler that condenses the protein"},
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
     "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "needs enable_moe_block, which adjust refuses"},
-    "hrm_text": {"num_hidden_layers": "the passes through both its stacks; num_layers_per_stack is what they store"},
+    "hrm_text": {"num_hidden_layers": "the passes through both stacks; num_layers_per_stack counts the stored layers"},
     "gpt_oss": {"experts_per_token": "same as num_experts_per_tok; its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "the number format in which experts are summed"},
     "inkling_text": {"rms_norm_eps_moe_gate": "no code reads it"},
@@ -194,7 +194,7 @@ def _respelled(config: Fields, family: str) -> Iterator[str]:
         read = {name: config.values.get(name) for name in table if config.prefix + name in config.looked_up}
         given = {name: value for name, value in read.items() if value is not None}
         if known and given and all(config.values.get(name) is None for name in (*usual, *known)):
-            yield f"{in_words(given)}: {family}'s code ignores this and takes a default for {' or '.join(known)}"
+            yield f"{in_words(given)}: {family}'s code ignores this and uses the default for {' or '.join(known)}"
 
 
 def outside_note(whole: Fields, text: Fields) -> str:
@@ -206,7 +206,7 @@ def outside_note(whole: Fields, text: Fields) -> str:
 
 
 def unread_arithmetic(config: Fields) -> str:
-    """Describe the fields of an unknown model_type that change the arithmetic, since tensors do not show the arithmetic."""
+    """Describe the arithmetic fields of an unknown model_type, as its tensors do not show the arithmetic."""
     return in_words({name: value for name, value in unread(config).items() if _ARITHMETIC.search(name)})
 
 

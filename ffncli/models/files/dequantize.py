@@ -224,7 +224,7 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
                 values = torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
-            raise FFNError(what, "a newer one may: pip install -U gguf", ExitCode.ENVIRONMENT) from None
+            raise FFNError(what, "a newer version may: pip install -U gguf", ExitCode.ENVIRONMENT) from None
         return values if factor is None else values * factor
 
     return StoredTensor(place, shape, decode)
@@ -274,7 +274,7 @@ def _small(
     scales = packed.place(name)
     if scales.info.dtype not in dtypes:
         form = packed.means.format.upper()
-        raise packed.wrong(name, f"holds scales as {scales.info.dtype}", f"{form} stores them as {' or '.join(dtypes)}")
+        raise packed.wrong(name, f"has scales of type {scales.info.dtype}", f"{form} stores them as {' or '.join(dtypes)}")
     upright = place.info.shape[-1] == shape[-1]
     grid = ScaleGrid(scales, name, shape, [size, 1] if upright else [1, size])
     read, height = rows_of(place, place.info.shape if upright else shape), shape[-2]

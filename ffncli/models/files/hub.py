@@ -324,7 +324,7 @@ class Requests:
         def count(request: Any) -> None:
             counts[request.method, str(request.url)] += 1
             if counts[request.method, str(request.url)] > _ATTEMPTS.get(request.method, 1):
-                raise self._broken_off(name, "the answer was not complete")
+                raise self._broken_off(name, "the response was not complete")
 
         before = self.session.event_hooks
         self.session.event_hooks = {**before, "request": [*before["request"], count]}
@@ -389,7 +389,7 @@ class Requests:
                 return HubResponse(status, refusal=response.headers.get("X-Error-Code", ""))
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not match:
-                raise _BrokenResponse("the answer does not say which bytes it contains")
+                raise _BrokenResponse("the response does not specify which bytes it contains")
             if status == 416:
                 return HubResponse(status, size=int(match["size"]))
             body = self._body(response, span)

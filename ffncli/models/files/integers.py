@@ -90,7 +90,7 @@ def _check_stated_shape(packed: Packed) -> None:
     with OpenFiles() as files:
         stated = files.read(place.path, place.start, place.info.bytes).view(dtype).flatten().tolist()
     if stated != list(packed.shape[-len(stated) :]):
-        raise packed.wrong(name, f"states {shown(stated)}, but the tensors have {list(packed.shape)}")
+        raise packed.wrong(name, f"specifies {shown(stated)}, but the tensors have {list(packed.shape)}")
 
 
 def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
@@ -235,7 +235,7 @@ def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
     scales, shape, stated = _floats(packed, stem + "scales"), packed.shape, packed.config.values.get("group_size")
     groups, inputs = scales.info.shape[-2], shape[-1]
     if scales.info.shape != (*shape[:-2], groups, shape[-2]):
-        raise packed.wrong(stem + "scales", f"of shape {shown(list(scales.info.shape))} cannot go with {list(shape)}")
+        raise packed.wrong(stem + "scales", f"of shape {shown(list(scales.info.shape))} does not fit {list(shape)}")
     sizes = [stated] if type(stated) is int and stated > 0 else []
     sizes += [inputs // groups] if inputs % groups == 0 else []
     size = next((size for size in sizes if -(-inputs // size) == groups), None)
@@ -283,7 +283,7 @@ def _floats(packed: Packed, name: str) -> ByteLocation:
     """Return a tensor of plain floats without empty axes."""
     place = packed.place(name)
     if place.info.dtype not in PLAIN or 0 in place.info.shape:
-        raise packed.wrong(name, f"holds scales as {place.info.dtype} {shown(list(place.info.shape))}")
+        raise packed.wrong(name, f"has scales of type {place.info.dtype} {shown(list(place.info.shape))}")
     return place
 
 

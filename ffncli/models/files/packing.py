@@ -143,7 +143,7 @@ class Anchor:
         """Find a piece; None if it does not exist. Raises FFNError unless it has `rank` axes, none of them empty."""
         info = self.tensors.get(name)
         if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
-            raise self.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(info.shape))}")
+            raise self.wrong(f"does not fit {shown(name, 120)} of shape {shown(list(info.shape))}")
         return info
 
 
@@ -272,12 +272,12 @@ def _blocks(anchor: Anchor) -> str:
     shape, scales = anchor.info.shape, anchor.tensors[name].shape
     scales = (*scales, *(1,) * (len(shape) - len(scales)))  # one scale for each row, or for each expert
     if len(scales) != len(shape) or 0 in (*shape, *scales):
-        raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales))}")
+        raise anchor.wrong(f"does not fit {shown(name, 120)} of shape {shown(list(scales))}")
     blocks = [-(-size // count) for size, count in zip(shape, scales, strict=True)]
     stated = _block_size(anchor) if scales[-1] > 1 and len(shape) > 1 else ()
     blocks[len(blocks) - len(stated) :] = stated
     if any(-(-size // block) != count for size, block, count in zip(shape, blocks, scales, strict=True)):
-        raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales))}, a scale for each block")
+        raise anchor.wrong(f"does not fit {shown(name, 120)} of shape {shown(list(scales))}, a scale for each block")
     if scales[-1] == 1 or blocks[-1] == 1:
         return ""
     return "-block" + "x".join(str(size) for size in dict.fromkeys(stated))
@@ -380,7 +380,7 @@ def _microscaled(anchor: Anchor) -> LogicalTensor:
     axis, sizes = (-2, (8, 16)) if upright else (-1, (*_MICROSCALED,))
     size, rest = divmod(anchor.info.shape[axis], scales.shape[axis])
     if rest or size not in sizes or scales.shape != _with(anchor.info.shape, axis, scales.shape[axis]):
-        raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales.shape))}")
+        raise anchor.wrong(f"does not fit {shown(name, 120)} of shape {shown(list(scales.shape))}")
     form, values = _MICROSCALED[size]
     shape = _with(anchor.info.shape, axis, scales.shape[axis] * values)
     return anchor.packs(base, shape, form, _pieces(anchor, base))
@@ -413,7 +413,7 @@ def _bitsandbytes_8bit(anchor: Anchor) -> LogicalTensor:
     rows, columns = anchor.matrix()
     stem = anchor.name.removesuffix(".weight")
     if prod(anchor.tensors[stem + ".SCB"].shape) != rows:
-        raise anchor.wrong(f"cannot go with {shown(stem + '.SCB', 120)}, which should have one scale per row")
+        raise anchor.wrong(f"does not fit {shown(stem + '.SCB', 120)}, which should have one scale per row")
     return anchor.packs(anchor.name, (rows, columns), "bnb-int8", anchor.pieces(stem, ".SCB .weight_format"))
 
 

@@ -191,7 +191,7 @@ def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
         return raw.view(torch.int8).to(torch.float32, copy=True)
     known = PLAIN | FLOAT8
     if kind not in known:
-        what = f"{shown_path(place.path)}: tensor {shown(name, 120)} holds scales as {kind}"
+        what = f"{shown_path(place.path)}: tensor {shown(name, 120)} has scales of type {kind}"
         raise FFNError(what, "supported are plain floats, FP8 and E8M0")
     return raw.view(torch_dtype(place, known[kind])).to(torch.float32, copy=True)  # the next read overwrites `raw`
 

@@ -231,7 +231,7 @@ def test_a_name_that_the_familys_code_does_not_read_is_noted(name: str, usual: s
     value = specimens()[name][1][usual]
     found = from_config(changed(name, **{usual: None, other: value}), name, "c")
     assert found.model.groups == from_config(specimens()[name][1], name, "c").model.groups
-    assert found.notes[0].startswith(f"{other} = {value}: {name}'s code ignores this and takes a default for ")
+    assert found.notes[0].startswith(f"{other} = {value}: {name}'s code ignores this and uses the default for ")
     assert usual in found.notes[0]
     assert judge(name, changed(name, **{usual: None, other: value})) == ("noted", "")
 

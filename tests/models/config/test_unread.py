@@ -55,7 +55,7 @@ def test_every_config_that_transformers_ships_is_read(shipped: dict[str, dict[st
     assert len(shipped) > 350
     for name, values in shipped.items():
         notes = from_config(values, "c", "c").notes
-        assert not any("takes a default for" in note for note in notes), (name, notes)
+        assert not any("uses the default for" in note for note in notes), (name, notes)
 
 
 def test_a_later_field_of_any_family_is_refused_by_name(shipped: dict[str, dict[str, Any]]) -> None:

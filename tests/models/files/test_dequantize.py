@@ -74,8 +74,8 @@ def test_fp8_is_what_transformers_makes_of_it(dtype: torch.dtype, tmp_path: Path
     ("scale", "says"),
     [
         (None, "up_proj.weight_scale_inv' is missing"), (torch.ones(3, 3), "weight_scale_inv' of shape [3, 3]"),
-        (torch.ones(3, 1, 1), "cannot go with"), (torch.ones(0, 5), "cannot go with"),
-        (torch.ones(3, 4, dtype=torch.int32), "holds scales as I32"),
+        (torch.ones(3, 1, 1), "does not fit"), (torch.ones(0, 5), "does not fit"),
+        (torch.ones(3, 4, dtype=torch.int32), "has scales of type I32"),
     ],
 )  # fmt: skip
 def test_fp8_scales_that_cannot_be(scale: Tensor | None, says: str, call, tmp_path: Path):
@@ -422,10 +422,10 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     ),
     "whole scales": ({W: BYTES, f"{W}_scale": E4M3, f"{W}_scale_2": torch.ones(1).int()}, "is I32"),
     "NVFP4 scales that are bytes": (
-        {W: BYTES, f"{W}_scale": E4M3.view(torch.uint8), f"{W}_scale_2": torch.ones(1)}, "as U8; NVFP4 stores them",
+        {W: BYTES, f"{W}_scale": E4M3.view(torch.uint8), f"{W}_scale_2": torch.ones(1)}, "type U8; NVFP4 stores them",
     ),
-    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "scales as F32; MXFP4 stores them"),
-    "scales of 12 values": ({W: torch.zeros(48, 30, dtype=torch.uint8), f"{W}_scale": E4M3}, "cannot go with"),
+    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "scales of type F32; MXFP4 stores them"),
+    "scales of 12 values": ({W: torch.zeros(48, 30, dtype=torch.uint8), f"{W}_scale": E4M3}, "does not fit"),
     "scales along columns": ({W: BYTES, f"{W}_scale": torch.ones(6, 32)}, "weight_scale_2' is missing"),
     "zeros of another shape": (
         {W: BYTES.to(torch.int8), f"{W}_scale": torch.ones(48, 1), f"{W}_zero_point": torch.zeros(48).to(torch.int8)},
