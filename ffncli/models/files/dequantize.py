@@ -274,7 +274,9 @@ def _small(
     scales = packed.place(name)
     if scales.info.dtype not in dtypes:
         form = packed.means.format.upper()
-        raise packed.wrong(name, f"has scales of type {scales.info.dtype}", f"{form} stores them as {' or '.join(dtypes)}")
+        raise packed.wrong(
+            name, f"has scales of type {scales.info.dtype}", f"{form} stores them as {' or '.join(dtypes)}"
+        )
     upright = place.info.shape[-1] == shape[-1]
     grid = ScaleGrid(scales, name, shape, [size, 1] if upright else [1, size])
     read, height = rows_of(place, place.info.shape if upright else shape), shape[-2]

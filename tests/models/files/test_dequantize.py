@@ -424,7 +424,7 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "NVFP4 scales that are bytes": (
         {W: BYTES, f"{W}_scale": E4M3.view(torch.uint8), f"{W}_scale_2": torch.ones(1)}, "type U8; NVFP4 stores them",
     ),
-    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "scales of type F32; MXFP4 stores them"),
+    "MXFP4 scales that are floats": ({W: BYTES, f"{W}_scale": torch.ones(48, 2)}, "type F32; MXFP4 stores them"),
     "scales of 12 values": ({W: torch.zeros(48, 30, dtype=torch.uint8), f"{W}_scale": E4M3}, "does not fit"),
     "scales along columns": ({W: BYTES, f"{W}_scale": torch.ones(6, 32)}, "weight_scale_2' is missing"),
     "zeros of another shape": (

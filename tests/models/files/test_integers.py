@@ -280,7 +280,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "scaled inputs": ("awq", {f"{UP.rpartition('.')[0]}.act.scales": torch.ones(4)}, "act.scales' scales inputs of"),
     "a scale before": ("awq", {f"{UP}.pre_quant_scale": torch.ones(IN)}, "pre_quant_scale' scales inputs of"),
     "scales of two groups more": ("awq", {S: torch.ones(4, OUT)}, "should be I32"),
-    "another shape": ("packed", {f"{UP}.weight_shape": torch.tensor([OUT, 63])}, r"specifies \[96, 63\], but the tensors"),
+    "another shape": (
+        "packed",
+        {f"{UP}.weight_shape": torch.tensor([OUT, 63])},
+        r"specifies \[96, 63\], but the tensors",
+    ),
     "a shape of floats": ("packed", {f"{UP}.weight_shape": torch.ones(2)}, "should be a shape"),
     "packed zeros missing": ("packed", {f"{UP}.weight_zero_point": None}, "weight_zero_point' is missing"),
     "zeros not packed": ("packed", {f"{UP}.weight_zero_point": torch.zeros(OUT, 2).int()}, r"should be I32 \[12, 2\]"),
