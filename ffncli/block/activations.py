@@ -25,7 +25,8 @@ class ActivationRow:
     """One activation: its names, its formulas, the models that use it, and the source of its definition.
 
     `kinks` holds a pair (x, order) for each jump of a derivative: order 1 if the slope jumps, 2 if the slope is
-    continuous and the second derivative jumps, 0 if f itself jumps. Everywhere else f is smooth.
+    continuous and the second derivative jumps, 0 if f itself jumps. Everywhere else f is smooth. Formulas consist of
+    arithmetic, comparisons, `&`, and the functions of `m` that are in `formulas.SCALAR`.
     """
 
     name: str

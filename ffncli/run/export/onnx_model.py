@@ -29,7 +29,7 @@ _OPERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 _SIGNS = {
     "+": "Add", "-": "Sub", "*": "Mul", "/": "Div", "<": "Less", "<=": "LessOrEqual", ">": "Greater",
-    ">=": "GreaterOrEqual", "==": "Equal", "where": "Where", "exp": "Exp", "erf": "Erf", "tanh": "Tanh",
+    ">=": "GreaterOrEqual", "==": "Equal", "&": "And", "where": "Where", "exp": "Exp", "erf": "Erf", "tanh": "Tanh",
     "sqrt": "Sqrt", "sigmoid": "Sigmoid", "abs": "Abs",
 }  # fmt: skip
 

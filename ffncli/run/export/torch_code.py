@@ -253,7 +253,8 @@ def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[
 # A formula of the activation table becomes a tree by calling its `f(x, m)` with a term and a namespace of functions on
 # terms. The tree is then printed as torch code, or becomes nodes of an ONNX graph.
 
-_BINARY = {"+": 2, "-": 2, "*": 3, "/": 3, "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1}  # operator → precedence
+# Operator → precedence. In Python, & binds closer than comparisons, so those are printed in parentheses.
+_BINARY = {"+": 3, "-": 3, "*": 4, "/": 4, "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1, "&": 2}
 _ATOM = 5
 
 
@@ -281,6 +282,7 @@ class FormulaTerm:
     __truediv__ = _binary("/")
     __lt__, __le__, __gt__, __ge__ = _binary("<"), _binary("<="), _binary(">"), _binary(">=")
     __eq__ = _binary("==")  # type: ignore[assignment]
+    __and__ = _binary("&")
 
     def __neg__(self) -> "FormulaTerm":
         return FormulaTerm("-", term(0.0), self)

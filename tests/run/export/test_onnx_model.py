@@ -1,17 +1,24 @@
 """--as onnx: checked by onnx, and run by its reference evaluator against the block in float64."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import ffncli
+from ffncli.block.activations import TABLE
+from ffncli.block.formulas import zero
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import Activation
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.source import load
 from ffncli.run.export import onnx_model
 from ffncli.run.export.onnx_model import check_exportable, onnx_bytes
 from ffncli.run.export.problem import problem_of
+from ffncli.run.export.torch_code import as_torch, formula_of, leaf
 from tests.run.export.blocks import DENSE, MIXTURES, close, drawn, expected, problem
 
 
@@ -123,3 +130,20 @@ def test_without_onnx_it_says_what_to_install(monkeypatch):
         "onnx is not installed; in a clone of ffn: pip install -e '.[onnx]'", ExitCode.ENVIRONMENT,
     )  # fmt: skip
     assert onnx_model.USUAL_BYTES < onnx_model.MOST_BYTES
+
+
+def test_both_of_two_comparisons(monkeypatch):
+    """x between 0 and 1, else 0: a formula may use `&`, in torch's code as in a graph."""
+    row = replace(TABLE["quick_gelu"], f=lambda x, m: m.where((x > 0) & (x < 1), x, zero(x, m)))
+    monkeypatch.setitem(TABLE, "quick_gelu", row)
+    block = problem(FFNSpec(6, 10, "quick_gelu"))
+    weights, inputs = drawn(block)
+    x = torch.linspace(-2, 3, 101, dtype=torch.float64)
+    text = as_torch(formula_of(Activation("quick_gelu"), leaf("x"), {}))
+    assert "(x > 0.0) & (x < 1.0)" in text
+    right = torch.where((x > 0) & (x < 1), x, 0.0)
+    assert eval(text, {"torch": torch, "x": x}).equal(right)
+    up = functional.linear(inputs["x"], weights["up.weight"], weights["up.bias"])
+    hidden = torch.where((up > 0) & (up < 1), up, 0.0)
+    out = outputs(onnx_bytes(block, weights, "test"), {name: tensor.numpy() for name, tensor in inputs.items()})
+    close(torch.from_numpy(out), functional.linear(hidden, weights["down.weight"], weights["down.bias"]))

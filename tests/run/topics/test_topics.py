@@ -126,7 +126,7 @@ def test_the_values_and_statements_of_a_function(name):
     jumps = [float(grid[i].detach()) for i in ((steep[1:] - steep[:-1]).abs() > 1e-3).nonzero().flatten()]
     stated = [
         float(x)
-        for x in re.findall(r"its slope jumps at ([^.;]+?)(?: and it|\.$|\. )", text(topic))
+        for x in re.findall(r"its slope jumps at ((?:[^.;]|\.\d)+?)(?: and it|\.$|\. )", text(topic))
         for x in x.split(" and ")
     ]
     assert all(any(abs(jump - x) < 1e-3 for x in stated) for jump in jumps), (jumps, stated)
