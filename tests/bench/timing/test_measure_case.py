@@ -372,7 +372,7 @@ def test_cache_modes_come_back_as_they_were(monkeypatch):
     monkeypatch.setattr(measuring.machine, "llc_bytes", lambda device: 10_000)
     unit = measured("eager", cache="cold-weights")
     assert unit.cache == "warm"
-    assert unit.notes[0].startswith("cold-weights would need")
+    assert unit.notes[0].startswith("measured warm, since cold-weights would need")
 
 
 def test_steps_are_arms():
@@ -474,7 +474,7 @@ def test_work_that_the_clock_does_not_see_is_wrong():
     unit = measure_case(case, Job(0, (case,), choices(["eager"]), None, method), clock, Elsewhere())
     (eager,) = unit.outcomes
     assert eager.status == "wrong"
-    assert eager.note.startswith("works-on-another-stream: in 4 of 4 blocks the GPU still worked")
+    assert eager.note.startswith("works-on-another-stream: in 4 of 4 blocks the GPU was still working")
 
 
 @pytest.mark.parametrize(
