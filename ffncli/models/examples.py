@@ -1,7 +1,7 @@
 """Small blocks with fixed values that ship with the package: the blocks described in the founding texts, and a demo.
 
-Whatever a text specifies is stored here (dimensions, some input values, or all weights); everything else is drawn when
-the block runs, and `evidence` says so.
+Everything that a text specifies is stored here (dimensions, some input values, or all weights); everything else is
+drawn at random when the block runs, which `evidence` mentions.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Read config.json files: each model family has a row that says what its fields mean."""
+"""Read config.json files: each model family has a row that defines the meaning of its fields."""

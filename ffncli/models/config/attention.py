@@ -57,7 +57,7 @@ class Heads:
     key_bias: bool = True  # False: queries and values have a bias, keys do not
     output_bias: Flag = False
     qk_norm: Flag = False
-    qk_norm_per_head: bool = False  # a weight for each head, not one shared by all heads
+    qk_norm_per_head: bool = False  # each head has its own weight; by default all heads share one
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
     gate: Flag | None = None  # the bias of an output gate as wide as the queries; None: no gate

@@ -122,7 +122,8 @@ def not_covered(config: Fields, name: str, value: object, why: str) -> FFNError:
 
 
 def agree(config: Fields, **settled: object) -> None:
-    """Mark fields as read if they state what this family's code does anyway; `unread` refuses any other value."""
+    """Mark fields as read if their values describe what this family's code always does; `unread` refuses any other
+    value."""
     for name, value in settled.items():
         if config.values.get(name) == value:
             config.pass_over(name)
@@ -170,8 +171,8 @@ def named(rule: LayerRule) -> LayerRule:
 
 
 def fixed_prefix(dense: int) -> LayerRule:
-    """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can change that; older
-    fields may only state the same number."""
+    """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can override this; older
+    fields must have the same number."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
         sparse = config.integer("num_hidden_layers") - dense

@@ -1,5 +1,5 @@
-"""Token mixers of models whose layers differ: linear, compressed and shared attention, and the rules for which layer
-has which mixer.
+"""Token mixers of models whose layers differ: linear, compressed and shared attention, and the rules that assign a
+mixer to each layer.
 
 Facts: transformers 5.23 `modeling_*.py`. Kimi-K3's gates and residuals are from its checkpoint's tensor names and
 shapes, as listed by implementations (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
@@ -61,8 +61,8 @@ class GatedDelta(Attention):
 @dataclass(frozen=True)
 class KimiDelta(Attention):
     """Kimi Delta Attention (arXiv:2510.26692), with a decay per channel and an output gate, each computed by two narrow
-    matrices. Kimi-K3 has a full-rank output gate, and one log-decay per channel of a head. `full_rank`: decay and
-    output gate are both full-rank (Ling-3)."""
+    matrices. Kimi-K3 has a full-rank output gate, and one log-decay per channel of a head. With `full_rank`, both the
+    decay and the output gate have full rank (Ling-3)."""
 
     full_rank: bool = False
     heads: str = "linear_attn_config.num_heads|linear_num_heads"

@@ -283,7 +283,7 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
 
 
 def _pass_over_experts(config: Fields, row: MoEFields) -> None:
-    """Mark the fields for experts as read: the model has no MoE layers, so these fields may hold anything."""
+    """Mark the fields for experts as read: the model has no MoE layers, so these fields may have any value."""
     for names in (row.experts, row.d_ff, row.top_k):
         config.get(names, None)
     with suppress(FFNError):

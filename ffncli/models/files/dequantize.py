@@ -133,7 +133,7 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 
 def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    """Move a tensor's axes of size one; packed rows do not change."""
+    """Return the tensor with a `shape` that differs only in axes of size one; packed rows do not change."""
     if tensor.place.info.dtype in PLAIN and tensor.shape[-1:] != shape[-1:]:
         return _plain(tensor.place, shape)
     return replace(tensor, shape=shape)
@@ -154,7 +154,8 @@ def _packed(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] |
 
 
 def _check_inputs(packed: Packed, name: str) -> None:
-    """Raise FFNError if the quantizer changes the inputs, too: weights alone would give other results."""
+    """Raise FFNError if the quantizer also changes the inputs, since the weights alone would then give different
+    results."""
     checkpoint, module = packed.checkpoint, name.removesuffix(".weight")
     around = module.rpartition(".")[0]
     names = (*(module + ending for ending in _OF_INPUTS), *(f"{around}.{ending}" for ending in _OF_ACTIVATIONS))
@@ -295,7 +296,7 @@ def _small(
 
 
 def _scales(packed: Packed) -> str:
-    """Return the name of the tensor that holds the scales."""
+    """Return the name of the tensor with the scales."""
     anchor = packed.means.anchor
     name = anchor[:-6] + "scales" if anchor.endswith("blocks") else scale_name(packed.base, packed.tensors)
     assert name is not None  # this format is recognised by its scales

@@ -51,7 +51,7 @@ class HubModel:
     """A model on the Hub. `revision` is the commit if known.
 
     Either `folder` is a cached snapshot, which is read like any directory, or `config` is on disk and `shards` holds
-    the headers (empty if there are no safetensors). `note` tells the user where the model came from.
+    the headers (empty if there are no safetensors). `note` is a message to the user about the model's origin.
     """
 
     repo: str

@@ -77,7 +77,7 @@ def compressed(packed: Packed) -> StoredTensor:
 
 
 def _check_stated_shape(packed: Packed) -> None:
-    """Check `weight_shape`, whose values are the shape, against the shapes in the headers."""
+    """Compare the values of `weight_shape`, which are the logical shape, with the shapes in the headers."""
     import torch
 
     name = packed.base + "_shape"
@@ -297,5 +297,6 @@ def _words(packed: Packed, name: str, shape: tuple[int, ...]) -> ByteLocation:
 
 
 def _whole_words(start: int, stop: int, bits: int, most: int) -> tuple[int, int]:
-    """Return the words that hold integers [start, stop), from a multiple of 32 integers, where a word begins."""
+    """Return the words that contain integers [start, stop), beginning at a multiple of 32 integers, where a word
+    starts."""
     return start // 32 * bits, min(-(-stop * bits // 32), most)

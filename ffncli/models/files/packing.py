@@ -1,11 +1,11 @@
 """Find the quantized modules of a safetensors checkpoint: logical parameters and stored bytes, from names and shapes
 alone.
 
-A quantizer packs a matrix into several tensors. One of them, the anchor, holds the packed values; its name and dtype
-identify the format. The others (scales, zeros, indices) are found by the anchor's name and do not count as parameters.
-Tensors outside any packed matrix (biases, norms, modules that were not quantized) are kept unchanged. No rule depends
-on digits in names, so expert numbers may be replaced by a sign. Sources: the writers' output (AutoGPTQ, AutoAWQ,
-bitsandbytes, compressed-tensors, torchao, ModelOpt) and the readers in transformers' integrations.
+A quantizer packs a matrix into several tensors. One of these tensors, the anchor, contains the packed values; its name
+and dtype identify the format. The other tensors (scales, zeros, indices) are found by the anchor's name and do not
+count as parameters. Tensors outside any packed matrix (biases, norms, modules that were not quantized) are kept
+unchanged. No rule depends on digits in names, so expert numbers may be replaced by a sign. Sources: the writers' output
+(AutoGPTQ, AutoAWQ, bitsandbytes, compressed-tensors, torchao, ModelOpt) and the readers in transformers' integrations.
 """
 
 import re

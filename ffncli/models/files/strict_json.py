@@ -102,9 +102,9 @@ REQUIRED: Any = object()  # no default: the field is required
 class Fields:
     """Strict access to a config's values: every error names the file, the field and the value.
 
-    A name may list alternative spellings (`hidden_size|n_embed`), of which the first one present is used, and may refer
-    to a nested object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, including nested
-    names.
+    A name may list alternative spellings (`hidden_size|n_embed`), of which the first spelling that is present is used,
+    and may refer to a nested object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read,
+    including nested names.
     """
 
     values: Mapping[str, Any]

@@ -164,7 +164,7 @@ def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
 
 
 def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list[dict[str, Item]]:
-    """Collect each FFN's tensors except norms: its matrices, the rest of its modules, and its experts' router."""
+    """Collect each FFN's tensors except norms: its matrices, the other tensors in its modules, and the router."""
     owner: dict[str, int] = {}
     roots: dict[str, int] = {}
     for number, location in enumerate(locations):
@@ -262,7 +262,8 @@ def looked_for() -> str:
     return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."
 
 
-Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices (name and shape) that do not fit together
+# The name and the shape of each matrix, for matrices that do not fit together.
+Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class Hints:
 def widths(
     up: Item, down: Item, parts: int, hints: Hints, bias: Item | None = None, experts: int = 0
 ) -> tuple[int | None, int | None]:
-    """Return (d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both transposed.
+    """Return (d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff]; both matrices may be transposed.
 
     If both orientations fit, up's bias decides, else the layer's norms, else the hint. None if no evidence decides.
     """

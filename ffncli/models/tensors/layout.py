@@ -41,7 +41,7 @@ class Located:
 
     @property
     def is_table(self) -> bool:
-        """Return whether this is a table of token ids, which holds integers, instead of a parameter."""
+        """Return whether this is a table of integers by token id instead of a parameter."""
         return self.axes[0].name == "vocab" and self.parameter == "route.lookup"
 
     @property

@@ -159,7 +159,8 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
 
 
 def block_tensors(resolved: Resolved, checkpoint: Checkpoint, stack: str, index: int) -> LayerTensors | None:
-    """Collect the tensors in which one block's parameters are searched; None if its whole stack has no tensors."""
+    """Collect the tensors among which one block's parameters are located; None if the block's whole stack has no
+    tensors."""
     model = resolved.model
     specs = {i: group.spec for group in model.groups if group.stack == stack for i in group.layers}
     spots = {i: spot for (at, i), spot in resolved.spots.items() if at == stack}

@@ -238,13 +238,13 @@ def _total(model: Model, text: Mapping[str, Item], layers: Layers, counted: set[
 
 
 def _twice(model: Model, text: Mapping[str, Item]) -> set[str] | None:
-    """Return the tables that are stored twice; None if the config does not say whether they are tied."""
+    """Return the tables that are stored twice; None if the config does not specify whether they are tied."""
     tables = [name for name in text if _EMBEDDING.search(name) and not placed(name)]
     shared = next((name for name in tables if name.endswith("shared.weight")), None)
     out = {name for name in tables if shared and name != shared and text[name].shape == text[shared].shape}
     heads = [name for name in text if _HEAD.search(name) and any(text[name].shape == text[t].shape for t in tables)]
     if heads and (model.tied is None or (model.tied and any(name.endswith("decoder.weight") for name in heads))):
-        return None  # some encoders (LUKE) keep a separate table although the field says tied
+        return None  # some encoders (LUKE) store a separate table although the config declares it tied
     return out | set(heads if model.tied else ())
 
 

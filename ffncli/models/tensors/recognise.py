@@ -56,8 +56,8 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 
 @dataclass(frozen=True)
 class StoredFFN:
-    """One FFN according to its tensors. `shows` holds the parts of its spec that they show: fields of FFNSpec and MoE,
-    by name.
+    """One FFN according to its tensors. `shows` maps fields of FFNSpec and MoE, by name, to the values that the tensors
+    reveal.
 
     `shows` lacks d_model and d_ff if a shape is unknown, and `gated` if the file that would show it is missing; it
     includes `activation` if the function's learned parameters are stored. `shared_d_ff` is the total width of the
@@ -157,8 +157,8 @@ def inside(names: Iterable[str], stem: str) -> dict[str, str]:
 
 
 def _text(prefixes: Iterable[str], senses: Collection[str]) -> tuple[set[str], set[str]]:
-    """Return (prefixes of the text model, prefixes of other text): prefixes that say `language_model`, else prefixes
-    without vision or audio names, else all.
+    """Return (prefixes of the text model, prefixes of other text): the text model has the prefixes that contain
+    `language_model`, else the prefixes without vision or audio names, else all.
 
     A prefix that starts with an element of `senses` is an image or audio encoder.
     """
@@ -255,7 +255,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
 
 
 def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) -> int:
-    """Return the number of stacked shared experts if the router has `rows` for them too, else 0."""
+    """Return the number of stacked shared experts if the router's `rows` include them, else 0."""
     stacks = [items[p.name(p.naming.down)].shape or () for p in location.shared]
     several = sum(shape[0] for shape in stacks if len(shape) == 3)
     return several if several and rows == location.experts + several else 0

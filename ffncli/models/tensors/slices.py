@@ -319,7 +319,7 @@ _POST = (
 _SHARED = ("input_layernorm", "ln_1")  # for a parallel block, whose norm is also read by the attention
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
 _ROUTER = ("gate.router_mlp.norm",)
-# Norms among the experts: a tensor with such a name is part of the block, whatever the config says.
+# Norms among the experts: a tensor with one of these names is part of the block, regardless of the config.
 EXPERT_NORMS: Mapping[str, Sequence[str]] = {
     "latent_norm": ("pre_expert_norm",), "expert_norm": ("post_expert_norm",), "mixed_norm": ("routed_expert_norm",),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from ffncli.models.config.families import encoders
 from ffncli.models.config.family import Extra, Family, Stack, silu
 from ffncli.models.files.strict_json import Fields
 
-# The model type of a text_config that does not state one (transformers' defaults): model type → composites.
+# The model type of a text_config without a model_type (transformers' defaults): model type → composites.
 _TEXT_TOWERS = {
     "bert": "grounding-dino mm-grounding-dino", "bart": "rag", "canary_decoder": "canary",
     "clip_text_model": "omdet-turbo sam3", "clvp_encoder": "clvp", "cohere2": "aya_vision cohere2_vision",

@@ -84,7 +84,7 @@ def _gemma4(config: Fields) -> Extra:
 
 
 def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Double the width of layers that reuse keys and values of earlier layers, if the config says so."""
+    """Double the width of layers that reuse keys and values of earlier layers, if the config's flag is set."""
     layers = config.integer("num_hidden_layers")
     first = layers - config.integer("num_kv_shared_layers", 0, low=0)
     wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
@@ -92,7 +92,7 @@ def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None
 
 
 def _branch_if(flag: str) -> Callable[[Fields], Extra]:
-    """Place the norm after the FFN if the config's flag says so, else before it."""
+    """Build a rule that puts the norm after the FFN if the config's flag is set, and otherwise before the FFN."""
     return lambda config: {"norm_position": "branch" if config.flag(flag, False) else "pre"}
 
 
