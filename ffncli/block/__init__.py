@@ -1,1 +1,2 @@
-"""What a block is: steps, the recipe that builds them, activations, costs. Pure Python: no torch, numpy or rich."""
+"""The definition of a block: steps, the recipe that builds them, activations, costs. Pure Python: no torch, numpy or
+rich."""

@@ -5,7 +5,7 @@ A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch'
 names the function in torch.nn.functional that runs the activation; a row without `native` runs `f`. Slopes at a kink
 are torch's. Learned parameters reach `f` as attributes of `m` through `formulas.with_learned`.
 
-A gated unit may limit its two factors, and some gated units are named after their limits. Four variants are in use:
+A gated unit may limit its two factors, and some gated units are named after their limits. Several variants are in use:
 gpt-oss and DeepSeek-V4 limit the gate before its activation function, Step-3.5 limits it after the function, and
 Kimi-K3 and Inkling-2 bound the linear factors by tanh. A limit is never a separate step: `recipe.unit_ops` writes it
 into the fields of `steps.Activation`.

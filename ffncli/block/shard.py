@@ -157,7 +157,7 @@ class Ranks:
     """A grid of ranks: `tp` ranks share every d_ff (tensor parallelism), and `ep` groups of such ranks share the
     experts (expert parallelism).
 
-    The rank at place (e, t) of the grid [ep, tp] is number e × tp + t. Raises FFNError for a number below 1.
+    The rank at position (e, t) of the grid [ep, tp] is number e × tp + t. Raises FFNError for a number below 1.
     """
 
     tp: int = 1

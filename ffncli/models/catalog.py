@@ -90,9 +90,9 @@ def starting_with(text: str) -> list[str]:
 
 
 def nearest(text: str) -> list[str]:
-    """Guess the canonical names that `text` may mean, best first: names that start with `text`; else, if its family is
-    known, names that share the longest prefix with `text` (an unknown generation); else names of a family with a
-    similar spelling.
+    """Guess the canonical names that `text` may mean, best first: names that start with `text`; else, if the catalog
+    has the family of `text`, names that share the longest prefix with `text` (an unknown generation); else names of a
+    family with a similar spelling.
 
     Newer generations come first. The family is the leading letters of a name.
     """

@@ -18,7 +18,7 @@ from ffncli.system.hardware import Device, Link, link_named, links, planning_def
 
 CPU = "cpu"  # a device without a data sheet: its rates are measured
 _assume = partial(Opt, group="Assumptions")
-USABLE_MEMORY = 0.90  # vLLM's default for gpu_memory_utilization was 0.90 for years; the runtime uses the rest
+USABLE_MEMORY = 0.90  # vLLM's default for gpu_memory_utilization was 0.90 for years; the runtime uses the other 10 %
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ class MeasuredSpeeds:
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A measured block, and its time predicted from the other blocks, if there are other blocks."""
+    """A measured block, and its time as predicted from the other blocks (None if there are no other blocks)."""
 
     device: str
     block: str

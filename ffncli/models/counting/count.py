@@ -321,7 +321,7 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
 
 
 def _block(resolved: Resolved) -> int:
-    """Return the number of weights in a row that share a scale; a slice of d_ff must be a multiple of it."""
+    """Return the number of weights in a row that share a scale; a slice of d_ff must be a multiple of this number."""
     known = dtypes.find_storage(resolved.model.dtype or "")
     if known is not None and known.block > 1:
         return known.block

@@ -299,7 +299,7 @@ class ExpertExchange:
 
 
 def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> ExpertExchange:
-    """Count what the ranks that hold the experts send to each other. Raises FFNError if top_k is unknown."""
+    """Count the bytes that expert-parallel ranks send to each other. Raises FFNError if top_k is unknown."""
     _check_experts(model, ranks)
     if "top_k" in model.unknown:
         what = f"{model.name} does not specify its top_k, so its all-to-alls are unknown"
@@ -344,7 +344,8 @@ def _check_experts(model: Model, ranks: int) -> None:
 
 
 def exchanged(steps: Sequence[Step]) -> tuple[int, int]:
-    """Count the values that a token sends to its experts and the values that it receives, wherever the experts are."""
+    """Count the values of a token that are sent to its experts and the values that are returned, even if an expert is
+    on the token's own rank."""
     known, taken = shapes(steps, input_shapes(steps, (1,))), experts_per_token(steps)
     routed = [step for step in steps if isinstance(step.op, Experts) and not step.op.always]
     sent = sum(taken[step.output] * known[step.inputs[0]][-1] for step in routed)

@@ -1,10 +1,10 @@
-"""Predict the time of a model's FFNs when they are split over accelerators, the limiting resource, and whether they
-fit.
+"""For a model's FFNs split over accelerators, predict the time, the limiting resource, and whether they fit into
+memory.
 
-A layer runs as a sequence of kernels (`launches` in `block/traffic.py`). By the roofline, a kernel takes the time of
-its arithmetic or of its memory traffic, whichever is longer, for one rank's part at the cluster's expected rates;
-collectives are added. Under expert parallelism (ep), tokens are also split over the ep groups of ranks, and a layer
-waits for the rank with the most work.
+A layer runs as a sequence of kernels (`launches` in `block/traffic.py`). By the roofline, the time of a kernel is the
+time of its arithmetic or of its memory traffic, whichever is longer, for one rank's part of the work and at the
+cluster's expected rates. The time of collectives is added. Under expert parallelism (ep), tokens are also split over
+the ep groups of ranks, and a layer waits for the rank with the most work.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Count the bytes that a forward pass of all FFN blocks moves, its arithmetic intensity by token count, the minimum
-time according to an accelerator's data sheet, and whether the accelerator can hold the weights."""
+"""For a forward pass of all FFN blocks, count the bytes moved and the arithmetic intensity by token count. For an
+accelerator, compute the minimum time according to its data sheet, and whether the weights fit into its memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,8 @@ def token_costs(
 ) -> tuple[TokenCost, ...]:
     """Build a record for each token count, over `ranks` tensor-parallel times `ep` expert-parallel ranks.
 
-    Call `parallel.split` first: if widths do not divide over the ranks, its error suggests rank counts that work.
+    Call `parallel.split` first: if widths do not divide over the ranks, it raises an error that suggests possible rank
+    counts.
     """
     moe = model.main.spec.moe
     out = []

@@ -164,7 +164,7 @@ _MOST_NOTES = 3
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks by its tensors: locations, size (None if any is missing), and notes."""
+    """A model's FFN blocks according to its tensors: locations, size (None if a file is missing), and notes."""
 
     groups: tuple[Group, ...]
     spots: Mapping[tuple[str, int], Spot]
@@ -361,7 +361,8 @@ _PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # tables are often padded to a mult
 
 
 def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
-    """Add the parameters of a complete checkpoint outside the FFNs, and every difference from its config."""
+    """For a complete checkpoint, add the parameters outside the FFNs, and every difference between these and the
+    config."""
     model, config = resolved.model, resolved.model.non_ffn
     measured = measure(model, tensors.items, tensors.layers)
     left_out = measured.left_out.items()

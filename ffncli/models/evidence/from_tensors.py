@@ -55,11 +55,11 @@ _LIMITS = re.compile(r"swiglu_clamp|activation_situ")  # llama.cpp's names for t
 class Metadata:
     """Facts from a config's usual fields or from a GGUF file's metadata, in addition to the tensors.
 
-    `checks` are compared with the tensors: our name → (the name in the metadata, the value); `width` is a dense d_ff
-    that may be the width of gate and up together, or of one of them. `extra_layers` is the number of layers that may be
-    stored beyond the stated number. A config with an unknown model_type is not `binding`: its fields may have other
-    meanings, so differences are only noted. `model` supplies the norms and the routing if the blocks match it.
-    `refused` is the reason why the blocks cannot be run.
+    `checks` are compared with the tensors: our name → (the name in the metadata, the value); `width` is a dense d_ff,
+    which may be the total width of gate and up, or the width of each. `extra_layers` is the number of layers that may
+    be stored in addition to the metadata's layer count. A config with an unknown model_type is not `binding`: its
+    fields may have other meanings, so differences are only noted. `model` supplies the norms and the routing if the
+    blocks match it. `refused` is the reason why the blocks cannot be run.
     """
 
     d_model: int | None = None
@@ -173,7 +173,7 @@ def _from_metadata(file: GGUFFile) -> Metadata:
 def _resolved(
     tensors: RecognisedTensors, metadata: Metadata, source: str, name: str, checkpoint: Checkpoint
 ) -> Resolved:
-    """Build the model. Raises FFNError if an absent file contains tensors of its FFNs."""
+    """Build the model. Raises FFNError if an absent file contains tensors of the model's FFNs."""
     layers, where = tensors.layers, tensors.where
     ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
     if tensors.absent and not all(ffn.whole for ffn in ffns):
@@ -262,7 +262,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """Return a difference for each FFN with parameters in its tensors that its block lacks."""
+    """Return a difference for each FFN whose tensors contain parameters that its block lacks."""
     out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, by_layer in layers.items():
         for layer, ffns in by_layer.items():
