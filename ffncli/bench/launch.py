@@ -72,7 +72,7 @@ def environment(
 _PATIENCE = 5.0  # s that a worker may take to exit after its last message
 _RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # the types that a worker's messages may contain
 _LONGEST = 1 << 28  # maximum bytes of a message
-_STALL = 10  # maximum s between the parts of a message; stray bytes may look like the start of a message
+_STALL = 10  # maximum seconds between the parts of a message; stray bytes may look like the start of a message
 _REPORT = 10.0  # s; the referee sends its report before the worker sends the unit
 
 

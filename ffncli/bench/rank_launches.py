@@ -84,8 +84,8 @@ class RankLaunches:
         self.store.shared.set(f"over/{self.number}", "1")
 
     def endings(self, wait: bool = False) -> dict[int, tuple[str, str]]:
-        """Return how the other ranks' workers ended, as a dict rank → (kernel, words) of the ranks that have reported.
-        With `wait`, wait a moment for missing reports."""
+        """Return how the other ranks' workers ended, for the ranks that have reported, as a dict rank → (kernel,
+        words). With `wait`, wait a moment for missing reports."""
         endings: dict[int, tuple[str, str]] = {}
         until, left = time.monotonic() + _REPORTING, [*range(1, self.place.world_size)]
         while True:

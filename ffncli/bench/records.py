@@ -145,8 +145,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, and the kernel that it is doing it with; `kernel` is empty for no kernel, or
-    for all kernels in turn."""
+    """What a worker is doing in a case, and with which kernel; `kernel` is empty for no kernel, or for all kernels in
+    turn."""
 
     process: int
     case: Case

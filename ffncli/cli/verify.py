@@ -162,7 +162,7 @@ def _named(subjects: Sequence[str]) -> str:
 
 
 def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = False) -> Answer:
-    """Build the answer of the referee: `certificate` and `rows` in JSON, one line per row in CSV."""
+    """Build the referee's answer: `certificate` and `rows` in JSON, one line per row in CSV."""
     from ffncli.run.verify.checks.case import CONVENTIONS
 
     block, rows = verdict.block, verdict.rows

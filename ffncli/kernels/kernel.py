@@ -50,14 +50,14 @@ class Kernel:
     why the kernel cannot compute a block, or None. `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights. `compiles`:
-    the first call with a shape compiles, which is reported separately. `dtypes`: the dtypes that the kernel computes
-    in, by our names (`fp32`); None for all dtypes. `computes` declares that it computes in fewer bits than the case's
-    dtype: a format and, if it helps, how (`fp8-rowwise`); such a kernel is checked against a wider bound, and compared
-    only with kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most this many,
-    so benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a new number
-    of tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the kernel also
-    compiles, the weights are part of its code: a benchmark then has only one copy of the weights, and must flush the
-    caches to make that copy cold.
+    the first call with each shape compiles; its time is reported separately. `dtypes`: the dtypes that the kernel
+    computes in, by our names (`fp32`); None for all dtypes. `computes` declares that it computes in fewer bits than the
+    case's dtype: a format and, if it helps, how (`fp8-rowwise`); such a kernel is checked against a wider bound, and
+    compared only with kernels of its kind. `most_tokens`: f computes any number of tokens, but is meant for at most
+    this many, so benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a
+    new number of tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the
+    kernel also compiles, the weights are part of its code: a benchmark then has only one copy of the weights, and must
+    flush the caches to make that copy cold.
     """
 
     name: str

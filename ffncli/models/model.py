@@ -235,7 +235,7 @@ class Resolved:
     example: Example | None = field(default=None, compare=False, repr=False)
 
     def block(self, layer: Layer) -> tuple[Step, ...]:
-        """Return a layer's steps, without a requested final layer; an example may define its own."""
+        """Return a layer's steps, but not those of a requested final layer. An example may define its own steps."""
         return steps(layer.spec) if self.example is None or self.example.block is None else self.example.block
 
     def noted(self, *notes: str) -> Resolved:

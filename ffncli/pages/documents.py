@@ -87,7 +87,7 @@ def _cell(value: Any) -> Any:
 
 
 def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
-    """Return the section of an answer about layers: charts over the layers, the load of experts, and a table."""
+    """Return the section about layers: charts over the layers, the load of experts, and a table."""
     drawn = []
     for row in rows:  # add the figures of the layer's routing, and the layer's share of dead units
         routing, units, dead = row.get("routing"), row.get("units"), row.get("dead_units")

@@ -60,7 +60,7 @@ def test_the_width_that_is_ignored_elsewhere_changes_the_count() -> None:
     assert without.ffn_params_total > 5.4e12
     with pytest.raises(FFNError, match="latent_moe_use_norm = true without routed_expert_hidden_size"):
         from_config({**full, "latent_moe_use_norm": True}, "k3", "config.json")
-    with pytest.raises(FFNError, match="moe_latent_size = 3584: not known"):
+    with pytest.raises(FFNError, match="moe_latent_size = 3584: unknown"):
         from_config({**full, "moe_latent_size": 3584}, "k3", "config.json")
 
 

@@ -41,8 +41,8 @@ class SpeedCurve:
 
 @dataclass(frozen=True)
 class SpeedSweep:
-    """Cases that differ in `axis` and in the columns that depend on it (as the cache mode may depend on the number of
-    tokens).
+    """Cases that differ in `axis` and in the columns that depend on it (for example, the cache mode may depend on the
+    number of tokens).
 
     `block` is the measured block. `where` distinguishes this sweep from the other sweeps of the same rows; it is empty
     if this is the only sweep.

@@ -18,7 +18,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
 _MOST_FAILED_STARTS = 3  # in a row
-_ANSWER = 10.0  # maximum s to wait until a cluster's port answers
+_ANSWER = 10.0  # maximum seconds to wait until a cluster's port answers
 _RECOUNT = 2.0  # s between two counts of the cluster's machines
 
 

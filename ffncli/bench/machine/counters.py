@@ -86,7 +86,7 @@ class SystemCounters:
     """Counts of this process (getrusage), its cgroup and the machine. Linux provides all counts; other systems provide
     fewer, without raising.
 
-    With `launching`, only the threads that launch a GPU's work are read for their waiting time. Other threads do not
+    With `launching`, only the waiting times of the threads that launch a GPU's work are read. Other threads do not
     delay that work, and on 128 cores, reading every thread takes as long as half a block.
     """
 

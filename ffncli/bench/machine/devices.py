@@ -27,7 +27,7 @@ from ffncli.system.gpu import (
     uuid_of,
 )
 
-_SHARE = 0.05  # maximum fraction of the time for readings
+_SHARE = 0.05  # maximum fraction of the time to spend on readings
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), the reasons for a clock below its
 # maximum.

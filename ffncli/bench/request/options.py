@@ -198,7 +198,7 @@ class MethodOptions(Options):
         str | None,
         _how(
             "--calibrate", metavar="NAME", accepts=choice(*get_args(Calibrate)),
-            help="How --kernel auto chooses: quick skips kernels that must compile first, full tries all."
+            help="How --kernel auto chooses: quick skips kernels that must compile first; full tries all."
             " [default: quick]",
         ),
     ] = None  # fmt: skip

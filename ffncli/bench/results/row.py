@@ -69,8 +69,8 @@ def figure(default: Any = None, shown: Literal["", "always", "page"] = "", *, re
     """A column with an outcome or a measured figure.
 
     `shown` says whether the column appears in every table of rows, or only in the table of a page. `recomputed`: the
-    value follows from the blocks and the case alone, and the public suite checks that it does. Not for a new column:
-    the published files, which lack it, would no longer be admitted.
+    value follows from the blocks and the case alone, and the public suite checks that it does. Do not set it for a new
+    column: the published files lack it and would no longer be admitted.
     """
     return field(default=default, metadata={"role": "figure", "shown": shown, "recomputed": recomputed})
 

@@ -134,7 +134,7 @@ def measure(
     form to be timed; if it returns no arms, the arms are timed as placed.
 
     Ends once every kernel's value is as precise as `plan.target` or the budget is spent, but not before the minimum of
-    placements and rounds. It never stops because of a ratio's value, which would bias the result.
+    placements and rounds. It never stops because of a ratio's value: that would bias the result.
     """
     measurement = _Measurement(process, case, clock, counters, plan)
     measured = measurement.run(place, captured)

@@ -76,7 +76,7 @@ def operations(name: str, slope: bool = False) -> Operations:
 
 
 def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
-    """Return the operations of a function of `inputs` elements, which must take its functions from `COUNTING`."""
+    """Count the operations of a function of `inputs` elements. It may call only the functions in `COUNTING`."""
     tape = _Tape()
     function(*(tape.value(("input", (i,))) for i in range(inputs)))
     kinds = [key[0] for key in tape.values if key[0] != "input"]

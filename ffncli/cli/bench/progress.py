@@ -70,7 +70,7 @@ class UnitProgress(RunProgress):
 
 @contextmanager
 def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[UnitProgress]:
-    """Display the progress of a run of which `done` units are already finished, after a note on the expected time."""
+    """Display the progress of a run with `done` units already finished, after a note on the expected time."""
     method, count = request.method, len(request.cases)
     if left := request.units - done:
         expected = left / request.units * (count * method.max_time + method.processes * _START)

@@ -172,7 +172,7 @@ def named(rule: LayerRule) -> LayerRule:
 
 def fixed_prefix(dense: int) -> LayerRule:
     """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can override this; older
-    fields must have the same number."""
+    fields must give the same number."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
         sparse = config.integer("num_hidden_layers") - dense

@@ -196,7 +196,7 @@ def _resolved(
         model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
     )
     blocks = _blocks(model, tensors, metadata, ffns)
-    # only with a single plain stack do the remaining tensors certainly belong to the text model
+    # the remaining tensors certainly belong to the text model only if there is a single plain stack
     plain = not tensors.absent and len(layers) == 1 and not blocks.differences
     return with_tensors(resolved, blocks, tensors, outside=plain)
 

@@ -102,9 +102,9 @@ REQUIRED: Any = object()  # no default: the field is required
 class Fields:
     """Strict access to a config's values: every error names the file, the field and the value.
 
-    A name may list alternative spellings (`hidden_size|n_embed`), of which the first spelling that is present is used,
-    and may refer to a nested object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read,
-    including nested names.
+    A name may list alternative spellings (`hidden_size|n_embed`), of which the first one present is used, and may refer
+    to a nested object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, including nested
+    names.
     """
 
     values: Mapping[str, Any]
@@ -185,7 +185,7 @@ class Fields:
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
-        """Return the value of a name, else of the path that its dots describe, else None."""
+        """Return the value of a name or, failing that, of the path that its dots describe; otherwise None."""
         self.looked_up.add(self.prefix + name)
         if name in self.values or "." not in name:
             return self.values.get(name)

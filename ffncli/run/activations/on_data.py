@@ -281,7 +281,7 @@ class _Differences:
     any: bool = False
 
     def add(self, y: Tensor, reference: Tensor) -> Tensor:
-        """Add two tensors in float64; return y - y₀, with 0 where y or y₀ is not finite."""
+        """Return y - y₀ in float64; where y or y₀ is not finite, it is 0."""
         apart, reference = (y - reference).flatten(), reference.flatten()
         squares = torch.dot(apart, apart).item(), torch.dot(reference, reference).item()
         if not isfinite(sum(squares)):

@@ -108,8 +108,8 @@ class ExpertsSurvey:
     """The experts of every layer of a mixture over a corpus: `layers` has a record for each layer, `frame()` a row for
     each expert.
 
-    `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count what was also read without each
-    expert.
+    `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count the texts and tokens that were
+    read again without each expert in turn.
     """
 
     model: Resolved

@@ -94,7 +94,8 @@ class RunningFigures:
 
 
 class UnitSums(RunningFigures):
-    """Figures of the columns of tensors [tokens, columns], in `groups`: the units of each expert are a group.
+    """Figures for each column of tensors [tokens, columns]. The columns form `groups`, one for the units of each
+    expert.
 
     `high` and `low` are the extremes of each column, `high_at` and `low_at` [columns, 2] their places (text number,
     position); among equal values, the choice of place is arbitrary. `largest` [columns, top] are each column's largest

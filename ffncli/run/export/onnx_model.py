@@ -2,7 +2,8 @@
 
 Linear becomes Gemm with torch's [out, in]. Norms are written as formulas, because ONNX's norm operators do not accept
 float64. An activation becomes the operator with its name if opset 20 has that operator in every dtype, otherwise a
-formula. GELU in float64 is also a formula, because its operator is defined with float32 constants. Source: onnx 1.23.
+formula. GELU in float64 is also computed from a formula, because its operator is defined with float32 constants.
+Source: onnx 1.23.
 """
 
 from collections.abc import Mapping, Sequence

@@ -146,7 +146,7 @@ class ParallelBlock(nn.Module):
         return part if linear.bias is None else part + linear.bias  # type: ignore[operator]  # a Linear's bias
 
     def _add_linear(self, step: Step, style: ParallelStyle, weights: Mapping[str, Tensor]) -> None:
-        """Add a split Linear, parallelized by torch's own style; it contains only this rank's part of the weights."""
+        """Add a split Linear, parallelized in torch's own style; it contains only this rank's part of the weights."""
         params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
         bias = params.pop("bias", None) if isinstance(style, RowwiseParallel) else None  # added by rank 0
         out, into = params["weight"].shape

@@ -51,7 +51,7 @@ class RankStore:
             time.sleep(_BETWEEN if others else 0)
 
     def answer(self, how: str) -> None:
-        """Record for the other ranks how this rank ends."""
+        """Tell the other ranks how this rank ends."""
         self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:

@@ -250,7 +250,7 @@ class SurveyQuestion(Dimensions):
     >>> [row.layer for row in ffncli.survey("llama-2-7b", d_model=8, d_ff=16, tokens=2).rows][-1]
     31
 
-    The arguments mean the same as in `trace`, and raise FFNError for the same reasons.
+    The arguments mean the same as in `trace`; FFNError is raised for the same reasons.
     """
 
     source: ModelSource = field(default=None, kw_only=False)

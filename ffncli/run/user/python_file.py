@@ -95,7 +95,7 @@ def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
     name, a function or a class.
 
     The caller uses the first candidate that works, since only building or running shows which form a class expects.
-    Raises NotTaken for an option that fills no argument.
+    Raises NotTaken for an option that corresponds to no argument.
     """
     values = _values(dimensions)
     forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))

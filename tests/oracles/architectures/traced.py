@@ -60,7 +60,7 @@ APART: Mapping[str, str] = {
 # Whose names say one order of gate and up, and whose code has another: without a config they are read as the names say,
 # with a note.
 OTHER_ORDER = {
-    **dict.fromkeys(("moonshine", "moonshine_streaming"), "is read as the first"),
+    **dict.fromkeys(("moonshine", "moonshine_streaming"), "the first half is read as the gate"),
     "openai_privacy_filter": "read as gpt-oss's",
 }
 # FFNs that are float32 inside, whatever their input is: norms within them, BLOOM's constant of eight digits.

@@ -1,1 +1,1 @@
-"""What honest timing needs on a GPU: a clock of the GPU's own, and the capture of calls as CUDA graphs."""
+"""What honest timing needs on a GPU: the GPU's own clock, and the capture of calls as CUDA graphs."""

@@ -122,8 +122,8 @@ def captured(
 
 
 class Launching:
-    """How the arms of a case are called, which is the same in all its placements: `launch`, and `plain_because` if they
-    could not be captured.
+    """How the calls of a case's arms are launched, which is the same in all its placements: `launch`, and
+    `plain_because` if they could not be captured.
 
     `asked` is --launch. With `auto`, a `small` case is replayed if all arms can be captured; the first placement
     decides. `earlier` is the reason if another process of the run could not capture them; calls are then plain in this

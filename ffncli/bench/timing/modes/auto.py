@@ -168,7 +168,7 @@ _CALLS = 4  # calls of a lead-in
 _AT_LEAST = 0.5  # minimum s of timing, even if the winner is known earlier: a disturbance lasts 0.1 s
 _LEVEL = 0.9  # level of the two-sided intervals; "faster than eager" uses only one side
 _PRECISE = 0.005  # half-width of a precise interval
-_BY_ONE_CALL = 0.03  # how much faster a kernel must be if each had time for only one call
+_BY_ONE_CALL = 0.03  # how much faster a kernel must be if there was time for only one call of each kernel
 _MOST_WALL = 6  # the race ends after this many times `seconds`, whatever it does between timings
 
 
@@ -293,7 +293,7 @@ class Race:
             each, wall = each + calls * once, wall + (_CALLS + 2) * self._wall
         fitting = [(self._most - self.seconds) / each]
         fitting += [self._wall_left / wall] if self._before else []
-        return max(0, min(_ROUNDS, int(min(fitting) - 1.5)))
+        return max(0, min(_ROUNDS, int(min(fitting) - 1.5)))  # the search takes about one and a half rounds
 
     def _measure(self, rounds: int, seed: int) -> None:
         """Time rounds of all remaining candidates; `seed` draws their orders."""

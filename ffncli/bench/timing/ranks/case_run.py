@@ -194,7 +194,7 @@ class RankSource:
         self.source.draw()
 
     def write(self, x: Tensor) -> None:
-        """Write new contents into x, the same on these ranks."""
+        """Write new contents into x, identical on all these ranks."""
         self.source.write(x)
         self._channel.enter_alike(x)
 

@@ -308,7 +308,7 @@ ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS, **_REMOTE}
 def _t5(config: Fields) -> Extra:
     newer = config.values.get("model_type") in ("mt5", "umt5")
     form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
-    # By gated-gelu, T5 v1.1 means the tanh form (transformers' T5Config turns it into gelu_new).
+    # In T5 v1.1, gated-gelu means the tanh form (transformers' T5Config turns it into gelu_new).
     name = "gelu_tanh" if form == "gated-gelu" else form.removeprefix("gated-")
     # Newer files also contain is_gated_act and dense_act_fn, which transformers prefers to feed_forward_proj.
     gated = config.flag("is_gated_act", form.startswith("gated-"))
