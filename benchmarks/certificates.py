@@ -34,7 +34,7 @@ def measure(kept: Kept, _: argparse.Namespace) -> None:
         try:
             verdict = ffncli.verify(SOURCE, kernel=kernel, referee=True, dtype=dtype, threads=threads, call_time=300.0)
         except ffncli.FFNError as error:  # it does not compute this dtype
-            kept.add(case | {"verdict": "not for it", "reason": error.message})
+            kept.add(case | {"verdict": "not applicable", "reason": error.message})
             continue
         certificate = verdict.certificate
         assert certificate is not None
