@@ -18,7 +18,6 @@ from ffncli.bench.request.options import (
 )
 from ffncli.bench.request.suite import public_suite, suite_request, track_of
 from ffncli.bench.results.csv_file import ResultRows
-from ffncli.bench.suite import new_run, run
 from ffncli.errors import FFNError, option, shown
 from ffncli.options.accept import listed
 from ffncli.options.opt import call
@@ -55,6 +54,8 @@ class BenchQuestion(Grid, KernelOptions, MethodOptions):
 
 def benchmarked(question: BenchQuestion) -> ResultRows:
     """Measure what the question asks for."""
+    from ffncli.bench.suite import new_run, run  # not at the top: help reads this file
+
     request = _request(question)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.csv") if question.save is None else Path(os.path.expanduser(question.save))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from typer import Exit
 
 from ffncli.bench.benchmark import BenchQuestion
-from ffncli.bench.rank_launches import follow_ranks, lead_ranks
 from ffncli.bench.records import Method
 from ffncli.bench.request.grid import BenchRequest, build_request, require_resumable
 from ffncli.bench.request.machines import GridPart, LauncherChoice
@@ -26,8 +25,6 @@ from ffncli.bench.request.options import (
     certificate_files,
     require_compatible,
 )
-from ffncli.bench.results.journal import Journal
-from ffncli.bench.results.row import ResultRow
 from ffncli.block.shard import Ranks
 from ffncli.cli.common.options import OutputOptions, PlotOptions
 from ffncli.cli.common.spread import spread
@@ -44,6 +41,8 @@ from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 if TYPE_CHECKING:
+    from ffncli.bench.results.journal import Journal
+    from ffncli.bench.results.row import ResultRow
     from ffncli.bench.suite import Result
 
 # for `ffn bench` without options: about 30 s
@@ -93,6 +92,8 @@ def command(
         raise FFNError("--launcher contradicts torchrun", "a slot measures on one rank; submit torchrun yourself")
     ranks = split_asked_for(split.tp, split.ep) if path is None else None  # a resumed run has its own ranks
     if place is not None and not place.first:
+        from ffncli.bench.rank_launches import follow_ranks
+
         raise Exit(follow_ranks(place))
     if path is not None:
         _resume(Path(os.path.expanduser(path)), asked(question, split), result, cluster, plot, output)
@@ -224,6 +225,7 @@ def _resume(
 
 def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
     """Run the remaining units, show all results, and raise the FFNError that sets the exit code."""
+    from ffncli.bench.rank_launches import lead_ranks
     from ffncli.bench.suite import run
     from ffncli.cli.bench.progress import unit_progress
 
