@@ -99,15 +99,7 @@ def measure_case(
     except RefereeGone as gone:
         kernels.end(kernels.outcomes, gone)
         timed = None
-    with rig.spending("roof"):
-        roof, note = Roof(), ""
-        if timed and job.process < ranks.roofs:
-            if case.device != "cpu":
-                kernels.placed.clear()  # so that the roof can use their memory
-                release(case.device)
-            roof, note = guarded(lambda: _roof(case.device, case.dtype, case.threads))
-    kernels.notes.append(note)
-    return _answer(rig, kernels, timed, roof, free)
+    return _answer(rig, kernels, timed, _roof_of(rig, kernels) if timed else Roof(), free)
 
 
 class OneRank:
@@ -218,6 +210,20 @@ def _problem(rig: Rig, baseline: str) -> Problem:
     problem = problem if rig.referee else refereed(problem, baseline, rig.job.method.math_mode)
     _ = problem.first
     return problem
+
+
+def _roof_of(rig: Rig, kernels: CaseKernels) -> Roof:
+    """Measure the roof, in the first processes of a run; an empty roof in the others, or with a note if it fails."""
+    case = rig.case
+    if rig.job.process >= rig.ranks.roofs:
+        return Roof()
+    with rig.spending("roof"):
+        if case.device != "cpu":
+            kernels.placed.clear()  # so that the roof can use their memory
+            release(case.device)
+        roof, note = guarded(lambda: _roof(case.device, case.dtype, case.threads))
+    kernels.notes.append(note)
+    return roof
 
 
 def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, free: int | None) -> TimedUnit:
