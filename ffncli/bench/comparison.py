@@ -71,7 +71,7 @@ class CompareQuestion(Options):
     tolerance: Annotated[
         float | None,
         Opt(
-            "--tolerance", metavar="X", accepts=FROM_ZERO, group="Saved traces", daily=True,
+            "--tolerance", accepts=FROM_ZERO, group="Saved traces", daily=True,
             help="Largest relative error allowed. [default: by dtype, such as 1e-5 for fp32 and 1e-2 for bf16]",
         ),
     ] = None  # fmt: skip

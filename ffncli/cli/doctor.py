@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import isfinite
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
@@ -34,25 +35,22 @@ CONVENTIONS = {
 }
 _WIDTH = 54  # maximum length of a value, so that the table fits 80 columns
 _SECONDS = 10.0
-NOISE = "Noise test"
+_noise = partial(Opt, group="Noise test", daily=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
     """Options for the noise test, and for the kernels that `auto` has chosen."""
 
-    no_noise: Annotated[bool, Opt("--no-noise", group=NOISE, daily=True, help="Skip the noise test.")] = False
+    no_noise: Annotated[bool, _noise("--no-noise", help="Skip the noise test.")] = False
     seconds: Annotated[
         float | None,
-        Opt(
-            "--seconds", metavar="N", accepts=ABOVE_ZERO, group=NOISE, daily=True,
-            help=f"Length of the noise test. [default: {_SECONDS:g}]",
-        ),
-    ] = None  # fmt: skip
+        _noise("--seconds", metavar="N", accepts=ABOVE_ZERO, help=f"Length of the noise test. [default: {_SECONDS:g}]"),
+    ] = None
     threads: Annotated[
         int | None,
         Opt(
-            "--threads", metavar="N", accepts=THREADS, group=COMPUTE, daily=True,
+            "--threads", accepts=THREADS, group=COMPUTE, daily=True,
             help="CPU threads of the noise test. [default: as in `ffn bench`]",
         ),
     ] = None  # fmt: skip

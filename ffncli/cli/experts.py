@@ -42,7 +42,7 @@ class TypedTexts(Options):
     prompt: Annotated[
         Sequence[str],
         Opt(
-            "-p", "--prompt", metavar="TEXT", accepts=TEXTS, repeat=True, group=INPUT, daily=True,
+            "-p", "--prompt", metavar="TEXT", accepts=TEXTS, group=INPUT, daily=True,
             help="Run the model on TEXT; repeatable.",
         ),
     ] = ()  # fmt: skip

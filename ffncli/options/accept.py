@@ -25,7 +25,8 @@ class Accepts(Generic[T]):
 
     `convert` raises TypeError or ValueError for any other value, or an FFNError with a better message. `none`: None is
     a value of its own, not a request for the default. `hint` returns a hint for the error about a wrong value. `values`
-    lists the values for shell completion, if there are only a few.
+    lists the values for shell completion, if there are only a few. `metavar` is the placeholder for such a value in the
+    help; `repeat`: several values are accepted, so an option may be given several times.
     """
 
     words: str
@@ -33,6 +34,8 @@ class Accepts(Generic[T]):
     none: bool = False
     hint: Callable[[Any], str] = lambda value: ""
     values: tuple[str, ...] = ()
+    metavar: str | None = None
+    repeat: bool = False
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -59,10 +62,10 @@ def whole(low: int, high: int = MAX_INTEGER) -> Accepts[int]:
         return number
 
     limit = f" to {high}" if high not in (MAX_SIZE, MAX_INTEGER) else ""
-    return Accepts(f"a whole number from {low}{limit}", convert)
+    return Accepts(f"a whole number from {low}{limit}", convert, metavar="N")
 
 
-def real(words: str, allowed: Callable[[float], bool]) -> Accepts[float]:
+def real(words: str, allowed: Callable[[float], bool], metavar: str = "X") -> Accepts[float]:
     """Accept a number for which `allowed` is true; NaN is never accepted."""
 
     def convert(value: Any) -> float:
@@ -73,15 +76,15 @@ def real(words: str, allowed: Callable[[float], bool]) -> Accepts[float]:
             raise ValueError
         return number
 
-    return Accepts(words, convert)
+    return Accepts(words, convert, metavar=metavar)
 
 
 COUNT = whole(1, MAX_SIZE)
 NATURAL = whole(0)
 THREADS = whole(1, 4096)
 RANKS = whole(1, 65536)
-PROBABILITY = real("a number from 0 and below 1", lambda x: 0 <= x < 1)
-SHARE = real("a number above 0 and at most 1", lambda x: 0 < x <= 1)
+PROBABILITY = real("a number from 0 and below 1", lambda x: 0 <= x < 1, "P")
+SHARE = real("a number above 0 and at most 1", lambda x: 0 < x <= 1, "P")
 ABOVE_ZERO = real("a number above 0", lambda x: 0 < x < inf)
 FROM_ZERO = real("a number from 0", lambda x: 0 <= x < inf)
 
@@ -104,7 +107,7 @@ def percentage(most: float = inf, zero: bool = False) -> Accepts[float]:
         return f"that would be {number:.0%}: write {str(value).strip()}%" if likely else ""
 
     limit = "" if most == inf else f" and at most {most:.0%},"
-    return Accepts(f"a percentage {'from' if zero else 'above'} 0{limit} such as 3%", convert, hint=hint)
+    return Accepts(f"a percentage {'from' if zero else 'above'} 0{limit} such as 3%", convert, hint=hint, metavar="X%")
 
 
 def _percent(value: Any) -> tuple[float, bool]:
@@ -125,7 +128,7 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-SECONDS = Accepts("a time up to a day, as in 20s or 2m", _seconds)
+SECONDS = Accepts("a time up to a day, as in 20s or 2m", _seconds, metavar="TIME")
 
 
 def byte_count(value: Any) -> int:
@@ -158,13 +161,13 @@ def _flag(value: Any) -> bool:
 
 
 TEXT = Accepts("text", text)
-PATH = Accepts("a path", text)
+PATH = Accepts("a path", text, metavar="FILE")
 FLAG = Accepts("True or False", _flag)
 
 
 def number_or_text(words: str) -> Accepts[str]:
     """Accept a whole number, or text with its own syntax (`4x`, `decoder.3`), which is parsed later."""
-    return Accepts(words, lambda value: value if isinstance(value, str) else str(whole_number(value)))
+    return Accepts(words, lambda value: value if isinstance(value, str) else str(whole_number(value)), metavar="N")
 
 
 def choice(*words: str) -> Accepts[str]:
@@ -176,7 +179,7 @@ def choice(*words: str) -> Accepts[str]:
             raise FFNError(f"unknown value {shown(word)}", f"use one of {', '.join(words)}")
         return word
 
-    return Accepts("text", convert, values=words)
+    return Accepts("text", convert, values=words, metavar="NAME")
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ def several(one: Accepts[T], words: str, least: int = 1) -> Accepts[tuple[T, ...
             raise ValueError
         return values
 
-    return Accepts(words, convert)
+    return Accepts(words, convert, metavar=one.metavar, repeat=True)
 
 
 def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
@@ -223,13 +226,15 @@ def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
             raise ValueError
         return tuple(one.convert(part) for part in parts)
 
-    return Accepts(words, convert, values=one.values)
+    return Accepts(words, convert, values=one.values, metavar=f"{one.metavar},...", repeat=True)
 
 
 def joined(words: str) -> Accepts[str]:
     """Accept whole numbers, or text that is parsed later (`0,3`, `2:5`, `all`), and join them with commas."""
     one = number_or_text(words)
-    return Accepts(words, lambda value: ",".join(one.convert(member) for member in _members(value)))
+    return Accepts(
+        words, lambda value: ",".join(map(one.convert, _members(value))), metavar=f"{one.metavar},...", repeat=True
+    )
 
 
 def _prompt(value: Any) -> str | tuple[str, ...]:
@@ -248,13 +253,13 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(whole(0, MAX_SIZE).convert(word) for word in words)
 
 
-PROMPT = Accepts[Any]("text", _prompt)
-IDS = Accepts("token ids such as 1,2,3", _ids)
+PROMPT = Accepts[Any]("text", _prompt, metavar="TEXT", repeat=True)
+IDS = Accepts("token ids such as 1,2,3", _ids, metavar="N,...", repeat=True)
 NUMBERS = joined("one or more whole numbers, or text as typed in a shell")
 TEXTS = several(TEXT, "one or more texts", least=0)
 PATHS = several(PATH, "one or more paths", least=0)
 COUNTS = comma_list(COUNT, "one or more whole numbers from 1")
-NAMES = comma_list(Accepts("a name", lambda value: text(value).strip()), "one or more names")
+NAMES = comma_list(Accepts("a name", lambda value: text(value).strip(), metavar="NAME"), "one or more names")
 FORMATS = replace(NAMES, words="one or more formats such as 'fp8'")
 
 
@@ -265,4 +270,4 @@ def optional(accepts: Accepts[T], words: str, *nothing: str) -> Accepts[T | None
         is_none = value is None or (isinstance(value, str) and value.strip() in nothing)
         return None if is_none else accepts.convert(value)
 
-    return Accepts(words, convert, none=True)
+    return Accepts(words, convert, none=True, metavar="|".join([accepts.metavar or "", *nothing]))

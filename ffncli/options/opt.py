@@ -27,10 +27,11 @@ class Opt:
     option has the name of its field.
 
     `accepts` converts both shell text and Python values (default: text, or a flag for bool). `metavar` is the
-    placeholder for the value, `help` the text in the help. The help lists the option in `group`, or right `after` the
-    option of another field; `daily` options also appear in the short help. `repeat`: the option may be given several
-    times. `flag`: in a shell the option is a switch, even if Python accepts more. `completes` names the lists of values
-    for shell completion (`cli/common/spread.py`); `eager` options are processed before all others.
+    placeholder for the value (default: that of `accepts`), `help` the text in the help. The help lists the option in
+    `group`, or right `after` the option of another field; `daily` options also appear in the short help. `repeat`: the
+    option may be given several times (as it may where `accepts` takes several values; a positional argument may only
+    with `repeat`). `flag`: in a shell the option is a switch, even if Python accepts more. `completes` names the lists
+    of values for shell completion (`cli/common/spread.py`); `eager` options are processed before all others.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Opt:
         self.names = names
         self.help = help
         self.accepts = accepts
-        self.metavar = metavar
+        self.metavar = metavar or (accepts and accepts.metavar)
         self.group = group
         self.daily = daily
         self.after = after
-        self.repeat = repeat
+        self.repeat = repeat or bool(names and accepts and accepts.repeat)
         self.flag = flag
         self.completes = completes
         self.eager = eager

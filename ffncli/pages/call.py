@@ -53,7 +53,7 @@ class ReportQuestion(Options):
     files: Annotated[
         FilePath | Iterable[FilePath],
         Opt(
-            metavar="FILE", accepts=PATHS, repeat=True,
+            accepts=PATHS, repeat=True,
             help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn verify, ffn compare, ffn"
             " experts and ffn trace --layer all.",
         ),

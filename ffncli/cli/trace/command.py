@@ -40,7 +40,7 @@ class TraceView(Options):
         ),
     ] = False  # fmt: skip
     digits: Annotated[
-        int, Opt("--digits", metavar="N", accepts=whole(0, 17), group=VIEW, after="verbose", help="Digits to show.")
+        int, Opt("--digits", accepts=whole(0, 17), group=VIEW, after="verbose", help="Digits to show.")
     ] = 4
     heatmap: Annotated[
         bool,

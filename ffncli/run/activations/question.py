@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 from ffncli.block.activations import TABLE, gated_name, resolve
@@ -18,7 +19,9 @@ from ffncli.options.opt import SOURCE, Opt, Options
 from ffncli.run.user.options import Input
 from ffncli.run.user.time_limit import LoadOptions
 
-CURVES, GATED, DIFFERENCES = "Values and curves", "Gated units", "Differences and rounding"
+_curves = partial(Opt, group="Values and curves")
+_gated = partial(Opt, group="Gated units")
+_differences = partial(Opt, group="Differences and rounding")
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
 BEYOND_LIMITS = "-12:12:4"  # wide enough to exceed the limits of most gated units
@@ -75,7 +78,7 @@ def _number(text: str) -> Fraction:
     return Fraction(text.strip()) if abs(value) > 1e-300 else Fraction(value)
 
 
-_POINTS = Accepts("numbers, or a range A:B:STEP", points)
+_POINTS = Accepts("numbers, or a range A:B:STEP", points, metavar="X,...", repeat=True)
 
 
 def _checked(pair: str) -> str:
@@ -84,9 +87,10 @@ def _checked(pair: str) -> str:
 
 
 _CLAIMS = Accepts(
-    "pairs X=Y", lambda value: tuple(_checked(pair) for text in TEXTS.convert(value) for pair in text.split(","))
-)
-_FORMATS = Accepts("names of formats", lambda value: ",".join(TEXTS.convert(value)))
+    "pairs X=Y", lambda value: tuple(_checked(pair) for text in TEXTS.convert(value) for pair in text.split(",")),
+    metavar="X=Y,...", repeat=True,
+)  # fmt: skip
+_FORMATS = Accepts("names of formats", lambda value: ",".join(TEXTS.convert(value)), metavar="NAME,...", repeat=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,91 +107,69 @@ class FunctionsQuestion(Options):
     ] = field(default=(), kw_only=False)  # fmt: skip
     at: Annotated[
         Points | None,
-        Opt(
-            "--at", metavar="X,...|A:B:STEP", accepts=_POINTS, repeat=True, group=CURVES, daily=True,
+        _curves(
+            "--at", metavar="X,...|A:B:STEP", accepts=_POINTS, daily=True,
             help=f"Inputs to show. [default: {DEFAULT_AT}; for differences of gated units {BEYOND_LIMITS}]",
         ),
     ] = None  # fmt: skip
     std: Annotated[
-        float,
-        Opt(
-            "--std", metavar="X", accepts=ABOVE_ZERO, group=CURVES, daily=True,
-            help="Standard deviation of the normal input.",
-        ),
-    ] = 1.0  # fmt: skip
-    everything: Annotated[bool, Opt("--all", group=CURVES, daily=True, help="Show every activation.")] = False
+        float, _curves("--std", accepts=ABOVE_ZERO, daily=True, help="Standard deviation of the normal input.")
+    ] = 1.0
+    everything: Annotated[bool, _curves("--all", daily=True, help="Show every activation.")] = False
     expect: Annotated[
         str | Sequence[str],
-        Opt(
-            "--expect", metavar="X=Y,...", accepts=_CLAIMS, repeat=True, group=CURVES,
-            help="Check that f(X) = Y to the digits given; exit 1 if not.",
-        ),
-    ] = ()  # fmt: skip
+        _curves("--expect", accepts=_CLAIMS, help="Check that f(X) = Y to the digits given; exit 1 if not."),
+    ] = ()
     up: Annotated[
         Points | None,
-        Opt(
-            "--up", metavar="X,...", accepts=_POINTS, repeat=True, group=GATED,
+        _gated(
+            "--up", accepts=_POINTS,
             help="Values of the up input; --at sets the gate's values. [default: 1; for differences 1,12]",
         ),
     ] = None  # fmt: skip
     iso_params: Annotated[
         bool,
-        Opt(
-            "--iso-params",
-            group=GATED,
-            help="Show the width at which a gated block has as many parameters as a plain one.",
-        ),
+        _gated("--iso-params", help="Show the width at which a gated block has as many parameters as a plain one."),
     ] = False
     d_model: Annotated[
         int | str | None,
-        Opt(
-            "--d-model", metavar="N", accepts=number_or_text("a whole number"), group=GATED,
+        _gated(
+            "--d-model", accepts=number_or_text("a whole number"),
             help=f"With --iso-params: width of both blocks. [default: {D_MODEL}]",
         ),
     ] = None  # fmt: skip
     d_ff: Annotated[
         int | str | None,
-        Opt(
-            "--d-ff", metavar="N|4x", accepts=number_or_text("a whole number or text such as '4x'"), group=GATED,
+        _gated(
+            "--d-ff", metavar="N|4x", accepts=number_or_text("a whole number or text such as '4x'"),
             help=f"With --iso-params: d_ff of the plain block. [default: {D_FF}]",
         ),
     ] = None  # fmt: skip
     multiple_of: Annotated[
         int | None,
-        Opt(
-            "--multiple-of", metavar="N", accepts=COUNT, group=GATED,
-            help="With --iso-params: round the gated d_ff up to a multiple of N.",
-        ),
-    ] = None  # fmt: skip
+        _gated("--multiple-of", accepts=COUNT, help="With --iso-params: round the gated d_ff up to a multiple of N."),
+    ] = None
     against: Annotated[
         str | None,
-        Opt(
-            "--against", metavar="NAME", group=DIFFERENCES, daily=True, completes="functions gates limited",
+        _differences(
+            "--against", metavar="NAME", daily=True, completes="functions gates limited",
             help="Show the largest difference from NAME, and where it is.",
         ),
     ] = None  # fmt: skip
     tolerance: Annotated[
         float | None,
-        Opt(
-            "--tolerance", metavar="X", accepts=FROM_ZERO, group=DIFFERENCES,
-            help="Exit 1 if a difference from --against exceeds X.",
-        ),
-    ] = None  # fmt: skip
+        _differences("--tolerance", accepts=FROM_ZERO, help="Exit 1 if a difference from --against exceeds X."),
+    ] = None
     dtype: Annotated[
         str | Sequence[str] | None,
-        Opt(
-            "--dtype", metavar="NAME,...", accepts=_FORMATS, repeat=True, group=DIFFERENCES, daily=True,
+        _differences(
+            "--dtype", accepts=_FORMATS, daily=True,
             completes="rounding", help="Formats to round to: bf16, fp16 or fp32; with --source, to compute in."
             f" [default: {DEFAULT_FORMATS}]",
         ),
     ] = None  # fmt: skip
     rounding: Annotated[
-        bool,
-        Opt(
-            "--rounding",
-            group=DIFFERENCES,
-            help="Show each function's rounding error, computed by torch in --dtype.",
-        ),
+        bool, _differences("--rounding", help="Show each function's rounding error, computed by torch in --dtype.")
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -223,8 +205,7 @@ class DataQuestion(LoadOptions):
     layer: Annotated[
         int | str | None,
         Opt(
-            "-l", "--layer", metavar="N|all", accepts=number_or_text("a whole number or text such as 'decoder.3'"),
-            group=SOURCE,
+            "-l", "--layer", metavar="N|all", accepts=shared.LAYER, group=SOURCE,
             help="With --source: layer, counted from 0, or decoder.3; all gives one row per layer. [default: 0]",
         ),
     ] = None  # fmt: skip

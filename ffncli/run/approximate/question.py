@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from ffncli.block import activations
@@ -11,7 +12,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Axis, Linear, Step
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.dimensions import width
-from ffncli.options.accept import Accepts, comma_list, listed, number_or_text, real, text, whole
+from ffncli.options.accept import NAMES, Accepts, comma_list, listed, number_or_text, real, whole
 from ffncli.options.opt import COMPUTE, Opt, Options
 
 Domain = tuple[float, float]
@@ -120,8 +121,7 @@ def _end(value: Any) -> float:
         raise FFNError(f"{shown(value)} is not a number", "for example -3:3 or -pi:pi") from None
 
 
-FIT, TRAINING = "What to fit", "Training"
-_NAMES = comma_list(Accepts("text", lambda value: text(value).strip()), "one or more names")
+_fit, _training = partial(Opt, group="What to fit", daily=True), partial(Opt, group="Training")
 _WIDTHS = comma_list(
     number_or_text("a whole number or text such as '4x'"), "one or more whole numbers or texts such as '4x'"
 )
@@ -144,56 +144,51 @@ class FitQuestion(Options):
 
     targets: Annotated[
         str | Sequence[str],
-        Opt(
-            "--target", metavar="NAME,...", accepts=_NAMES, repeat=True, group=FIT, daily=True, completes="targets",
+        _fit(
+            "--target", accepts=NAMES, completes="targets",
             help=f"Functions to fit: {', '.join(TARGETS)}. [default: sin]",
         ),
     ] = ("sin",)  # fmt: skip
     activations: Annotated[
         str | Sequence[str],
-        Opt(
-            "--activation", metavar="NAME,...", accepts=_NAMES, repeat=True, group=FIT, daily=True,
+        _fit(
+            "--activation", accepts=NAMES,
             completes="functions gates limited",
             help=f"Activations to fit with. [default: {', '.join(ACTIVATIONS)}]",
         ),
     ] = ACTIVATIONS  # fmt: skip
     widths: Annotated[
         int | str | Sequence[int | str],
-        Opt(
-            "--d-ff", metavar="N|4x,...", accepts=_WIDTHS, repeat=True, group=FIT, daily=True,
+        _fit(
+            "--d-ff", metavar="N|4x,...", accepts=_WIDTHS,
             help="Widths of plain blocks; gated ones get as many parameters. [default: 1, 2, 4, ..., 64]",
         ),
     ] = WIDTHS  # fmt: skip
     seeds: Annotated[
         int,
-        Opt(
-            "--seeds", metavar="N", accepts=whole(1, MAX_SEEDS), group=TRAINING, daily=True,
-            help="Training runs per row, each with its own seed.",
+        _training(
+            "--seeds", accepts=whole(1, MAX_SEEDS), daily=True, help="Training runs per row, each with its own seed."
         ),
-    ] = 5  # fmt: skip
-    seed: Annotated[int, Opt("--seed", metavar="N", accepts=whole(0, 2**31 - 1), group=COMPUTE, help="First seed.")] = 0
+    ] = 5
+    seed: Annotated[int, Opt("--seed", accepts=whole(0, 2**31 - 1), group=COMPUTE, help="First seed.")] = 0
     noise: Annotated[
         float,
-        Opt(
-            "--noise", metavar="X", accepts=_NOISE, group=TRAINING, daily=True,
-            help="Standard deviation of the noise added to the training targets.",
+        _training(
+            "--noise", accepts=_NOISE, daily=True, help="Standard deviation of the noise added to the training targets."
         ),
-    ] = 0.0  # fmt: skip
+    ] = 0.0
     samples: Annotated[
         int | None,
-        Opt(
-            "--samples", metavar="N", accepts=whole(1, MAX_SAMPLES), group=TRAINING, daily=True,
+        _training(
+            "--samples", accepts=whole(1, MAX_SAMPLES), daily=True,
             help="Training samples. [default: 256; 1024 for two inputs; 32 with --noise]",
         ),
     ] = None  # fmt: skip
-    steps: Annotated[
-        int,
-        Opt("--steps", metavar="N", accepts=whole(1, MAX_STEPS), group=TRAINING, daily=True, help="Training steps."),
-    ] = STEPS
+    steps: Annotated[int, _training("--steps", accepts=whole(1, MAX_STEPS), daily=True, help="Training steps.")] = STEPS
     domain: Annotated[
         str | Domain | None,
-        Opt(
-            "--domain", metavar="A:B", accepts=Accepts("a range such as -3:3", parse_domain), group=TRAINING,
+        _training(
+            "--domain", metavar="A:B", accepts=Accepts("a range such as -3:3", parse_domain),
             help="Range of the inputs. [default: -pi:pi; 0:1 for two inputs]",
         ),
     ] = None  # fmt: skip

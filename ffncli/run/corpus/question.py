@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from ffncli.system.packages import require_extra
 BATCH_SIZE = 32
 LIMIT = 6.0  # |x| from which an input dimension is an outlier
 TABLES = (".csv", ".parquet")
-MANY = "Many prompts"
+_many = partial(Opt, group="Many prompts")
 
 
 def _prompts(value: Any) -> str | tuple[str, ...]:
@@ -48,15 +49,15 @@ class ReadingQuestion(Options):
     threads: shared.Threads = None
     batch_size: Annotated[
         int | None,
-        Opt(
-            "--batch-size", metavar="N", accepts=whole(1, 4096), group=MANY, after="promotes",
+        _many(
+            "--batch-size", accepts=whole(1, 4096), after="promotes",
             help=f"Texts per batch. [default: {BATCH_SIZE}, or as many as fit in memory]",
         ),
     ] = None  # fmt: skip
     max_tokens: Annotated[
         int | None,
-        Opt(
-            "--max-tokens", metavar="N", accepts=COUNT, group=MANY, after="batch_size",
+        _many(
+            "--max-tokens", accepts=COUNT, after="batch_size",
             help="Truncate every text to N tokens. [default: the model's limit]",
         ),
     ] = None  # fmt: skip
@@ -80,26 +81,23 @@ class CorpusQuestion(ReadingQuestion):
     top_units: shared.TopUnits = None
     top_contexts: Annotated[
         int | None,
-        Opt(
-            "--top-contexts", metavar="N", accepts=whole(1, 100), group=MANY, after="max_tokens",
+        _many(
+            "--top-contexts", accepts=whole(1, 100), after="max_tokens",
             help="Keep each unit's N largest values with the text around them.",
         ),
     ] = None  # fmt: skip
     outliers: Annotated[
         float | None,
-        Opt(
-            "--outliers", metavar="SIZE", accepts=ABOVE_ZERO, group=MANY, after="top_contexts",
+        _many(
+            "--outliers", metavar="SIZE", accepts=ABOVE_ZERO, after="top_contexts",
             help=f"Magnitude at which an input dimension counts as an outlier. [default: {LIMIT:g}]",
         ),
     ] = None  # fmt: skip
     save: shared.Save = None
     resume: Annotated[
         shared.Path | None,
-        Opt(
-            "--resume", metavar="FILE", accepts=PATH, group=MANY, after="outliers",
-            help="Checkpoint to FILE, and resume from it.",
-        ),
-    ] = None  # fmt: skip
+        _many("--resume", accepts=PATH, after="outliers", help="Checkpoint to FILE, and resume from it."),
+    ] = None
 
     @property
     def limit(self) -> float:
@@ -174,27 +172,27 @@ class ExpertsQuestion(ReadingQuestion):
     whatever the command line refuses, and for an argument of the wrong type.
     """
 
-    source: Annotated[
-        Source | None, Opt(metavar="SOURCE", accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")
-    ] = field(default=None, kw_only=False)
+    source: Annotated[Source | None, Opt(accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")] = (
+        field(default=None, kw_only=False)
+    )
     layer: Annotated[
         int | str | None,
         Opt(
-            "-l", "--layer", metavar="N", accepts=shared.LAYER, group=SOURCE, daily=True,
+            "-l", "--layer", accepts=shared.LAYER, group=SOURCE, daily=True,
             help="One layer, counted from 0. [default: all]",
         ),
     ] = None  # fmt: skip
     ablate_texts: Annotated[
         int,
         Opt(
-            "--ablate-texts", metavar="N", accepts=whole(0, 1_000_000), group="What to measure",
+            "--ablate-texts", accepts=whole(0, 1_000_000), group="What to measure",
             help="Texts to run again without each expert; 0 skips this.",
         ),
     ] = ABLATE_TEXTS  # fmt: skip
     save_routes: Annotated[
         shared.Path | None,
         Opt(
-            "--save-routes", metavar="FILE", accepts=PATH,
+            "--save-routes", accepts=PATH,
             help="Write the routes of the --layer to FILE.safetensors, for ffn bench --routing.",
         ),
     ] = None  # fmt: skip

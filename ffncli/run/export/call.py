@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,9 @@ from ffncli.block.steps import parameters
 from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown, shown_path
 from ffncli.models.dimensions import Dimensions, token_counts
 from ffncli.models.model import Resolved, require_runnable
-from ffncli.options.accept import COUNTS, NATURAL, Accepts, number_or_text, text
+from ffncli.options.accept import COUNTS, NATURAL
 from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt, call
-from ffncli.options.shared import Batch, Counts, SeqLen
+from ffncli.options.shared import DTYPE, LAYER, Batch, Counts, SeqLen
 from ffncli.run.export.problem import ExportProblem, Part, problem_of
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Source
@@ -21,7 +22,7 @@ from ffncli.run.user.time_limit import LoadOptions
 from ffncli.system.files import check_writable, written_whole
 from ffncli.system.packages import package_errors
 
-WHAT = "What to write"
+_what = partial(Opt, group="What to write")
 
 
 @dataclass(frozen=True)
@@ -101,25 +102,24 @@ class ExportQuestion(Dimensions, LoadOptions):
     source: Annotated[Source | None, source_option("a block of --d-model")] = field(default=None, kw_only=False)
     form: Annotated[
         str | None,
-        Opt(
-            "--as", metavar="FORM", group=WHAT, daily=True, completes="forms",
+        _what(
+            "--as", metavar="FORM", daily=True, completes="forms",
             help="Form: torch (a Python file), flashinfer-trace (a folder), onnx or latex.",
         ),
     ] = field(default=None, kw_only=False)  # fmt: skip
     part: Annotated[
         str | None,
-        Opt(
-            "--part", metavar="NAME", group=WHAT, completes="parts",
+        _what(
+            "--part", metavar="NAME", completes="parts",
             help="Part to write: block, with its norms and residual, or ffn alone, as in `ffn bench`."
             " [default: block; flashinfer-trace: ffn]",
         ),
     ] = None  # fmt: skip
-    large: Annotated[bool, Opt("--large", group=WHAT, help="With onnx: allow a file of more than 200 MB.")] = False
+    large: Annotated[bool, _what("--large", help="With onnx: allow a file of more than 200 MB.")] = False
     layer: Annotated[
         int | str | None,
         Opt(
-            "-l", "--layer", metavar="N", group=SOURCE, daily=True,
-            accepts=number_or_text("a whole number or text such as 'decoder.3'"),
+            "-l", "--layer", accepts=LAYER, group=SOURCE, daily=True,
             help="Layer, counted from 0; decoder.3 in a model with two stacks."
             " [default: the first of the most common kind]",
         ),
@@ -127,7 +127,7 @@ class ExportQuestion(Dimensions, LoadOptions):
     tokens: Annotated[
         Counts | None,
         Opt(
-            "-n", "--tokens", metavar="N,...", accepts=COUNTS, repeat=True, group=INPUT, daily=True,
+            "-n", "--tokens", accepts=COUNTS, group=INPUT, daily=True,
             help="Token counts of the workloads. [default: 1,32,1024]",
         ),
     ] = None  # fmt: skip
@@ -136,7 +136,7 @@ class ExportQuestion(Dimensions, LoadOptions):
     dtype: Annotated[
         str | None,
         Opt(
-            "--dtype", metavar="NAME", accepts=Accepts("text: fp32, fp64, bf16 or fp16", text), group=COMPUTE,
+            "--dtype", accepts=DTYPE, group=COMPUTE,
             daily=True, completes="dtypes",
             help="Format of weights and inputs: fp32, fp64, bf16 or fp16. [default: as released, else fp32]",
         ),
@@ -144,7 +144,7 @@ class ExportQuestion(Dimensions, LoadOptions):
     seed: Annotated[
         int | None,
         Opt(
-            "--seed", metavar="N", accepts=NATURAL, group=COMPUTE,
+            "--seed", accepts=NATURAL, group=COMPUTE,
             help="With onnx: seed for random weights if SOURCE has none. [default: 0]",
         ),
     ] = None  # fmt: skip

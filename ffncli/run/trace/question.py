@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,14 +32,17 @@ from ffncli.system.packages import require_extra
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
 TOP_TOKENS = 10
-EXPLAIN, WHAT_IF, FINAL, UNEMBED = (
-    "How a number was computed", "What if", "Final layer", "Tokens that the output promotes",
-)  # fmt: skip
 _MOST_PLACES = 100  # places in one question
 StepIndex = tuple[str, tuple[int, ...]]
 Texts = str | Sequence[str] | None
 
 # --- the options ----------------------------------------------------------------------------------------------------
+
+_view = partial(Opt, group=shared.VIEW)
+_explain = partial(Opt, group="How a number was computed")
+_what_if = partial(Opt, group="What if", repeat=True)
+_final = partial(Opt, group="Final layer")
+_unembed = partial(Opt, group="Tokens that the output promotes")
 
 
 def _name(value: Any) -> str:
@@ -91,59 +95,49 @@ class Question(Dimensions):
     position: shared.Position = None
     expert: Annotated[
         shared.Numbers | None,
-        Opt(
-            "--expert", metavar="N,...|all", accepts=NUMBERS, repeat=True, group=shared.VIEW,
-            help="Show the steps inside these experts.",
-        ),
-    ] = None  # fmt: skip
+        _view("--expert", metavar="N,...|all", accepts=NUMBERS, help="Show the steps inside these experts."),
+    ] = None
     show: Annotated[
         int | str | None,
-        Opt(
-            "--show", metavar="N|all", accepts=optional(COUNT, "a whole number from 1, or all", "all"),
-            group=shared.VIEW, daily=True, help="Values to show per axis.",
+        _view(
+            "--show", accepts=optional(COUNT, "a whole number from 1, or all", "all"),
+            daily=True, help="Values to show per axis.",
         ),
     ] = 8  # fmt: skip
     keep: Annotated[
         bool | str | Sequence[str],
-        Opt(
-            "--keep", accepts=Accepts("names of steps, or True for all", _kept), flag=True, group=shared.VIEW,
+        _view(
+            "--keep", accepts=Accepts("names of steps, or True for all", _kept), flag=True,
             help="Keep every intermediate tensor in memory until the end.",
         ),
     ] = ()  # fmt: skip
     top_units: shared.TopUnits = None
     explain: Annotated[
         Texts,
-        Opt(
+        _explain(
             "--explain", metavar="NAME[i,j]", accepts=several(TEXT, "places such as ['up[0,3]']", least=0),
-            repeat=True, group=EXPLAIN, daily=True, help="Show how this number was computed; repeatable.",
+            daily=True, help="Show how this number was computed; repeatable.",
         ),
     ] = ()  # fmt: skip
     terms: Annotated[
-        int | None,
-        Opt(
-            "--terms", metavar="N", accepts=COUNT, group=EXPLAIN,
-            help=f"Terms to show, largest first. [default: {TERMS}]",
-        ),
-    ] = None  # fmt: skip
+        int | None, _explain("--terms", accepts=COUNT, help=f"Terms to show, largest first. [default: {TERMS}]")
+    ] = None
     depth: Annotated[
         int | None,
-        Opt(
-            "--depth", metavar="N", accepts=whole_from(1, 99), group=EXPLAIN,
-            help="Follow the largest term back N steps. [default: 1]",
-        ),
-    ] = None  # fmt: skip
+        _explain("--depth", accepts=whole_from(1, 99), help="Follow the largest term back N steps. [default: 1]"),
+    ] = None
     set: Annotated[
         Texts,
-        Opt(
-            "--set", metavar="W[i,j]=VALUE", repeat=True, group=WHAT_IF,
+        _what_if(
+            "--set", metavar="W[i,j]=VALUE",
             accepts=several(TEXT, "weights and their values, such as ['W1[0,3]=5']", least=0),
             help="Set a weight, named as in the formula, and show what changes at each step; repeatable.",
         ),
     ] = ()  # fmt: skip
     ablate: Annotated[
         Texts,
-        Opt(
-            "--ablate", metavar="PART", repeat=True, group=WHAT_IF,
+        _what_if(
+            "--ablate", metavar="PART",
             accepts=several(TEXT, "parts such as ['unit:3', 'expert:5', 'gate']", least=0),
             help="Remove unit:358, unit:7:3 (in expert 7), expert:5 or gate (act := 1), and show what changes.",
         ),
@@ -151,50 +145,35 @@ class Question(Dimensions):
     tp: shared.TensorParallel = None
     ep: shared.ExpertParallel = None
     vocab: Annotated[
-        int | None,
-        Opt(
-            "--vocab", metavar="N", accepts=COUNT, group=FINAL,
-            help="Add a final layer over N tokens: logits and probabilities.",
-        ),
-    ] = None  # fmt: skip
+        int | None, _final("--vocab", accepts=COUNT, help="Add a final layer over N tokens: logits and probabilities.")
+    ] = None
     sample_top_k: Annotated[
-        int | None,
-        Opt(
-            "--sample-top-k", metavar="N", accepts=COUNT, group=FINAL,
-            help=f"Mark the N most probable tokens. [default: {TOP_K}]",
-        ),
-    ] = None  # fmt: skip
+        int | None, _final("--sample-top-k", accepts=COUNT, help=f"Mark the N most probable tokens. [default: {TOP_K}]")
+    ] = None
     sample_top_p: Annotated[
         float | None,
-        Opt(
-            "--sample-top-p", metavar="P", accepts=SHARE, group=FINAL,
+        _final(
+            "--sample-top-p", accepts=SHARE,
             help=f"Mark the most probable tokens up to a total of P. [default: {TOP_P}]",
         ),
     ] = None  # fmt: skip
     unembed: Annotated[
-        bool, Opt("--unembed", group=UNEMBED, daily=True, help="Show the tokens that the FFN's output promotes.")
+        bool, _unembed("--unembed", daily=True, help="Show the tokens that the FFN's output promotes.")
     ] = False
     neuron: Annotated[
         int | None,
-        Opt(
-            "--neuron", metavar="N", accepts=NATURAL, group=UNEMBED,
-            help="With --unembed: the tokens that hidden unit N promotes.",
-        ),
-    ] = None  # fmt: skip
+        _unembed("--neuron", accepts=NATURAL, help="With --unembed: the tokens that hidden unit N promotes."),
+    ] = None
     top_tokens: Annotated[
         int | None,
-        Opt(
-            "--top-tokens", metavar="N", accepts=COUNT, group=UNEMBED,
-            help="With --unembed: how many tokens to show. [default: 10]",
-        ),
-    ] = None  # fmt: skip
+        _unembed("--top-tokens", accepts=COUNT, help="With --unembed: how many tokens to show. [default: 10]"),
+    ] = None
     promotes: Annotated[
         str | None,
-        Opt(
-            "--promotes", metavar="TOKEN", group=UNEMBED,
-            help="Show the units that raise this token's logit, and those that lower it.",
+        _unembed(
+            "--promotes", metavar="TOKEN", help="Show the units that raise this token's logit, and those that lower it."
         ),
-    ] = None  # fmt: skip
+    ] = None
     device: shared.Device = "cpu"
     seed: shared.Seed = None
     threads: shared.Threads = None

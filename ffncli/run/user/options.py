@@ -40,11 +40,13 @@ def _values(value: Any) -> Any:
 MODEL = Accepts[Any](
     "text such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module",
     lambda value: value if isinstance(value, Resolved) or is_module(value) else text(value),
+    metavar="SOURCE",
 )
 VALUES = Accepts[Any](
     "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, ones, '0.1,0.2', "
     "or a file's path",
     _values,
+    metavar="VALUES",
 )
 
 
@@ -57,14 +59,14 @@ ModelSource = Annotated[Source | None, source("a small built-in demo")]
 Against = Annotated[
     Source | None,
     Opt(
-        "--against", metavar="SOURCE", accepts=MODEL, group=SOURCE, daily=True, completes="models",
+        "--against", accepts=MODEL, group=SOURCE, daily=True, completes="models",
         help="Compare with the same layer of this model.",
     ),
 ]  # fmt: skip
 Input = Annotated[
     Values | None,
     Opt(
-        "--input", metavar="VALUES", accepts=VALUES, group=INPUT, daily=True,
+        "--input", accepts=VALUES, group=INPUT, daily=True,
         help="arange, randn, zeros, ones, numbers (0.1,0.2,...), a FILE, or - for stdin.",
     ),
 ]  # fmt: skip

@@ -3,6 +3,7 @@ torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from ffncli.errors import FFNError, option, shown
@@ -46,11 +47,12 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "experts": "the order of the experts does not matter",
 }
 
-WHAT, REFEREE = "What to verify", "Referee"
+_what, _referee = partial(Opt, group="What to verify", daily=True), partial(Opt, group="Referee")
 _CHECKS = Accepts(
     "names of checks, such as 'module'",
     lambda value: tuple(name.strip() for text in TEXTS.convert(value) for name in text.split(",")),
-)
+    metavar="NAME,...", repeat=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +75,15 @@ class VerifyQuestion(Dimensions, LoadOptions):
     source: ModelSource = field(default=None, kw_only=False)
     check: Annotated[
         str | Iterable[str],
-        Opt(
-            "--check", metavar="NAME,...", accepts=_CHECKS, group=WHAT, daily=True, repeat=True, completes="checks",
+        _what(
+            "--check", accepts=_CHECKS, completes="checks",
             help=f"Run only these checks: {', '.join(CHECK_STATEMENTS)}. [default: all]",
         ),
     ] = ()  # fmt: skip
     kernel: Annotated[
         str | Iterable[str],
-        Opt(
-            "-k", "--kernel", metavar="NAME,...", group=WHAT, daily=True, repeat=True, completes="kernels",
+        _what(
+            "-k", "--kernel", metavar="NAME,...", completes="kernels",
             accepts=several(TEXT, "names such as 'eager' or 'mine.py:mlp'", least=0),
             help="Kernels to check: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
             " main:file.py:name is the file at a git commit.",
@@ -90,11 +92,8 @@ class VerifyQuestion(Dimensions, LoadOptions):
     against: Against = None
     tolerance: Annotated[
         float | None,
-        Opt(
-            "--tolerance", metavar="X", accepts=FROM_ZERO, group=WHAT, daily=True,
-            help="Largest relative error that passes. [default: by dtype]",
-        ),
-    ] = None  # fmt: skip
+        _what("--tolerance", accepts=FROM_ZERO, help="Largest relative error that passes. [default: by dtype]"),
+    ] = None
     layer: shared.Layer = None
     input: Input = None
     device: shared.Device = "cpu"
@@ -106,19 +105,17 @@ class VerifyQuestion(Dimensions, LoadOptions):
     seq_len: shared.SeqLen = None
     referee: Annotated[
         bool,
-        Opt(
-            "--referee", group=REFEREE, daily=True,
-            help="Judge one kernel in a separate process; -o FILE.json writes its certificate.",
+        _referee(
+            "--referee", daily=True, help="Judge one kernel in a separate process; -o FILE.json writes its certificate."
         ),
-    ] = False  # fmt: skip
+    ] = False
     batch_invariant: Annotated[
-        bool,
-        Opt("--batch-invariant", group=REFEREE, help="Require the same bits for a token alone and in any batch."),
+        bool, _referee("--batch-invariant", help="Require the same bits for a token alone and in any batch.")
     ] = False
     call_time: Annotated[
         float | None,
-        Opt(
-            "--call-time", metavar="TIME", accepts=SECONDS, group=REFEREE,
+        _referee(
+            "--call-time", accepts=SECONDS,
             help="Time limit for one call of the kernel, compiling included. [default: 1m]",
         ),
     ] = None  # fmt: skip
