@@ -35,17 +35,17 @@ CONVENTIONS = {
 }
 _WIDTH = 54  # maximum length of a value, so that the table fits 80 columns
 _SECONDS = 10.0
-_noise = partial(Opt, group="Noise test", daily=True)
+_test = partial(Opt, group="Noise test", daily=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
     """Options for the noise test, and for the kernels that `auto` has chosen."""
 
-    no_noise: Annotated[bool, _noise("--no-noise", help="Skip the noise test.")] = False
+    no_noise: Annotated[bool, _test("--no-noise", help="Skip the noise test.")] = False
     seconds: Annotated[
         float | None,
-        _noise("--seconds", metavar="N", accepts=ABOVE_ZERO, help=f"Length of the noise test. [default: {_SECONDS:g}]"),
+        _test("--seconds", metavar="N", accepts=ABOVE_ZERO, help=f"Length of the noise test. [default: {_SECONDS:g}]"),
     ] = None
     threads: Annotated[
         int | None,

@@ -51,7 +51,7 @@ class Opt:
         self.names = names
         self.help = help
         self.accepts = accepts
-        self.metavar = metavar or (accepts and accepts.metavar)
+        self.metavar = metavar or (accepts.metavar if accepts else None)
         self.group = group
         self.daily = daily
         self.after = after
