@@ -187,18 +187,10 @@ def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
     sizes = [axis.size for axis in axes]
     if dtype.computable:
         return prod(sizes) * dtype.block_bytes
-    if not is_projection(axes):
+    names = {axis.name for axis in axes}
+    if "d_ff" not in names or not names & {"d_model", "latent"}:  # not a projection, so the format does not pack it
         return prod(sizes) * dtype.other_bytes
     try:
         return dtype.matrix_bytes(sizes)
     except FFNError as error:
         raise FFNError(f"{name}: {error.message}", error.hint) from None
-
-
-def is_projection(axes: Sequence[Axis]) -> bool:
-    """Return True for a matrix between d_model (or a latent width) and d_ff, or a stack of such matrices.
-
-    A storage-only format packs only these parameters.
-    """
-    names = {axis.name for axis in axes}
-    return "d_ff" in names and bool(names & {"d_model", "latent"})

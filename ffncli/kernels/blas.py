@@ -17,7 +17,7 @@ from torch import Tensor
 from ffncli.block.steps import parameters
 from ffncli.kernels import inplace
 from ffncli.kernels.dense import Weights, refuses_all_but_dense
-from ffncli.kernels.kernel import REGISTERED, Build, Computes, Params, Steps, register
+from ffncli.kernels.kernel import REGISTERED, Build, Computes, Params, Steps, by_name, register
 from ffncli.kernels.per_weights import PerWeights, aliases, widened, widened_weights
 
 
@@ -76,19 +76,14 @@ def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @widened(numpy_multiplies)
 def build_numpy(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the kernel `inplace` with numpy's products."""
-    names, buffers = tuple(parameters(steps)), inplace.Buffers()
+    buffers = inplace.Buffers()
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:
         weight, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
         out = numpy_matmul(x, weight, buffers.of(name, x, weight.shape[1]))
         return out if bias is None else out.add_(bias)
 
-    block = inplace.computing(steps, product)
-
-    def run(x: Tensor, params: Params) -> Tensor:
-        return block(x, dict(zip(names, params, strict=True)))
-
-    return run
+    return by_name(parameters(steps), inplace.computing(steps, product))
 
 
 def mkl_multiplies(device: str, dtype: torch.dtype) -> bool:

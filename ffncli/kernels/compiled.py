@@ -17,7 +17,7 @@ from ffncli.block.steps import parameters
 from ffncli.errors import FFNError
 from ffncli.kernels import eager
 from ffncli.kernels.dense import Weights, between, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
+from ffncli.kernels.kernel import Computes, Params, Steps, by_name, cxx, register
 from ffncli.kernels.per_weights import PerWeights, aliases
 
 
@@ -100,7 +100,7 @@ def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     With one token a product is a matrix times a vector: torch.compile fuses multiplying and summing into one loop,
     which streams the weights once. Library products are made for matrices, and read the weights more slowly.
     """
-    shape, names = dense_block(steps), tuple(parameters(steps))
+    shape = dense_block(steps)
     middle, wide = between(shape), torch.promote_types(dtype, torch.float32)
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:
@@ -108,15 +108,14 @@ def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         bias = w.get(f"{name}.bias")
         return y if bias is None else y + bias
 
-    def one(x: Tensor, params: Params) -> Tensor:
-        pairs = zip(names, params, strict=True)
-        w = {name: tensor if tensor.dim() == 2 else tensor.to(wide) for name, tensor in pairs}
+    def one(x: Tensor, weights: Weights) -> Tensor:
+        w = {name: tensor if tensor.dim() == 2 else tensor.to(wide) for name, tensor in weights.items()}
         token = x[0].to(wide)
         gate = product("gate", token, w) if shape.gated else None
         hidden = normed(shape, middle(gate, product("up", token, w), w), w)
         return product("down", hidden, w)[None].to(x.dtype)
 
-    of_one, of_many = graph(one, device), eager.build(steps, device, dtype)
+    of_one, of_many = graph(by_name(parameters(steps), one), device), eager.build(steps, device, dtype)
 
     def run(x: Tensor, params: Params) -> Tensor:
         return of_one(x, params) if len(x) == 1 else of_many(x, params)

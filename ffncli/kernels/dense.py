@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,15 +162,6 @@ def _soft_capped(name: str, cap: float, x: Tensor, learned: Learned) -> Tensor:
 def _function(name: str) -> Callable[[Tensor, Learned], Tensor]:
     row = TABLE[name]
     if row.native is not None:
-        native, options = row.native
-        return partial(_ignoring, partial(getattr(functional, native), **options))
-    return _WRITTEN.get(name) or partial(_by_formula, row.f)
-
-
-def _ignoring(call: Callable[[Tensor], Tensor], x: Tensor, learned: Learned) -> Tensor:
-    return call(x)
-
-
-def _by_formula(f: Callable[[Any, Any], Any], x: Tensor, learned: Learned) -> Tensor:
-    out: Tensor = f(x, with_learned(torch, learned))
-    return out
+        native, options = getattr(functional, row.native[0]), row.native[1]
+        return lambda x, learned: native(x, **options)
+    return _WRITTEN.get(name) or (lambda x, learned: row.f(x, with_learned(torch, learned)))

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from ffncli.block.steps import parameters
 from ffncli.kernels.dense import Dense, Weights, between, dense, normed
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.kernel import Computes, Steps, by_name, register
 from ffncli.kernels.routing import Body, looped, mixture, refuses_unknown_routing
 
 
@@ -14,13 +14,7 @@ from ffncli.kernels.routing import Body, looped, mixture, refuses_unknown_routin
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the function for a dense block, or for a mixture of experts, which loops over the chosen experts."""
     shape = dense(steps)
-    compute = body(shape) if shape else mixture(steps, body, looped(steps, body))
-    names = tuple(parameters(steps))
-
-    def run(x: Tensor, params: Params) -> Tensor:
-        return compute(x, dict(zip(names, params, strict=True)))
-
-    return run
+    return by_name(parameters(steps), body(shape) if shape else mixture(steps, body, looped(steps, body)))
 
 
 def body(shape: Dense) -> Body:

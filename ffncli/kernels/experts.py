@@ -20,7 +20,7 @@ from torch.nn import functional
 from ffncli.block.steps import Experts, Step, parameters
 from ffncli.kernels.dense import Weights, between
 from ffncli.kernels.eager import body
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
 from ffncli.kernels.routing import Summed, mixture, refuses_unknown_routing, routed_experts
 
 
@@ -151,12 +151,8 @@ def stacked_mixture(steps: Steps, summed: Callable[[Made, bool], Summed]) -> Com
     outputs of their experts, and whether the route's weight multiplies these outputs (otherwise the rows).
     """
     names = [name for name in _STACKED if name in _names_of(steps)] + _others(steps)
-    compute = mixture(steps, body, summed(experts_together(steps), routed_experts(steps).weigh == "output"))
-
-    def run(x: Tensor, params: Params) -> Tensor:
-        return compute(x, dict(zip(names, params, strict=True)))
-
-    return run
+    together = summed(experts_together(steps), routed_experts(steps).weigh == "output")
+    return by_name(names, mixture(steps, body, together))
 
 
 def _names_of(steps: Steps) -> set[str]:

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.nn.functional import ScalingType
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import between, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.dense import Weights, between, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
 
 _MATRICES = ("gate.weight", "up.weight", "down.weight")
 _DTYPES = ("bf16", "fp16", "fp32")
@@ -131,13 +131,11 @@ def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Pa
 
 def computing(steps: Steps, multiply: Multiplies) -> Computes:
     """Build the block with products computed by `multiply(x, integers, scales)`."""
-    shape, names = dense_block(steps), list(parameters(steps))
+    shape = dense_block(steps)
     middle = between(shape)
-    keys = [key for name in names for key in ((name, f"{name} scale") if name in _MATRICES else (name,))]
+    keys = [key for name in parameters(steps) for key in ((name, f"{name} scale") if name in _MATRICES else (name,))]
 
-    def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(keys, params, strict=True))
-
+    def run(x: Tensor, w: Weights) -> Tensor:
         def product(name: str, x: Tensor) -> Tensor:
             y, bias = multiply(x, w[f"{name}.weight"], w[f"{name}.weight scale"]), w.get(f"{name}.bias")
             return y if bias is None else y + bias
@@ -145,7 +143,7 @@ def computing(steps: Steps, multiply: Multiplies) -> Computes:
         hidden = middle(product("gate", x) if shape.gated else None, product("up", x), w)
         return product("down", normed(shape, hidden, w))
 
-    return run
+    return by_name(keys, run)
 
 
 @register(

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE
 from ffncli.block.steps import Activation, parameters
 from ffncli.kernels.dense import Learned, Weights, activation, dense_block, learned, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.kernel import Computes, Steps, by_name, register
 
 Changes = Callable[[Tensor, Learned], Tensor]
 
@@ -86,19 +86,14 @@ class Buffers:
 @register("inplace", refuses=refuses_all_but_dense, trains=False)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate) · up), with each result, even the output, in a buffer that the next call overwrites."""
-    names, buffers = tuple(parameters(steps)), Buffers()
+    buffers = Buffers()
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:
         weight, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
         out = buffers.of(name, x, weight.shape[0])
         return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
 
-    block = computing(steps, product)
-
-    def run(x: Tensor, params: Params) -> Tensor:
-        return block(x, dict(zip(names, params, strict=True)))
-
-    return run
+    return by_name(parameters(steps), computing(steps, product))
 
 
 def computing(steps: Steps, product: Callable[[str, Tensor, Weights], Tensor]) -> Callable[[Tensor, Weights], Tensor]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.block.dtypes import find
 from ffncli.block.steps import Dropout, Experts, Op, Step, ffn_steps, parameters
@@ -32,6 +32,16 @@ Refuses: TypeAlias = Callable[[Steps], str | None]
 def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Return the weights unchanged, in step order."""
     return tuple(weights[name] for name in parameters(steps))
+
+
+def by_name(names: Iterable[str], compute: Callable[[Tensor, Mapping[str, Tensor]], Tensor]) -> Computes:
+    """Return f(x, params), which passes the params to `compute` under these names."""
+    names = tuple(names)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        return compute(x, dict(zip(names, params, strict=True)))
+
+    return run
 
 
 def any_block(steps: Steps) -> str | None:
@@ -177,24 +187,11 @@ def interprets_triton() -> bool:
 REGISTERED: dict[str, Kernel] = {}
 
 
-def register(
-    name: str,
-    *,
-    prepare: Prepare = canonical,
-    needs: tuple[str, ...] = (),
-    refuses: Refuses = any_block,
-    trains: bool = True,
-    compiles: bool = False,
-    dtypes: tuple[str, ...] | None = None,
-    computes: str = "",
-    most_tokens: int | None = None,
-    per_weights: bool = False,
-) -> Callable[[Build], Build]:
-    """Decorate the `build` of a kernel that comes with the package."""
+def register(name: str, **fields: Any) -> Callable[[Build], Build]:
+    """Decorate the `build` of a kernel that comes with the package; `fields` are the other fields of its Kernel."""
 
     def add(build: Build) -> Build:
-        how = (trains, compiles, dtypes, computes, most_tokens, per_weights)
-        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", *how)
+        REGISTERED[name] = Kernel(name, build, **fields)
         return build
 
     return add

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import dense, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.dense import Weights, dense, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
 
 
 def refuses_all_but_gated(steps: Steps, functions: Collection[str], products: bool = True) -> str | None:
@@ -44,13 +44,7 @@ _DTYPES = ("fp32", "bf16", "fp16")
 _refuses_liger = partial(refuses_all_but_gated, functions=("silu",))
 
 
-@register(
-    "liger",
-    needs=("cuda", "sm_90", "liger_kernel"),
-    refuses=_refuses_liger,
-    compiles=True,
-    dtypes=("fp32", "bf16", "fp16"),
-)
+@register("liger", needs=("cuda", "sm_90", "liger_kernel"), refuses=_refuses_liger, compiles=True, dtypes=_DTYPES)
 def build_liger(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Call LigerMLP on the block's gate, up and down. The first call tries several tile sizes."""
     mlp = import_module("liger_kernel.ops").LigerMLPFunction.apply
@@ -66,25 +60,18 @@ OF_ACT = {"silu": "LigerSiLUMulFunction", "gelu_tanh": "LigerGELUMulFunction"}
 _refuses_liger_act = partial(refuses_all_but_gated, functions=OF_ACT, products=False)
 
 
-@register(
-    "liger_act",
-    needs=("cuda", "liger_kernel"),
-    refuses=_refuses_liger_act,
-    compiles=True,
-    dtypes=("fp32", "bf16", "fp16"),
-)
+@register("liger_act", needs=("cuda", "liger_kernel"), refuses=_refuses_liger_act, compiles=True, dtypes=_DTYPES)
 def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(SiLUMul(gate(x), up(x)))."""
-    shape, names = dense_block(steps), tuple(parameters(steps))
+    shape = dense_block(steps)
     middle = getattr(import_module("liger_kernel.ops"), OF_ACT[shape.act.function]).apply
 
-    def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params, strict=True))
+    def run(x: Tensor, w: Weights) -> Tensor:
         gate = functional.linear(x, w["gate.weight"], w.get("gate.bias"))
         up = functional.linear(x, w["up.weight"], w.get("up.bias"))
         return functional.linear(normed(shape, middle(gate, up), w), w["down.weight"], w.get("down.bias"))
 
-    return run
+    return by_name(parameters(steps), run)
 
 
 QUACK_UNITS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # quack's names for the units

@@ -14,7 +14,7 @@ from torch import Tensor
 from ffncli.block.steps import Activation, parameters
 from ffncli.kernels import packed
 from ffncli.kernels.dense import Dense, Weights, between, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
+from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, by_name, register
 from ffncli.kernels.per_weights import widened, widened_weights
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -76,15 +76,14 @@ def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @widened(multiplies)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute two or three products; oneDNN applies the activation and multiplies by the gate while writing them."""
-    shape, names = dense_block(steps), tuple(parameters(steps))
+    shape = dense_block(steps)
     middle, writes = between(shape), _while_writing(shape)
 
     def product(name: str, x: Tensor, w: Weights, then: tuple[Any, ...] = _NOTHING) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w[f"{name}.weight"], w.get(f"{name}.bias"), *then)
         return out
 
-    def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params, strict=True))
+    def run(x: Tensor, w: Weights) -> Tensor:
         if writes is None:
             hidden = middle(product("gate", x, w) if shape.gated else None, product("up", x, w), w)
         elif shape.gated:
@@ -95,7 +94,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
             hidden = product("up", x, w, writes)
         return product("down", normed(shape, hidden, w), w)
 
-    return run
+    return by_name(parameters(steps), run)
 
 
 def _while_writing(shape: Dense) -> tuple[Any, ...] | None:

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import between, dense, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.dense import Weights, between, dense, dense_block, normed, refuses_all_but_dense
+from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
 
 
 def refuses(steps: Steps) -> str | None:
@@ -48,12 +48,11 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 def computing(steps: Steps, linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Computes:
     """Return the packed block with products computed by `linear(x, weight, bias)`."""
-    shape, of_params = dense_block(steps), names(steps)
+    shape = dense_block(steps)
     middle = between(shape)
 
-    def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(of_params, params, strict=True))
+    def run(x: Tensor, w: Weights) -> Tensor:
         gate, up = linear(x, w["weight"], w.get("bias")).chunk(2, -1)
         return linear(normed(shape, middle(gate, up, w), w), w["down.weight"], w.get("down.bias"))
 
-    return run
+    return by_name(names(steps), run)

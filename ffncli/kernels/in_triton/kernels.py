@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from ffncli.block.steps import Activation, parameters
 from ffncli.kernels.dense import Dense, Weights, dense, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, interprets_triton, register
+from ffncli.kernels.kernel import Computes, Params, Steps, by_name, interprets_triton, register
 
 FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "tanh", "silu", "quick_gelu", "gelu_tanh", "gelu")
 BLOCK = 1024  # columns per elementwise program: 8 elements for each of its 128 threads
@@ -130,17 +130,16 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call with each dtype and each divisibility of
     the sizes by 16."""
-    shape, names = dense_block(steps), tuple(parameters(steps))
+    shape = dense_block(steps)
     middle = act_launcher(shape)
 
-    def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params, strict=True))
+    def run(x: Tensor, w: Weights) -> Tensor:
         up = functional.linear(x, w["up.weight"], w.get("up.bias"))
         gate = functional.linear(x, w["gate.weight"], w.get("gate.bias")) if shape.gated else up
         hidden = middle(gate, up, torch.empty_like(up))
         return functional.linear(normed(shape, hidden, w), w["down.weight"], w.get("down.bias"))
 
-    return run
+    return by_name(parameters(steps), run)
 
 
 def act_launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -274,14 +273,13 @@ SUMMED = 128  # columns per program of the sum
 def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)); torch computes a norm before down, if there is one. Triton compiles at the
     first call."""
-    shape, names = dense_block(steps), tuple(parameters(steps))
+    shape = dense_block(steps)
     first, second = launcher(shape, dtype), split_launcher(dtype)
 
-    def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params, strict=True))
+    def run(x: Tensor, w: Weights) -> Tensor:
         return second(normed(shape, first(x, w, None), w), w["down.weight"], w.get("down.bias"))
 
-    return run
+    return by_name(parameters(steps), run)
 
 
 def splits(tokens: int, rows: int, columns: int, tile: Tile) -> tuple[int, int]:
