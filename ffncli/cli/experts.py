@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.options import ONE_OR_MANY, OutputOptions, corpus_size
@@ -12,7 +12,7 @@ from ffncli.cli.common.summaries import csv_table, layer_name
 from ffncli.errors import FFNError, option
 from ffncli.options import conflicts
 from ffncli.options.accept import TEXTS
-from ffncli.options.opt import INPUT, Opt, Options
+from ffncli.options.opt import INPUT, Opt
 from ffncli.run.corpus.call import experts_for
 from ffncli.run.corpus.question import ExpertsQuestion
 from ffncli.show.color import progress
@@ -35,21 +35,18 @@ CONVENTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TypedTexts(Options):
-    """Texts typed on the command line instead of a file of texts."""
-
-    prompt: Annotated[
-        Sequence[str],
-        Opt(
-            "-p", "--prompt", metavar="TEXT", accepts=TEXTS, group=INPUT, daily=True,
-            help="Run the model on TEXT; repeatable.",
-        ),
-    ] = ()  # fmt: skip
+# texts typed on the command line instead of a file of texts
+_Prompt = Annotated[
+    Sequence[str],
+    Opt(
+        "-p", "--prompt", metavar="TEXT", accepts=TEXTS, group=INPUT, daily=True,
+        help="Run the model on TEXT; repeatable.",
+    ),
+]  # fmt: skip
 
 
 @spread
-def command(*, typed: TypedTexts, question: ExpertsQuestion, show: OutputOptions) -> None:
+def command(*, prompt: _Prompt = (), question: ExpertsQuestion, show: OutputOptions) -> None:
     """Show how a mixture's experts are used over many texts, and what each is worth.
 
     Examples:
@@ -59,9 +56,9 @@ def command(*, typed: TypedTexts, question: ExpertsQuestion, show: OutputOptions
       ffn experts ./my-mixture --prompts texts.txt -l 2 --save-routes r.safetensors
     """
     output = show.output()
-    conflicts.check(ONE_OR_MANY, typed, question)
-    if typed.prompt:
-        question = replace(question, prompts=typed.prompt)
+    conflicts.check(ONE_OR_MANY, {"prompt": prompt}, question)
+    if prompt:
+        question = replace(question, prompts=prompt)
     if question.prompts is None:
         raise FFNError("ffn experts needs texts", f"give {option('prompts')} FILE, or {option('prompt')} TEXT")
     with progress(corpus_size(question.prompts), "texts", show.quiet, show.color_choice()) as advance:

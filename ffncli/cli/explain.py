@@ -1,12 +1,12 @@
 """`ffn explain`: a topic, or the list of all topics, as JSON, CSV (its numbers) and a readable page."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Annotated
 
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.options.opt import Opt, Options
+from ffncli.options.opt import Opt
 from ffncli.run.topics.call import explain, topics
 from ffncli.run.topics.topic import Topic, TopicLine
 from ffncli.show.parts import Answer, Fixed, Heading, Line, Part, Table
@@ -14,17 +14,13 @@ from ffncli.show.parts import Answer, Fixed, Heading, Line, Part, Table
 _CONVENTIONS = {"example": "computed for this answer; `command` runs the same block or functions"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopicOptions(Options):
-    """The argument TOPIC."""
-
-    topic: Annotated[
-        str | None, Opt(metavar="TOPIC", help="ffn, gate, 4x, moe, tensor-parallel, gelu, ... [default: list all]")
-    ] = field(default=None, kw_only=False)
+_Topic = Annotated[
+    str | None, Opt(metavar="TOPIC", help="ffn, gate, 4x, moe, tensor-parallel, gelu, ... [default: list all]")
+]
 
 
 @spread
-def command(*, options: TopicOptions, show: OutputOptions) -> None:
+def command(*, topic: _Topic = None, show: OutputOptions) -> None:
     """Explain gelu, gate, 4x, neuron, moe, ... in a few sentences, with computed numbers.
 
     Examples:
@@ -34,7 +30,7 @@ def command(*, options: TopicOptions, show: OutputOptions) -> None:
       ffn explain moe --json   # the same as data
     """
     output = show.output()
-    output.show(list_answer(topics()) if options.topic is None else topic_answer(explain(options.topic)))
+    output.show(list_answer(topics()) if topic is None else topic_answer(explain(topic)))
 
 
 class _FourDecimals(Fixed):

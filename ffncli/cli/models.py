@@ -1,6 +1,6 @@
 """`ffn models`."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Annotated
 
 from ffncli.block.cost import CONVENTIONS
@@ -10,21 +10,16 @@ from ffncli.cli.common.summaries import csv_table
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.counting.count import ModelCount, count
-from ffncli.options.opt import Opt, Options
+from ffncli.options.opt import Opt
 from ffncli.show.parts import Answer, Short, Table
 
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions(Options):
-    """The argument TEXT."""
-
-    text: Annotated[
-        str | None, Opt(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
-    ] = field(default=None, kw_only=False)
+_Text = Annotated[
+    str | None, Opt(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
+]
 
 
 @spread
-def command(*, search: SearchOptions, show: OutputOptions) -> None:
+def command(*, text: _Text = None, show: OutputOptions) -> None:
     """List the known models, with their sources: widths, activation, FFN parameters; --json and --csv
     add the source, the organisation and the other names of each model.
 
@@ -35,12 +30,10 @@ def command(*, search: SearchOptions, show: OutputOptions) -> None:
       ffn models nvidia --csv # one organisation, with sources
     """
     output = show.output()
-    names = catalog.names() if search.text is None else catalog.search(search.text)
+    names = catalog.names() if text is None else catalog.search(text)
     if not names:
-        raise FFNError(
-            f"no known model matches {shown(search.text)}",
-            did_you_mean(str(search.text), catalog.spellings(), "`ffn models` lists all"),
-        )
+        hint = did_you_mean(str(text), catalog.spellings(), "`ffn models` lists all")
+        raise FFNError(f"no known model matches {shown(text)}", hint)
     models = [model for name in names if (model := catalog.find(name))]
     output.show(answer([count(model) for model in models]))
 

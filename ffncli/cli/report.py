@@ -1,30 +1,26 @@
 """`ffn report`."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated
 
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.options.opt import Opt, Options
+from ffncli.options.opt import Opt
 from ffncli.pages.call import Report, ReportQuestion, write_report
 from ffncli.show.parts import Answer, Line, Table
 
-
-@dataclass(frozen=True, kw_only=True)
-class PageFile(Options):
-    """The option -o, which here names the page itself instead of a copy of the answer."""
-
-    out: Annotated[
-        str | None,
-        Opt(
-            "-o", "--output", metavar="FILE.html", daily=True,
-            help="The page to write, or a .json for Perfetto. [default: report.html]",
-        ),
-    ] = None  # fmt: skip
+# -o names the page itself here, not a copy of the answer
+_Page = Annotated[
+    str | None,
+    Opt(
+        "-o", "--output", metavar="FILE.html", daily=True,
+        help="The page to write, or a .json for Perfetto. [default: report.html]",
+    ),
+]  # fmt: skip
 
 
 @spread
-def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) -> None:
+def command(*, question: ReportQuestion, out: _Page = None, show: OutputOptions) -> None:
     """Write an HTML page from results, saved traces, comparisons and certificates; it opens from disk and fetches
     nothing.
 
@@ -35,7 +31,7 @@ def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) ->
       ffn report steps.csv -o steps.json               # --by-step, for Perfetto
     """
     output = replace(show, out=None).output()
-    output.show(answer(write_report(replace(question, output=page.out or question.output))))
+    output.show(answer(write_report(replace(question, output=out or question.output))))
 
 
 def answer(report: Report) -> Answer:

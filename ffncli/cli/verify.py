@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.summaries import ShortLine, csv_table, dimensions_text, in_json, short_lines
 from ffncli.errors import ExitCode, FFNError
-from ffncli.options.opt import Opt, Options
+from ffncli.options.opt import Opt
 from ffncli.run.verify.call import verdict_of
 from ffncli.run.verify.question import REFEREE_STATEMENTS, VerifyQuestion
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
@@ -24,17 +24,11 @@ _PASSED = {True: "PASS", False: "FAIL", None: "SKIP"}
 _MANY = 4  # up to this many subjects that share a note are listed by name
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyView(Options):
-    """How much of a verdict is shown."""
-
-    verbose: Annotated[
-        bool, Opt("-v", "--verbose", daily=True, help="Show every row of every check, with its errors.")
-    ] = False
+_Verbose = Annotated[bool, Opt("-v", "--verbose", daily=True, help="Show every row of every check, with its errors.")]
 
 
 @spread
-def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) -> None:
+def command(*, question: VerifyQuestion, verbose: _Verbose = False, show: OutputOptions) -> None:
     """Prove that ways of computing a block agree, and that a file was read correctly; exit 1 if not.
 
     Examples:
@@ -48,11 +42,11 @@ def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) 
     output.notes(*verdict.notes)
     if verdict.certificate is not None:
         certificate = verdict.certificate
-        output.show(referee_answer(verdict, certificate, view.verbose))
+        output.show(referee_answer(verdict, certificate, verbose))
         if certificate.reason:
             raise FFNError(f"refused: {certificate.kernel}: {certificate.reason}", code=ExitCode.FAILED)
         return
-    output.show(answer(verdict, view.verbose))
+    output.show(answer(verdict, verbose))
     if verdict.failed:
         raise failure(verdict)
 

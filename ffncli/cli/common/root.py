@@ -6,7 +6,6 @@ silently dropped.
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from typer.core import TyperCommand, TyperOption
 from ffncli.cli.common.help import Daily
 from ffncli.cli.common.spread import spread
 from ffncli.errors import FFNError
-from ffncli.options.opt import HELP, Opt, Options
+from ffncli.options.opt import HELP, Opt
 from ffncli.version import __version__
 
 
@@ -43,15 +42,12 @@ _Version = Annotated[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class RootOptions(Options):
-    """The option --debug, which main.py reads directly from the command line."""
-
-    debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False
+# main.py reads --debug directly from the command line
+_Debug = Annotated[bool, Opt("--debug", help="Print the traceback of an error.")]
 
 
 @spread
-def root(*, version: _Version = False, options: RootOptions) -> None:
+def root(*, version: _Version = False, debug: _Debug = False) -> None:
     """Inspect the transformer's feed-forward network (FFN).
 
     Examples:

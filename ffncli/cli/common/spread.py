@@ -1,5 +1,5 @@
-"""`spread` lets a command declare records of options as parameters; Typer sees the records' fields as the command's own
-options.
+"""`spread` lets a command declare options, and records of options, as parameters; Typer sees all of them, the records'
+fields included, as the command's own options.
 
 A field's `Opt` says how the option is typed; creating the record converts the typed values. If two records have a field
 of the same name, the field is one option, and both records get its value. The first record declares the option; the
@@ -11,7 +11,7 @@ module is imported only when a shell requests the list.
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, make_dataclass
 from functools import wraps
 from importlib import import_module
 from typing import Annotated, Any, get_args, get_type_hints
@@ -27,14 +27,20 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with every parameter that is a record of options replaced by the record's fields."""
     hints = get_type_hints(command, include_extras=True)
     parameters: dict[str, inspect.Parameter] = {}
-    records: dict[str, type[Any]] = {}
+    records: dict[str, type[Options]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
-        if hasattr(hints[name], "__dataclass_fields__"):
+        if any(isinstance(one, Opt) for one in get_args(hints[name])):  # a single option: a record of one field
+            records[name] = make_dataclass(
+                name, [(name, hints[name], parameter.default)], bases=(Options,), frozen=True
+            )
+        elif hasattr(hints[name], "__dataclass_fields__"):
             records[name] = hints[name]
-            for field, one in _parameters(hints[name]).items():
-                parameters[field] = parameters.pop(field, one)
         else:
             parameters[name] = _parameter(name, hints[name], parameter.default)
+            continue
+        defaults = {f.name: f.default for f in fields(records[name])}
+        for field, opt in options_of(records[name]).items():
+            parameters[field] = parameters.pop(field, _typed(field, opt, defaults[field]))
     names, before = [*parameters], list[str]()
     while names != before:  # repeat, since an option may follow another option that moves later
         names, before = _placed(names, records.values()), names
@@ -44,10 +50,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**typed: Any) -> None:
         for record in records.values():
-            if issubclass(record, Options):
-                speak_of(record)
+            speak_of(record)
         made = {name: record(**_given(record, typed)) for name, record in records.items()}
-        command(**{name: typed[name] for name in hints if name in typed and name not in made} | made)
+        single = {name: getattr(one, name) for name, one in made.items() if type(one) is not hints[name]}
+        command(**{name: typed[name] for name in hints if name in typed and name not in made} | made | single)
 
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters.values()}
@@ -55,31 +61,20 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _placed(names: list[str], records: Iterable[type[Any]]) -> list[str]:
+def _placed(names: list[str], records: Iterable[type[Options]]) -> list[str]:
     """Move each field that declares `after` to directly behind the field that `after` names."""
     for record in records:
-        for field, opt in options_of(record).items() if issubclass(record, Options) else ():
+        for field, opt in options_of(record).items():
             if opt.after in names:
                 names = [name for name in names if name != field]
                 names.insert(names.index(opt.after) + 1, field)
     return names
 
 
-def _given(record: type[Any], typed: Mapping[str, Any]) -> dict[str, Any]:
+def _given(record: type[Options], typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the typed values of the record's fields; if a repeatable option was given once, its list is unwrapped."""
-    if not issubclass(record, Options):
-        return {field.name: typed[field.name] for field in fields(record)}
     values = {name: typed[name] for name in options_of(record)}
     return {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in values.items()}
-
-
-def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return a record's fields as parameters for Typer."""
-    defaults = {f.name: f.default for f in fields(record)}
-    if issubclass(record, Options):
-        return {name: _typed(name, opt, defaults[name]) for name, opt in options_of(record).items()}
-    types = get_type_hints(record, include_extras=True)
-    return {name: _parameter(name, types[name], default) for name, default in defaults.items()}
 
 
 def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
