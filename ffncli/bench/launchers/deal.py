@@ -5,8 +5,8 @@ from one machine. Answers are stored in the journal; a case that is lost with it
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,8 +49,7 @@ def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda deal
         return run_in_slots(journal, slots, tell)
 
 
-@contextmanager
-def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
+def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> AbstractContextManager[Slots]:
     """Open the slots of the cluster; a case takes about `seconds`, and `logs` is a folder for a launcher that writes
     files.
 
@@ -59,13 +58,10 @@ def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Pa
     if cluster.launcher == "ray":
         from ffncli.bench.launchers.ray_slots import ray_slots
 
-        with ray_slots(cluster, size) as slots:
-            yield slots
-    else:
-        from ffncli.bench.launchers.slurm_slots import slurm_slots
+        return ray_slots(cluster, size)
+    from ffncli.bench.launchers.slurm_slots import slurm_slots
 
-        with slurm_slots(cluster, size, seconds, logs) as jobs:
-            yield jobs
+    return slurm_slots(cluster, size, seconds, logs)
 
 
 def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] = lambda dealt: None) -> Result:

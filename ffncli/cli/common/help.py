@@ -67,8 +67,8 @@ def _sections(command: Any, whole: bool) -> Iterator[tuple[str, list[_Row]]]:
     options = _of_kind(command, "option")
     groups = list(dict.fromkeys(str(o.rich_help_panel or OUTPUT) for o in options))
     order = [*_FIRST, *(group for group in groups if group not in (*_FIRST, *_LAST)), *_LAST]
-    rows = {group: [_row(o) for o in options if (o.rich_help_panel or OUTPUT) == group and (whole or _is_daily(o))]
-            for group in order}  # fmt: skip
+    listed = [option for option in options if whole or isinstance(option.rich_help_panel, Daily)]
+    rows = {group: [_row(o) for o in listed if (o.rich_help_panel or OUTPUT) == group] for group in order}
     if whole:
         yield from ((group, rows[group]) for group in order if rows[group])
     else:
@@ -77,10 +77,6 @@ def _sections(command: Any, whole: bool) -> Iterator[tuple[str, list[_Row]]]:
 
 def _of_kind(command: Any, kind: str) -> list[Any]:
     return [param for param in command.params if param.param_type_name == kind and not param.hidden]
-
-
-def _is_daily(param: Any) -> bool:
-    return isinstance(param.rich_help_panel, Daily)
 
 
 def _row(param: Any) -> _Row:

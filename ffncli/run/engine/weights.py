@@ -72,9 +72,12 @@ def fits(example: Example, block: Sequence[Step]) -> bool:
 
 
 def stored_layer(
-    resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
+    resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
-    """Return (a layer's weights from the model's files, their origin, notes); None if there are no files."""
+    """Return (a layer's weights from the model's files, their origin, notes); None if there are no files.
+
+    Norms whose tensors are unknown are left out.
+    """
     located = located_weights(resolved, layer)
     if located is None or resolved.checkpoint is None:
         return None
@@ -192,19 +195,6 @@ def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, .
 def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
     """Return the packed formats of the tensors (`fp8-block128`, `Q4_0`), in order; empty for plain floats."""
     return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
-
-
-def stored_weights(
-    resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu"
-) -> dict[str, Tensor] | None:
-    """Read only one layer's weights from the model's files; None if the model has no files.
-
-    Norms whose tensors are unknown are left out.
-    """
-    located = located_weights(resolved, layer)
-    if located is None or resolved.checkpoint is None:
-        return None
-    return read_located(resolved.checkpoint, located, dtype, device, resolved.quantization)
 
 
 def read_located(

@@ -15,7 +15,7 @@ from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.run.engine.execute import norm
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import Prepared, device_of, dtype_of
-from ffncli.run.engine.weights import stored_weights
+from ffncli.run.engine.weights import stored_layer
 from ffncli.run.pretrained.capture import cut, stand_in
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.tokens import tokenizer_of
@@ -228,9 +228,8 @@ def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | No
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors
     at = Layer(layer.stack, max(last.layers), last.spec)
-    weights = stored_weights(resolved, at, dtype_of(dtype), device)
-    step = last.steps[-1]
-    return normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
+    stored, step = stored_layer(resolved, at, dtype_of(dtype), device), last.steps[-1]
+    return normed(step, stored[0] if stored else {}, vectors) if isinstance(step.op, Norm) else vectors
 
 
 def normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:

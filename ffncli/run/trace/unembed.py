@@ -22,7 +22,7 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.trace import DENSE, Trace, UnitEvents, UnitGroup
-from ffncli.run.pretrained.tokens import one_token, token_text
+from ffncli.run.pretrained.tokens import one_token, positions, token_text
 from ffncli.run.trace.head import Head, divisor, head_of, last_norm, to_stream
 from ffncli.run.trace.question import TOP_TOKENS, Question, TraceSubject
 from ffncli.run.trace.routing import sampling
@@ -33,7 +33,8 @@ PROMOTING_UNITS = 10
 def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> "tuple[PromotedTokens, ...]":
-    """Return the tokens promoted by the FFN's output at positions (default: the last), or by a unit."""
+    """Return the tokens promoted by the FFN's output at positions (default: the last), or by a unit, after any norms
+    between the FFN and the residual stream."""
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
     if question.neuron is None:
@@ -45,27 +46,20 @@ def unembedded(
         vectors = of_unit(prepared, question.neuron, subject.experts)
     top_k, top_p = question.sets
     limits = TokenLimits(question.top_tokens or max(TOP_TOKENS, top_k), top_k, top_p)
-    out = promoted(subject.model, prepared, vectors, limits, question.dtype, question.device)
+    outputs = torch.stack([one.vector if one.output is None else one.output for one in vectors])
+    carried, factors = to_stream(prepared, torch.stack([one.vector for one in vectors]), outputs)
+    parts = zip(vectors, carried, factors.tolist(), strict=True)
+    in_stream = [replace(one, vector=vector, factor=one.factor * factor) for one, vector, factor in parts]
+    out = unembed(subject.model, prepared.layer, in_stream, limits, question.dtype, question.device)
     question.check_top_k(out[0].vocab)
     return out
 
 
 def _chosen_rows(question: Question, prepared: Prepared, count: int) -> tuple[int, ...]:
     """Return the rows of the input to unembed, by default the last row."""
-    from ffncli.run.pretrained.tokens import positions
-
     # With a prompt, the input has only the chosen rows.
     chosen = bool(prepared.tokens) and question.position is not None
     return positions("all" if chosen else str(question.position or "-1"), count)
-
-
-def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> "tuple[PromotingUnits, ...] | None":
-    """Return the units that promote a token; None if not requested."""
-    if question.promotes is None:
-        return None
-    most = question.top_units or PROMOTING_UNITS
-    rows = _chosen_rows(question, prepared, len(prepared.tokens)) if prepared.tokens else ()
-    return promoting_units(subject.model, prepared, question.promotes, rows, most, question.dtype, question.device)
 
 
 _UNEMBED = option("unembed")
@@ -209,22 +203,6 @@ def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, row
     ]  # fmt: skip
 
 
-def promoted(
-    model: Resolved,
-    ready: Prepared,
-    added: Sequence[Added],
-    limits: TokenLimits,
-    dtype: str | None = None,
-    device: str = "cpu",
-) -> tuple[PromotedTokens, ...]:
-    """Return the tokens that each vector promotes, after any norms between the FFN and the residual stream."""
-    outputs = torch.stack([one.vector if one.output is None else one.output for one in added])
-    vectors, factors = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
-    parts = zip(added, vectors, factors.tolist(), strict=True)
-    in_stream = [replace(one, vector=vector, factor=one.factor * factor) for one, vector, factor in parts]
-    return unembed(model, ready.layer, in_stream, limits, dtype, device)
-
-
 def unembed(
     model: Resolved,
     layer: Layer,
@@ -320,44 +298,36 @@ class PromotingUnits:
     suppressing: tuple[UnitLogit, ...]
 
 
-def promoting_units(
-    model: Resolved,
-    ready: Prepared,
-    text: str,
-    rows: Sequence[int],
-    most: int,
-    dtype: str | None = None,
-    device: str = "cpu",
-) -> tuple[PromotingUnits, ...]:
-    """Return the `most` units that raise and that lower a token's logit; `text` is the token's text or `id:N`. With a
-    prompt there is a record per row in `rows`, otherwise a single record."""
-    with head_of(model, ready.layer, dtype, device, _PROMOTES) as head:
-        token = one_token(head.tokenizer, text, len(next(head.logits(torch.zeros(1, ready.layer.spec.d_model)))))
+def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> tuple[PromotingUnits, ...] | None:
+    """Return the units that raise and that lower a token's logit; None if not requested. With a prompt there is a
+    record per chosen row, otherwise a single record."""
+    if question.promotes is None:
+        return None
+    most, d_model = question.top_units or PROMOTING_UNITS, prepared.layer.spec.d_model
+    with head_of(subject.model, prepared.layer, question.dtype, question.device, _PROMOTES) as head:
+        token = one_token(head.tokenizer, question.promotes, len(next(head.logits(torch.zeros(1, d_model)))))
         named = token, token_text(head.tokenizer, token)
-        logits = head.token_logits(token)
-        alone = {
-            group: logits(_alone(model, ready, group, dtype, device)).tolist()
-            for group in UnitEvents(ready.steps).groups
-        }
-        if ready.stream is None or head.norm is None:
+        logits, groups = head.token_logits(token), UnitEvents(prepared.steps).groups
+        alone = {group: logits(_alone(question, subject.model, prepared, group)).tolist() for group in groups}
+        if prepared.stream is None or head.norm is None:
             return (PromotingUnits(*named, None, None, None, None, *_unit_ends(_units(alone), most)),)
         direction, out = head.direction(token), []
-        for row in rows:
-            size = float(divisor(ready.stream[row], head.norm))
-            parts, output = _parts(ready, row, direction / size)
+        for row in _chosen_rows(question, prepared, len(prepared.tokens)):
+            size = float(divisor(prepared.stream[row], head.norm))
+            parts, output = _parts(prepared, row, direction / size)
             units = _units(alone, parts)
             total = sum(unit.logit for unit in units if unit.logit is not None)
             out.append(PromotingUnits(*named, row, size, total, output, *_unit_ends(units, most)))
         return tuple(out)
 
 
-def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None, device: str) -> Tensor:
+def _alone(question: Question, model: Resolved, ready: Prepared, group: UnitGroup) -> Tensor:
     """Return a unit group's down-projection columns as vectors [d_ff, d_model], after the branch's norm."""
     columns = UnitEvents(ready.steps).columns(group, ready.weights).T
     if columns.shape[1] != ready.layer.spec.d_model:
         what = f"{_PROMOTES}: the units of this layer write into {columns.shape[1]} dimensions"
         raise FFNError(what, "another projection makes them d_model wide")
-    return last_norm(model, ready.layer, to_stream(ready, columns, columns)[0], dtype, device)
+    return last_norm(model, ready.layer, to_stream(ready, columns, columns)[0], question.dtype, question.device)
 
 
 def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup, tuple[Tensor, Tensor]], float]:

@@ -15,7 +15,7 @@ import ffncli
 from ffncli.errors import FFNError
 from ffncli.models.files.checkpoint import open_checkpoint, read_pickled
 from ffncli.models.source import load
-from ffncli.run.engine.weights import stored_weights
+from ffncli.run.engine.weights import stored_layer
 from tests.oracles.checkpoints import (
     GPT2,
     INDEX,
@@ -41,9 +41,9 @@ HOSTILE = "\x1b[31m[/x]\n\x9b2J"
 
 def _layer(source: str, text: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     model = load(source)
-    found = stored_weights(model, model.model.layer(text), dtype)
+    found = stored_layer(model, model.model.layer(text), dtype)
     assert found is not None
-    return found
+    return found[0]
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

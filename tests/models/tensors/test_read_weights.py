@@ -22,7 +22,7 @@ from ffncli.models.tensors import read_weights as values
 from ffncli.models.tensors.layout import Located, canonical
 from ffncli.models.tensors.read_weights import read_weights
 from ffncli.models.tensors.slices import StoredSlice
-from ffncli.run.engine.weights import stored_weights
+from ffncli.run.engine.weights import stored_layer
 from tests.oracles.checkpoints import LLAMA, expect_refusal, folder, tensors
 
 E, F, D = Axis("experts", 3), Axis("d_ff", 10), Axis("d_model", 7)
@@ -157,7 +157,7 @@ def fused(tmp_path: Path, layers: int = 3) -> tuple[str, int]:
 def test_every_byte_is_read_once_and_no_other(spans: list[tuple[int, int]], tmp_path: Path):
     source, size = fused(tmp_path)
     model = load(source)
-    stored_weights(model, model.model.layer("1"), torch.float32)
+    stored_layer(model, model.model.layer("1"), torch.float32)
     assert sum(end - start for start, end in spans) == size
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
@@ -170,7 +170,7 @@ def test_a_large_tensor_is_read_in_pieces(
     monkeypatch.setattr(reading, "MOST_AT_ONCE", 20)
     source, size = fused(tmp_path)
     model = load(source)
-    stored_weights(model, model.model.layer("1"), torch.float32)
+    stored_layer(model, model.model.layer("1"), torch.float32)
     assert max(end - start for start, end in spans) == 20
     assert sum(end - start for start, end in spans) == size
 
@@ -178,19 +178,19 @@ def test_a_large_tensor_is_read_in_pieces(
 def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     source, _ = fused(tmp_path)
     model, threads = load(source), torch.get_num_threads()
-    alone = stored_weights(model, model.model.layer("1"), torch.float32)
+    alone = stored_layer(model, model.model.layer("1"), torch.float32)
     monkeypatch.setattr(values, "_WORTH_WORKERS", 0)
     monkeypatch.setattr(values, "_BLOCK", 4)
     torch.set_num_threads(3)
     try:
-        together = stored_weights(model, model.model.layer("1"), torch.float32)
+        together = stored_layer(model, model.model.layer("1"), torch.float32)
         with ThreadPoolExecutor(1) as pool:  # what torch gives to a new thread
             assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (3, 3)
     finally:
         torch.set_num_threads(threads)
     assert alone is not None
     assert together is not None
-    assert all(torch.equal(alone[name], together[name]) for name in alone)
+    assert all(torch.equal(alone[0][name], together[0][name]) for name in alone[0])
 
 
 def test_after_an_error_the_other_threads_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -209,7 +209,7 @@ def test_after_an_error_the_other_threads_stop(monkeypatch: pytest.MonkeyPatch, 
     torch.set_num_threads(2)
     try:
         with pytest.raises(FFNError, match="the first one"):
-            stored_weights(model, model.model.layer("1"), torch.float32)
+            stored_layer(model, model.model.layer("1"), torch.float32)
     finally:
         torch.set_num_threads(threads)
     assert len(calls) < 10
@@ -225,7 +225,7 @@ def test_a_file_that_became_shorter(workers: int, monkeypatch: pytest.MonkeyPatc
     torch.set_num_threads(workers)
     try:
         with pytest.raises(FFNError, match=r"model\.safetensors is truncated: its tensors extend to byte") as refused:
-            stored_weights(model, model.model.layer("1"), torch.float32)
+            stored_layer(model, model.model.layer("1"), torch.float32)
     finally:
         torch.set_num_threads(threads)
     assert (refused.value.code, refused.value.hint) == (ExitCode.USAGE, "is the download complete?")
@@ -236,11 +236,11 @@ def test_a_file_that_went_away_or_cannot_be_read(monkeypatch: pytest.MonkeyPatch
     model = load(source)
     (tmp_path / "model.safetensors").rename(tmp_path / "other")
     with pytest.raises(FFNError, match=r"model\.safetensors: the file does not exist") as refused:
-        stored_weights(model, model.model.layer("0"), torch.float32)
+        stored_layer(model, model.model.layer("0"), torch.float32)
     assert refused.value.code == ExitCode.USAGE
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(FFNError, match=r"model\.safetensors: Is a directory") as refused:
-        stored_weights(model, model.model.layer("0"), torch.float32)
+        stored_layer(model, model.model.layer("0"), torch.float32)
     assert refused.value.code == ExitCode.ENVIRONMENT
 
 

@@ -344,11 +344,11 @@ def test_a_module_of_ones_own_is_held_to_a_checkpoint(zoo, tmp_path):
     from dataclasses import replace as with_
 
     from ffncli.models.model import block_model
-    from ffncli.run.engine.weights import stored_weights
+    from ffncli.run.engine.weights import stored_layer
 
     original = load(str(zoo("llama")))
     layer = original.model.layer("0")
-    weights = dict(stored_weights(original, layer, torch.float32))
+    weights = dict(stored_layer(original, layer, torch.float32)[0])
     weights["gate.weight"], weights["up.weight"] = weights["up.weight"], weights["gate.weight"]
     spec = with_(layer.spec, norm="none", residual=False)
     port = with_(block_model(spec, "mine.py:FFN"), weights={("block", 0): weights})
