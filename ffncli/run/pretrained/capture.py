@@ -81,9 +81,9 @@ def prepared(
     """Return the layer's steps from ffn_input to ffn_output, its weights, and the input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
-    found = stored_layer(resolved, layer, dtype_of(dtype), device)
-    assert found is not None  # folder_of ensures that there is a checkpoint
-    weights, origin, doubts = found
+    stored_weights = stored_layer(resolved, layer, dtype_of(dtype), device)
+    assert stored_weights is not None  # folder_of ensures that there is a checkpoint
+    weights, origin, doubts = stored_weights
     ids = torch.tensor([[token.id] for token in tokens], device=entering.device)
     inputs = {start: entering, **dict.fromkeys(id_inputs(block), ids)}
     return Prepared(
