@@ -9,6 +9,7 @@ from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
 from ffncli.show.page.charts import ChartLine, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
+from ffncli.show.parts import is_number
 
 _MOST_BYTES = 50_000_000
 _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}
@@ -92,7 +93,7 @@ def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts
     for row in rows:  # add the figures of the layer's routing, and the layer's share of dead units
         routing, units, dead = row.get("routing"), row.get("units"), row.get("dead_units")
         more = {**routing} if isinstance(routing, Mapping) else {}
-        if units and dead is not None and _is_number(units) and _is_number(dead):
+        if units and dead is not None and is_number(units) and is_number(dead):
             more["dead_share"] = dead / units
         drawn.append({**row, **more})
     children: list[Child] = []
@@ -117,7 +118,7 @@ def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
     out = []
     for key in keys:
         for stack in stacks:
-            some = [row for row in rows if str(row.get("stack", "")) == stack and _is_number(row.get(key))]
+            some = [row for row in rows if str(row.get("stack", "")) == stack and is_number(row.get(key))]
             points = [(float(row["layer"]), float(row[key])) for row in some]
             name = key.replace("_", " ") + (f", {stack}" if len(stacks) > 1 else "")
             if points and (key not in ("relative_error", "near_zero_share") or any(y for _, y in points)):
@@ -132,7 +133,7 @@ def _loads(row: Mapping[str, Any]) -> list[float]:
     if not isinstance(loads, list):
         experts = row.get("experts")
         loads = [e.get("tokens") for e in experts if isinstance(e, Mapping)] if isinstance(experts, list) else []
-    return [float(load) for load in loads if _is_number(load)]
+    return [float(load) for load in loads if is_number(load)]
 
 
 def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -145,7 +146,3 @@ def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
     alike = [load for load in loads if len(load) == len(loads[0])]
     labels = [f"{row.get('stack', '')} {row['layer']}" for row in rows if len(_loads(row)) == len(loads[0])]
     return {**heat_data("tokens", torch.tensor(alike)), "rows": labels}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -93,7 +93,7 @@ class Table:
 
     def right_aligned(self) -> list[bool]:
         """Return for each column whether it contains any number."""
-        return [any(_is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
+        return [any(is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
 
 
 Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold
@@ -191,5 +191,6 @@ def _taken(widths: Sequence[int], columns: Sequence[int]) -> int:
     return sum(widths[i] + 2 for i in columns) - 2
 
 
-def _is_number(value: Cell) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a number; True and False are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

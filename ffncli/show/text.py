@@ -65,9 +65,19 @@ def in_percent(share: float | None) -> float | None:
     return None if share is None else round(100 * share, 2)
 
 
+def rounded(value: float | None, digits: int) -> float | None:
+    """Round a figure for a column to significant digits; None stays None."""
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
 def plural(noun: str, count: int) -> str:
     """Return `token` for a count of 1, otherwise `tokens`."""
     return noun if count == 1 else f"{noun}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 token` or `17 tokens`."""
+    return f"{count} {plural(noun, count)}"
 
 
 def finite(value: float) -> float | None:

@@ -264,13 +264,18 @@ def cpu_list(shown: str) -> tuple[int, ...]:
 @cache
 def sysctl(name: str) -> str:
     """Return a value that macOS reports; "" if it reports none."""
+    return program_output("sysctl", "-n", name)
+
+
+def program_output(*command: str) -> str:
+    """Return what a program prints; "" if it is missing, fails or takes too long."""
     import subprocess
 
     try:
-        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:

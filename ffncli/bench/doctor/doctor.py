@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -236,7 +235,7 @@ def _compiler() -> DoctorCheck:
     if compiler is None:
         advice = "install g++ (or name one in CXX); kernel `compiled` is skipped on CPU without it"
         return DoctorCheck("c++ compiler", "none", "missing", advice)
-    banner = _program_output(compiler, "--version").partition("\n")[0]
+    banner = host.program_output(compiler, "--version").partition("\n")[0]
     if not banner:
         return DoctorCheck("c++ compiler", f"{compiler} does not run", "bad", "try another one in CXX")
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -244,17 +243,6 @@ def _compiler() -> DoctorCheck:
         advice = "torch.compile may need it: install python3-dev"
         return DoctorCheck("c++ compiler", f"{banner}, no Python.h", "note", advice)
     return DoctorCheck("c++ compiler", banner)
-
-
-def _program_output(*command: str) -> str:
-    """Return the output of a program; empty if it fails."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 # --- how quiet the machine is -----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from ffncli.system.cgroup import text
+
 try:
     import resource
 except ImportError:  # not on Windows
@@ -162,35 +164,27 @@ class _Waiting:
 
 def _launches(thread: Path) -> bool:
     """Return True if a thread launches a GPU's work: the main thread, and torch's thread for the backward pass."""
-    return thread.name == str(os.getpid()) or _text(thread / "comm").startswith("pt_autograd")
-
-
-def _text(path: Path) -> str:
-    """Return the text of a system file; empty if it cannot be read."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return thread.name == str(os.getpid()) or text(thread / "comm").startswith("pt_autograd")
 
 
 def _throttle_file() -> Path | None:
     """Return the nearest cpu.stat file of this cgroup (version 2 or 1) that has throttling counts; None if there is no
     quota."""
-    for line in _text(Path("/proc/self/cgroup")).splitlines():
+    for line in text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"):
             for path in (Path(root) / group.strip("/") / "cpu.stat", Path(root) / "cpu.stat"):
-                text = _text(path)
-                if "nr_throttled" in text:
-                    return None if "nr_periods 0\n" in text else path  # no period has passed, so there is no quota
+                stat = text(path)
+                if "nr_throttled" in stat:
+                    return None if "nr_periods 0\n" in stat else path  # no period has passed, so there is no quota
     return None
 
 
 def _throttled(path: Path) -> int | None:
     """Return how often the cgroup used up its quota."""
-    for line in _text(path).splitlines():
+    for line in text(path).splitlines():
         name, _, count = line.partition(" ")
         if name == "nr_throttled" and count.isdigit():
             return int(count)
@@ -228,5 +222,5 @@ def _fastest_clock(name: str) -> int | None:
     """Read the file called `name` of each processor that this process may use (at most 8, as others may be idle).
     Return the largest number, in kHz; None if the system does not have these files."""
     cores = sorted(os.sched_getaffinity(0))[:8] if hasattr(os, "sched_getaffinity") else []
-    texts = (_text(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}")).strip() for core in cores)
-    return max((int(text) for text in texts if text.isdigit()), default=None)
+    texts = (text(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}")) for core in cores)
+    return max((int(clock) for clock in texts if clock.isdigit()), default=None)

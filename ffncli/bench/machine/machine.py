@@ -100,14 +100,7 @@ def nvidia_driver() -> str:
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(Path("/proc/driver/nvidia/version")))
     if match:
         return match[1]
-    import subprocess
-
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
+    return host.program_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
 
 
 def blas() -> str:

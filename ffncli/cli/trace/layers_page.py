@@ -10,7 +10,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.summaries import csv_table, layer_name, listed, named
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
-from ffncli.show.text import in_percent, percent, plural
+from ffncli.show.text import in_percent, percent, plural, rounded
 
 if TYPE_CHECKING:
     from ffncli.run.corpus.results import CorpusLayer, CorpusSurvey, TokenPlace, UnitFigures
@@ -166,16 +166,10 @@ def _cells(row: CorpusLayer) -> dict[str, Any]:
         elif name == "outliers":
             out[name] = tuple(one.dimension for one in row.outliers)
         elif name == "top_units":
-            out[name] = tuple(_unit(unit) for unit in row.top_units)
+            out[name] = tuple(unit.name for unit in row.top_units)
         elif name != "largest_massive":
             out[name] = value
     return out
-
-
-def _unit(unit: UnitFigures) -> str:
-    """Return `3`, `7:3` inside expert 7, or `shared:3`."""
-    where = unit.part if unit.expert is None else unit.expert
-    return f"{where}:{unit.unit}" if where != "" else str(unit.unit)
 
 
 def _corpus_table(survey: CorpusSurvey, digits: int) -> Table:
@@ -183,16 +177,12 @@ def _corpus_table(survey: CorpusSurvey, digits: int) -> Table:
     rows = [
         (
             layer_name(row, survey.model.model), in_percent(row.active_share), row.dead_units, row.units,
-            _rounded(row.min, digits),
-            _rounded(row.max, digits), _token_place(row.max_at), row.max_unit, len(row.outliers), row.massive,
+            rounded(row.min, digits),
+            rounded(row.max, digits), _token_place(row.max_at), row.max_unit, len(row.outliers), row.massive,
         )
         for row in survey.rows
     ]  # fmt: skip
     return Table(columns, rows)
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else float(f"{value:.{digits}g}")
 
 
 def _token_place(at: TokenPlace | None) -> str | None:
@@ -241,7 +231,7 @@ def _outliers(survey: CorpusSurvey) -> list[Part]:
 def _contexts(survey: CorpusSurvey) -> list[Part]:
     """Show the contexts in which each layer's listed units are most active."""
     return [
-        _unit_table(f"layer {layer_name(row, survey.model.model)}, unit {_unit(unit)}", unit)
+        _unit_table(f"layer {layer_name(row, survey.model.model)}, unit {unit.name}", unit)
         for row in survey.rows
         for unit in row.top_units
         if unit.top

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ffncli.block import dtypes
 from ffncli.block.activations import TABLE
 from ffncli.block.formulas import with_learned
 from ffncli.run.engine.execute import NAMESPACE, function
+from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.gap import ulp, ulp_each
 
@@ -66,7 +66,7 @@ def rounding_errors(
 @cache
 def numbers(dtype: str) -> Tensor:
     """Return every finite number of a 16-bit dtype, in order; for fp32, every _STRIDE-th number."""
-    form = _torch(dtype)
+    form = dtype_of(dtype)
     if form == torch.float32:
         above = torch.arange(0, 0x7F800000, _STRIDE, dtype=torch.int32).view(form)
     else:
@@ -76,7 +76,7 @@ def numbers(dtype: str) -> Tensor:
 
 
 def _measured(name: str, dtype: str, way: str, std: float, device: str) -> RoundingError:
-    form, x = _torch(dtype), numbers(dtype)
+    form, x = dtype_of(dtype), numbers(dtype)
     learned = {n: torch.tensor(v, dtype=form) for n, v in TABLE[name].learned.items()}
     moved = {n: v.to(device) for n, v in learned.items()}
     if way == "native":
@@ -91,13 +91,13 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
 
 def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Tensor, exact: Tensor) -> RoundingError:
     """Compare the `computed` value at each x with the `exact` value; a correctly rounded infinity is not an error."""
-    largest = torch.finfo(_torch(dtype)).max
+    largest = torch.finfo(dtype_of(dtype)).max
     # Correct rounding returns infinity from half an ulp above the largest number.
-    overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
+    overflow = exact.abs() >= largest + 0.5 * ulp(largest, dtype_of(dtype))
     right = overflow & computed.isinf() & (computed.sign() == exact.sign())
     lost = ~computed.isfinite() & ~right
     error = torch.where(right, 0.0, (computed - exact).abs())
-    ulps = error / ulp_each(exact, _torch(dtype))
+    ulps = error / ulp_each(exact, dtype_of(dtype))
     finite_ulps = torch.where(lost, -1.0, ulps)
     worst, largest_error = _first(finite_ulps, x), _first(torch.where(lost | (x.abs() > _REACH * std), -1.0, error), x)
     infinite = x[computed.isinf()].abs()
@@ -124,8 +124,3 @@ def _mass(x: Tensor, std: float) -> Tensor:
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]
     return torch.cat([cells.flip(0), 1.0 - 2.0 * beyond[:1], cells])
-
-
-def _torch(dtype: str) -> torch.dtype:
-    torch_dtype: torch.dtype = getattr(torch, dtypes.dtype(dtype).torch)
-    return torch_dtype

@@ -64,6 +64,12 @@ class UnitFigures:
     max_at: TokenPlace | None
     top: tuple[Context, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The unit's name: `3`, `7:3` inside expert 7, or `shared:3`."""
+        where = self.part if self.expert is None else self.expert
+        return f"{where}:{self.unit}" if where != "" else str(self.unit)
+
 
 @dataclass(frozen=True)
 class OutlierDimension:
@@ -265,10 +271,10 @@ def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: 
         unused_units=int((used == 0).sum()),
         min=None if of_low is None else of_low.min,
         min_at=None if of_low is None else of_low.min_at,
-        min_unit=None if of_low is None else unit_name(of_low),
+        min_unit=None if of_low is None else of_low.name,
         max=None if of_high is None else of_high.max,
         max_at=None if of_high is None else of_high.max_at,
-        max_unit=None if of_high is None else unit_name(of_high),
+        max_unit=None if of_high is None else of_high.name,
         not_finite=sum(int(columns.not_finite.sum()) for columns in parts),
         top_units=tuple(unit_figures(layer, sums, one, places) for one in top),
         outliers=_outliers(sums.inputs, places),
@@ -297,13 +303,6 @@ def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: _
         float(columns.total[at]) / tokens, float(columns.low[at]), places.place(columns.low_at[at]),
         float(columns.high[at]), places.place(columns.high_at[at]), top,
     )  # fmt: skip
-
-
-def unit_name(unit: UnitFigures) -> str:
-    """Return a unit's name: `3`, `7:3` inside expert 7, or `shared:3`."""
-    if unit.expert is not None:
-        return f"{unit.expert}:{unit.unit}"
-    return f"{unit.part}:{unit.unit}" if unit.part else str(unit.unit)
 
 
 def _outliers(inputs: Exceeding | None, places: _Places) -> tuple[OutlierDimension, ...]:

@@ -72,8 +72,8 @@ def prepare(
     example, computed, device = resolved.example, dtype_of(dtype), device_of(device)
     require_runnable(resolved)
     generator = torch.Generator().manual_seed(seed or 0)
-    weights = layer_weights(resolved, layer, generator, computed, device)
-    block, tensors, origin = weights.steps, weights.tensors, weights.origin
+    steps, tensors, origin, assumed = layer_weights(resolved, layer, generator, computed, device)
+    block = steps
     vocab = vocab or (example.vocab if example else 0)
     if vocab and block[-1].output != "probs":
         final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
@@ -83,10 +83,10 @@ def prepare(
             "" if "random" in origin else f"; the final layer's weights are random, seed {generator.initial_seed()}"
         )
     inputs, notes = block_tensors(block, layer.spec.d_model, input, leading, example, generator, computed, device)
-    notes = (*weights.notes, *notes)
+    notes = (*assumed, *notes)
     if train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
         notes += (f"{option('train', True)} has no effect: the block has no dropout",)
-    masks = {} if seed is not None else _masks(resolved, layer, weights.steps, next(iter(inputs.values())))
+    masks = {} if seed is not None else _masks(resolved, layer, steps, next(iter(inputs.values())))
     on = bool(example and example.dropped) if train is None else train
     return Prepared(layer, block, tensors, inputs, Mode(on, masks, generator), origin, notes)
 
@@ -110,6 +110,12 @@ def dtype_of(text: str | None) -> torch.dtype:
     """Return the torch dtype for a name (None: fp32)."""
     torch_dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
     return torch_dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ffncli's name of a dtype, such as `bf16`; torch's own name if ffncli has none."""
+    row = dtypes.find(str(dtype))
+    return row.name if row else str(dtype).removeprefix("torch.")
 
 
 def device_of(text: str) -> str:

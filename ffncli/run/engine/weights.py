@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,11 @@ Weights = Mapping[str, Tensor]
 RANDOM = "random weights"
 
 
-@dataclass(frozen=True)
-class LayerWeights:
-    """A layer's weights (`tensors`), the `steps` whose weights are complete, the origin, and notes on assumptions."""
-
-    steps: tuple[Step, ...]
-    tensors: Mapping[str, Tensor]
-    origin: str
-    notes: tuple[str, ...]
-
-
 def layer_weights(
     resolved: Resolved, layer: Layer, generator: torch.Generator, dtype: torch.dtype, device: str
-) -> LayerWeights:
-    """Return a layer's weights: from an example, from a module, from the model's files, or random."""
+) -> tuple[tuple[Step, ...], Mapping[str, Tensor], str, tuple[str, ...]]:
+    """Return (the steps whose weights are complete, the layer's weights, their origin, notes on assumptions). The
+    weights are an example's, a module's, or those of the model's files; otherwise random."""
     block, example, notes = resolved.block(layer), resolved.example, tuple[str, ...]()
     if example and fits(example, block):
         exact = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
@@ -62,7 +52,7 @@ def layer_weights(
         notes += ("assumed, because the files do not say: softmax over all experts, the chosen weights normalised",)
     if example and example.weights and not fits(example, block):
         notes += ("the example's weights do not fit these dimensions, so random weights are used",)
-    return LayerWeights(block, tensors, origin, notes)
+    return block, tensors, origin, notes
 
 
 def fits(example: Example, block: Sequence[Step]) -> bool:

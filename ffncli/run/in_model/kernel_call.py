@@ -7,12 +7,12 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step, block_inputs, feature_axis, parameters, tables
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Computes, Kernel, Params, kernel_steps
+from ffncli.run.engine.prepare import dtype_name
 from ffncli.run.user.kernels import kernel_of
 
 Block = FFNSpec | Sequence[Step]
@@ -74,8 +74,8 @@ class KernelFunction:
         if x.dim() == 0 or x.shape[-1] != self.d_model:
             raise FFNError(f"{name}: x has shape {list(x.shape)}, expected [..., {self.d_model}]")
         if x.dtype != self.built.dtype or x.device != device:
-            there = f"{dtype_text(self.built.dtype)} on {device}"
-            raise FFNError(f"{name}: x is {dtype_text(x.dtype)} on {x.device}, the weights are {there}", "convert one")
+            there = f"{dtype_name(self.built.dtype)} on {device}"
+            raise FFNError(f"{name}: x is {dtype_name(x.dtype)} on {x.device}, the weights are {there}", "convert one")
         if x.requires_grad and torch.is_grad_enabled() and not self.built.kernel.trains:
             raise FFNError(f"{name} computes forward only, and x requires a gradient", "call it under torch.no_grad()")
         return self.built(x.reshape(-1, self.d_model).contiguous(), self.params).view(x.shape) if x.numel() else x
@@ -121,12 +121,6 @@ def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequen
             continue
         first = first or (name, tensor)
         if (tensor.dtype, tensor.device) != (first[1].dtype, first[1].device) or not tensor.is_floating_point():
-            kinds = [f"{n} is {dtype_text(t.dtype)} on {t.device}" for n, t in (first, (name, tensor))]
+            kinds = [f"{n} is {dtype_name(t.dtype)} on {t.device}" for n, t in (first, (name, tensor))]
             raise FFNError(f"weights: {', '.join(dict.fromkeys(kinds))}", "give all in one float dtype, on one device")
     return {name: weights[name].detach().contiguous() for name in needed}
-
-
-def dtype_text(dtype: torch.dtype) -> str:
-    """Return ffncli's name of a dtype, such as `bf16`; torch's own name if ffncli has none."""
-    row = find(str(dtype))
-    return row.name if row else str(dtype).removeprefix("torch.")

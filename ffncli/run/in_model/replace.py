@@ -14,10 +14,11 @@ from ffncli.block.steps import Route, Step, block_inputs
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Layer, Resolved
+from ffncli.run.engine.prepare import dtype_name
 from ffncli.run.engine.reference import in_float64, steady_tokens
 from ffncli.run.in_model import find
 from ffncli.run.in_model.find import FoundFFN, NotReplaced
-from ffncli.run.in_model.kernel_call import SharedKernel, built, dtype_text
+from ffncli.run.in_model.kernel_call import SharedKernel, built
 from ffncli.run.in_model.swap import FFNSwap
 from ffncli.run.measure.gap import declared_tolerance, gap, tolerance_for
 from ffncli.run.user.kernels import kernel_of
@@ -180,7 +181,7 @@ class _Replacing:
         weights = find.kernel_weights(self.model, ffn)
         like = weights["down.weight"]
         if not like.is_floating_point():
-            raise NotReplaced(f"its weights are {dtype_text(like.dtype)}")
+            raise NotReplaced(f"its weights are {dtype_name(like.dtype)}")
         cases = [_VerifiedInput(ffn.block, weights, _drawn(ffn, count, like), layer.spec) for count in self.tokens]
         if not any(case.steady.any() for case in cases):
             raise NotReplaced("rounding decides which experts compute the tokens, so no output can be verified")
@@ -243,7 +244,7 @@ class _VerifiedInput:
         if not isinstance(out, Tensor):
             raise NotReplaced(f"{whose} returns a {type(out).__name__}, not one tensor")
         if out.numel() != self.x.numel() or out.dtype != self.x.dtype:
-            raise NotReplaced(f"{whose} returns {dtype_text(out.dtype)} {list(out.shape)}")
+            raise NotReplaced(f"{whose} returns {dtype_name(out.dtype)} {list(out.shape)}")
         apart = gap(out.reshape(self.x.shape)[self.steady], self.reference[self.steady])
         return float("inf") if apart.unlike else apart.relative
 

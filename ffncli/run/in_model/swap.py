@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ffncli.errors import ExitCode, FFNError
 from ffncli.kernels import onednn
 from ffncli.kernels.kernel import Params
+from ffncli.run.engine.prepare import dtype_name
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.in_model.find import FoundFFN, forward_replaced, kernel_weights
-from ffncli.run.in_model.kernel_call import SharedKernel, dtype_text
+from ffncli.run.in_model.kernel_call import SharedKernel
 
 
 class FFNSwap:
@@ -39,7 +40,7 @@ class FFNSwap:
         self._children = [(part._modules, tuple(part._modules.values())) for part in self._inside]
         self._parameters = [p for part in self._inside for p in part._parameters.values() if p is not None]
         self._forwards = self._replacements()
-        kind = f"{dtype_text(built.dtype)} on {built.device}"
+        kind = f"{dtype_name(built.dtype)} on {built.device}"
         self._elsewhere = f"its parameters are no longer {kind}, for which the kernel was verified"
         self._ready_for = f"the kernel was made ready for {' and '.join(map(str, tokens))} tokens"
         self._other_input = f"its input is not {kind}"

@@ -8,11 +8,11 @@ import torch
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
-from ffncli.run.engine.prepare import block_summary, device_of, prepare
+from ffncli.run.engine.prepare import block_summary, device_of, dtype_name, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
 from ffncli.run.verify.checks import judged
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
-from ffncli.run.verify.checks.judged import KernelTrial, dtype_name
+from ffncli.run.verify.checks.judged import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Certificate, Verdict, environment, file_digest, first_reason, now_utc
 

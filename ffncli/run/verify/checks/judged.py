@@ -14,17 +14,17 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ffncli.block.cost import cost
-from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Experts, Route, Step
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
+from ffncli.run.engine.prepare import dtype_name
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.gap import declared_tolerance, gap
 from ffncli.run.user.hosted import HostedKernel, same_bits
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
-from ffncli.show.text import percent, time_text
+from ffncli.show.text import counted, percent, time_text
 from ffncli.system.host import busy_threads
 
 _FEW = 5  # tokens of a special input
@@ -37,7 +37,7 @@ def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
     judge = trial.judge("shapes")
     for count in trial.token_counts:
         x = trial.draw(count)
-        yield judge.equal(counted_tokens(count), trial.call(x), trial.reference(x))
+        yield judge.equal(counted(count, "token"), trial.call(x), trial.reference(x))
 
 
 def widths(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -56,7 +56,7 @@ def widths(trial: KernelTrial) -> Iterator[CheckRow]:
             continue
         for count in (3, _SOME):
             x = other.draw(count)
-            yield judge.equal(f"{subject}, {counted_tokens(count)}", other.call(x), other.reference(x))
+            yield judge.equal(f"{subject}, {counted(count, 'token')}", other.call(x), other.reference(x))
 
 
 def special(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -156,7 +156,7 @@ def repeats(trial: KernelTrial) -> Iterator[CheckRow]:
     for count in (1, _SOME, trial.most_tokens):
         x = trial.draw(count)
         first = trial.call(x)
-        rows = [equal_bits("repeats", counted_tokens(count), trial.call(x), first) for _ in range(_AGAIN)]
+        rows = [equal_bits("repeats", counted(count, "token"), trial.call(x), first) for _ in range(_AGAIN)]
         yield next((row for row in rows if not row.passed), rows[0])
 
 
@@ -170,7 +170,7 @@ def state(trial: KernelTrial) -> Iterator[CheckRow]:
     inputs = [trial.draw(count) for count in trial.token_counts]
     outputs = [trial.call(tensor) for tensor in inputs]
     for count, tensor, output in reversed(list(zip(trial.token_counts, inputs, outputs, strict=True))):
-        yield equal_bits("state", f"in another order, {counted_tokens(count)}", trial.call(tensor), output)
+        yield equal_bits("state", f"in another order, {counted(count, 'token')}", trial.call(tensor), output)
 
 
 def batch(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -188,7 +188,7 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
         parts = [slice(start, start + count) for start in starts]
         outputs = torch.cat([trial.call(x[part]) for part in parts])
         there = torch.cat([whole[part] for part in parts])
-        yield _reported(trial, equal_bits("batch", f"{counted_tokens(count)} of {most}", outputs, there))
+        yield _reported(trial, equal_bits("batch", f"{counted(count, 'token')} of {most}", outputs, there))
     order = torch.randperm(most, generator=trial.generator)
     yield _reported(trial, equal_bits("batch", f"all {most} in another order", trial.call(x[order]), whole[order]))
 
@@ -341,7 +341,7 @@ _NEAR = 2.0**-6
 
 def replay(trial: KernelTrial) -> Iterator[CheckRow]:
     """Compare the processor time of calls on new inputs with the time of calls on an input seen before."""
-    judge, subject = trial.judge("replay"), counted_tokens(trial.most_tokens)
+    judge, subject = trial.judge("replay"), counted(trial.most_tokens, "token")
     x = trial.draw(trial.most_tokens)
     if trial.host.device != "cpu" or _work(trial, x) is None:
         yield judge.skips(subject, "the work of a call cannot be measured here")
@@ -465,14 +465,3 @@ def equal_bits(check: str, subject: str, output: Tensor, other: Tensor, note: st
     apart = gap(output, other)
     odd = "; ".join(filter(None, (note, "one of the two is NaN or Inf" if apart.unlike else "")))
     return CheckRow(check, subject, apart.largest, apart.relative, apart.ulps(output.dtype), 0.0, False, odd)
-
-
-def counted_tokens(count: int) -> str:
-    """Return `1 token` or `17 tokens`."""
-    return "1 token" if count == 1 else f"{count} tokens"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ffncli's name of a torch dtype, such as `fp32`."""
-    row = find(str(dtype))
-    return row.name if row else str(dtype)
