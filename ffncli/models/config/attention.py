@@ -113,23 +113,14 @@ class Latent:
     projected directly. `indexer`: a small attention chooses the tokens to attend to (DeepSeek Sparse Attention).
     """
 
-    heads: str = "num_attention_heads"
     bias: Flag = ("attention_bias", False)
     gate: Flag = False  # an output gate as wide as the values
     head_gate: bool = False  # an output gate with one number per head
     sinks: bool = False  # one learned logit per head
     indexer: bool = False
     pooled: bool = False  # each of the indexer's keys pools `index_kpool` tokens
-
-    @property
-    def needs(self) -> Sequence[str]:
-        """The config fields required for counting."""
-        return (self.heads, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """The config fields that determine its widths."""
-        return (*self.needs, "q_lora_rank")
+    needs: Sequence[str] = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    fields: Sequence[str] = (*needs, "q_lora_rank")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Count the weights, biases and latent norms of one attention."""

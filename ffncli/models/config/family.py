@@ -115,6 +115,16 @@ def only(config: Fields, name: str, allowed: object, why: str) -> None:
         raise not_covered(config, name, value, why)
 
 
+def requires(name: str, allowed: object, why: str) -> Routing:
+    """Build a function that adds nothing to a block, and raises FFNError like `only`."""
+
+    def check(config: Fields) -> Extra:
+        only(config, name, allowed, why)
+        return {}
+
+    return check
+
+
 def not_covered(config: Fields, name: str, value: object, why: str) -> FFNError:
     """Build the error for a value that the family's row cannot describe."""
     text = str(value).lower() if isinstance(value, bool) else shown(value)

@@ -253,6 +253,8 @@ _BIASED: Flag = ("attention_bias", False)
 _LLAMA_HEADS = Heads(qkv_bias=_BIASED, output_bias=_BIASED)
 _LLAMA = Rest(attention=_LLAMA_HEADS)
 _MISTRAL = Rest(attention=Heads(kv_default=8))
+_BIASED_HEADS = Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True))
+_PHI_HEADS = Heads(head_dim=None, qkv_bias=True, output_bias=True, qk_norm=("qk_layernorm", False), qk_norm_bias=True)
 _NORMED_HEADS = replace(_LLAMA_HEADS, qk_norm=True)
 _NORMED = Rest(attention=_NORMED_HEADS)
 _OLMO2 = Rest(attention=replace(_NORMED_HEADS, qk_norm_per_head=True))
@@ -291,6 +293,7 @@ _GEMMA4 = Rest(
     attention=mixers.GemmaHeads(1, 1), mixers=mixers.gemma4, norms=4, tied=True, other=attention.per_layer_projection,
     extra=attention.per_layer_matrices, tables=attention.per_layer_table, needs=("hidden_size_per_layer_input",),
 )  # fmt: skip
+_SINK_HEADS = replace(_BIASED_HEADS, sinks=True, head_dim_default=64, kv_default=8)
 _MUSE_HEADS = Heads(qkv_bias=_BIASED, output_bias=_BIASED, gate=False, kv_default=2, head_dim_default=128)
 MIXED: Mapping[str, Rest] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN),
@@ -316,11 +319,7 @@ MIXED: Mapping[str, Rest] = {
     "muse_spark_text": Rest(attention=replace(_MUSE_HEADS, kv_default=16, head_dim_default=64), norms=3,
                             extra=lambda config, d_model: lambda i: 2 * d_model),  # the gates of the two residuals
     "muse_glimmer_text": Rest(attention=_MUSE_HEADS, norms=4),
-    "openai_privacy_filter": Rest(
-        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
-                        head_dim_default=64, kv_default=2),
-        head=None,
-    ),
+    "openai_privacy_filter": Rest(attention=replace(_SINK_HEADS, kv_default=2), head=None),
 }  # fmt: skip
 RESTS: Mapping[str, Rest] = {
     "gpt2": _GPT2,
@@ -363,18 +362,11 @@ RESTS: Mapping[str, Rest] = {
         adjust=lambda config, row: replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1),
     ),
     "bloom": Rest(attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True, other=_norm),
-    "gpt_neox": Rest(
-        attention=Heads(heads=None, qkv_bias=("attention_bias", True), output_bias=("attention_bias", True)),
-        norm_vectors=2,
-    ),
+    "gpt_neox": Rest(attention=replace(_BIASED_HEADS, heads=None), norm_vectors=2),
     "falcon": Rest(norm_vectors=2, tied=True, adjust=_falcon),
     "RefinedWebModel": Rest(norm_vectors=2, tied=True, adjust=_falcon),
     "RefinedWeb": Rest(attention=Heads(heads="n_head", kv_heads="n_head_kv", head_dim=None), norm_vectors=2, tied=True),
-    "phi": Rest(
-        attention=Heads(head_dim=None, qkv_bias=True, output_bias=True, qk_norm=("qk_layernorm", False),
-                        qk_norm_bias=True),
-        norms=1, norm_vectors=2, head=True,
-    ),
+    "phi": Rest(attention=_PHI_HEADS, norms=1, norm_vectors=2, head=True),
     **dict.fromkeys(("llama", "granite", "granitemoe", "granitemoeshared", "arcee", "aria_text"), _LLAMA),
     "smollm3": replace(_LLAMA, tied=True, attention=replace(_LLAMA_HEADS, kv_default=4)),
     **dict.fromkeys(("mistral", "ministral", "mixtral"), _MISTRAL),
@@ -393,10 +385,7 @@ RESTS: Mapping[str, Rest] = {
     "vaultgemma": replace(_GEMMA2, norms=2),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _LATENT),
     **dict.fromkeys(("minicpm3", "youtu"), replace(_LATENT, tied=True)),
-    "gpt_oss": Rest(
-        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
-                        head_dim_default=64, kv_default=8),
-    ),
+    "gpt_oss": Rest(attention=_SINK_HEADS),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, attention=_LLAMA_HEADS),
     "cohere2_moe": replace(_COHERE, attention=replace(_LLAMA_HEADS, head_dim_default=128)),
@@ -414,14 +403,11 @@ RESTS: Mapping[str, Rest] = {
     "glm4": replace(_GLM, norms=4),
     "glm4_moe": Rest(attention=Heads(qkv_bias=_BIASED, qk_norm=("use_qk_norm", False), kv_default=8)),
     "seed_oss": Rest(
-        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_out_bias", False), kv_default=8,
-                        head_dim_default=128),
+        attention=replace(_BIASED_HEADS, output_bias=("attention_out_bias", False), kv_default=8, head_dim_default=128),
     ),
     **dict.fromkeys(("exaone4", "exaone_moe"), Rest(attention=Heads(qk_norm=True, kv_default=32))),
     "nemotron": replace(_LLAMA, norm_vectors=2),
-    "jais2": Rest(
-        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True)), norm_vectors=2
-    ),
+    "jais2": Rest(attention=_BIASED_HEADS, norm_vectors=2),
     "helium": Rest(attention=Heads(qkv_bias=_BIASED, head_dim_default=128, kv_default=20)),
     "solar_open": Rest(attention=Heads(qkv_bias=_BIASED, head_dim_default=128, kv_default=8)),
     "phimoe": replace(
@@ -437,11 +423,7 @@ RESTS: Mapping[str, Rest] = {
     "ernie4_5_moe": Rest(attention=replace(_ERNIE_HEADS, kv_default=4), head=("use_bias", False), tied=True),
     "gptj": _GPTJ,
     "codegen": _GPTJ,
-    "persimmon": Rest(
-        attention=Heads(kv_heads=None, head_dim=None, qkv_bias=True, output_bias=True, qk_norm=("qk_layernorm", True),
-                        qk_norm_bias=True),
-        norm_vectors=2,
-    ),
+    "persimmon": Rest(attention=replace(_PHI_HEADS, kv_heads=None, qk_norm=("qk_layernorm", True)), norm_vectors=2),
     "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
     # Remote code that is not in transformers; these rows were checked against published totals.
     "baichuan": Rest(attention=Heads(kv_heads=None, head_dim=None)),

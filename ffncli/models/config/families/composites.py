@@ -104,10 +104,7 @@ ROWS: Mapping[str, Family] = {
         adjust=lambda config: {"activation": "silu"},
     ),
     "emu3_text_model": silu(1e-5, bias=("mlp_bias", False)),
-    "git": Family(
-        gated=False, default_activation="gelu", bias=True, norm="layernorm", position="post",
-        eps=("layer_norm_eps", 1e-12), stacks=(Stack("encoder"),),
-    ),
+    "git": replace(_BERT, aliases=()),
     "kosmos_2_text_model": Family(
         gated=False, d_model="embed_dim|hidden_size", d_ff="ffn_dim", activation="activation_function",
         default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-5),

@@ -14,6 +14,7 @@ from ffncli.models.config.family import (
     Stack,
     not_covered,
     only,
+    requires,
     residual_multiplier,
     silu,
 )
@@ -74,12 +75,6 @@ def _gemma3n(config: Fields) -> Extra:
     for share in pattern if isinstance(pattern, list) else [pattern]:
         if share != 0:
             raise not_covered(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
-    return {}
-
-
-def _gemma4(config: Fields) -> Extra:
-    why = "its MLP and its experts run side by side, each between its own norms"
-    only(config, "enable_moe_block", False, why)
     return {}
 
 
@@ -286,7 +281,10 @@ _GEMMAS = {
     "gemma3n_text": replace(_GEMMA, norm_weight="plain", adjust=_gemma3n),
     "embedding_gemma2_text": replace(_GEMMA, norm_weight="plain"),
     "gemma4_text": replace(
-        _GEMMA, norm_weight="plain", adjust=_gemma4, layer=_gemma4_widths, aliases=("gemma4_unified_text",)
+        _GEMMA, norm_weight="plain", layer=_gemma4_widths, aliases=("gemma4_unified_text",),
+        adjust=requires(
+            "enable_moe_block", False, "its MLP and its experts run side by side, each between its own norms"
+        ),
     ),
 }  # fmt: skip
 # Remote code that is not in transformers: rows from published configs, checked against published totals.
@@ -384,20 +382,19 @@ def _nllb_routing(config: Fields) -> Extra:
     return {"top_k": 2, "scale": kept, "router_bias": config.flag("router_bias", False)}
 
 
+def _two_widths(encoder: str, decoder: str) -> tuple[Stack, Stack]:
+    """Build two stacks, each with its own field for d_ff; the arguments name the fields for their layer counts."""
+    return Stack("encoder", encoder, "encoder_ffn_dim"), Stack("decoder", decoder, "decoder_ffn_dim")
+
+
 _PAIR = (
     Stack("encoder", "num_layers|num_hidden_layers"),
     Stack("decoder", "num_decoder_layers|num_layers|num_hidden_layers"),
 )
-_TWO_WIDTHS = (
-    Stack("encoder", "encoder_layers|num_hidden_layers", "encoder_ffn_dim"),
-    Stack("decoder", "decoder_layers", "decoder_ffn_dim"),
-)
-_NESTED = Family(
-    activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"
-)
 _PRE = Family(
     gated=False, d_model="d_model|hidden_size", d_ff=None, activation="activation_function", default_activation="gelu",
-    bias=True, norm="layernorm", eps=(None, 1e-5), stacks=_TWO_WIDTHS,
+    bias=True, norm="layernorm", eps=(None, 1e-5),
+    stacks=_two_widths("encoder_layers|num_hidden_layers", "decoder_layers"),
 )  # fmt: skip
 _POST = replace(_PRE, position="post")
 _T5 = Family(
@@ -413,19 +410,12 @@ PAIRS: Mapping[str, Family] = {
     "bigbird_pegasus": replace(_PRE, default_activation="gelu_new"),
     "seamless_m4t": replace(
         _PRE, d_model="hidden_size", default_activation="relu", aliases=("seamless_m4t_v2",),
-        stacks=(
-            Stack("encoder", "encoder_layers", "encoder_ffn_dim"),
-            Stack("decoder", "decoder_layers|num_hidden_layers", "decoder_ffn_dim"),
-        ),
+        stacks=_two_widths("encoder_layers", "decoder_layers|num_hidden_layers"),
     ),
     "bart": replace(_POST, aliases=("blenderbot-small", "led", "marian", "mvp", "plbart")),
     "fsmt": replace(_POST, default_activation="relu"),
     "prophetnet": replace(
-        _POST, d_model="hidden_size",
-        stacks=(
-            Stack("encoder", "num_encoder_layers", "encoder_ffn_dim"),
-            Stack("decoder", "num_decoder_layers", "decoder_ffn_dim"),
-        ),
+        _POST, d_model="hidden_size", stacks=_two_widths("num_encoder_layers", "num_decoder_layers")
     ),
     "funnel": replace(
         _POST, d_ff="d_inner", activation="hidden_act", default_activation="gelu_new", eps=("layer_norm_eps", 1e-9),
@@ -446,8 +436,8 @@ PAIRS: Mapping[str, Family] = {
         _PRE, default_activation="relu", layer=_nllb_widths,
         moe=MoEFields(d_ff="encoder_ffn_dim|decoder_ffn_dim", layers=_nllb_layers, routing=_nllb_routing),
     ),
-    "t5gemma2_text": replace(_NESTED, aliases=("t5gemma2_decoder", "t5_gemma_module")),
-    "t5gemma": replace(_NESTED, stacks=(Stack("encoder", at="encoder"), Stack("decoder", at="decoder"))),
-    "t5gemma2": replace(_NESTED, stacks=(Stack("encoder", at="encoder.text_config"), Stack("decoder", at="decoder"))),
+    "t5gemma2_text": replace(_GEMMA, aliases=("t5gemma2_decoder", "t5_gemma_module")),
+    "t5gemma": replace(_GEMMA, stacks=(Stack("encoder", at="encoder"), Stack("decoder", at="decoder"))),
+    "t5gemma2": replace(_GEMMA, stacks=(Stack("encoder", at="encoder.text_config"), Stack("decoder", at="decoder"))),
     "encoder-decoder": Family(stacks=(), parts=("encoder", "decoder")),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ffncli.models.config.families import decoders, moe
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack, not_covered, only, silu, softmax
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack, not_covered, only, requires, silu, softmax
 from ffncli.models.files.strict_json import REQUIRED, Fields
 
 _ENCODER = (Stack("encoder"),)
@@ -47,11 +47,6 @@ def _ungrouped(*fields: str, default: Any = REQUIRED) -> Callable[[Fields], Extr
         return {}
 
     return adjust
-
-
-def _ibert(config: Fields) -> Extra:
-    only(config, "quant_mode", False, "its FFN would compute in integers")
-    return {}
 
 
 def _xmod(config: Fields) -> Extra:
@@ -121,7 +116,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "convbert": replace(_BERT, adjust=_ungrouped("num_groups", default=1)),
     "squeezebert": replace(_BERT, eps=(None, 1e-12), adjust=_ungrouped("intermediate_groups", "output_groups")),
-    "ibert": replace(_BERT, adjust=_ibert),
+    "ibert": replace(_BERT, adjust=requires("quant_mode", False, "its FFN would compute in integers")),
     "xmod": replace(_BERT, position="pre", adjust=_xmod),
     "megatron-bert": replace(_PRE, aliases=("roberta-prelayernorm",)),
     "xlm-roberta-xl": replace(_PRE, eps=("layer_norm_eps", 1e-5)),

@@ -20,6 +20,7 @@ from ffncli.models.config.family import (
     fixed_prefix,
     named,
     only,
+    requires,
     residual_multiplier,
     shared_count,
     shared_width,
@@ -174,12 +175,7 @@ def _step_routing(config: Fields) -> Extra:
 
 def _unbiased(name: str) -> Routing:
     """Build a check for code in which the flag adds biases to dense and shared MLPs, but not to experts."""
-
-    def adjust(config: Fields) -> Extra:
-        only(config, name, False, "its experts have no biases, but its other MLPs would")
-        return {}
-
-    return adjust
+    return requires(name, False, "its experts have no biases, but its other MLPs would")
 
 
 def _aria(config: Fields) -> Extra:
