@@ -126,14 +126,16 @@ class FFNSpec:
                 f"'{self.activation}' is a gated unit and cannot be plain", f"use activation '{name}' for a plain block"
             )
         gated = bool(implied or self.gated)
-        if (
-            self.limits == NO_LIMITS
-        ):  # before the activation gets its canonical name, which no longer implies the limits
-            _fill(self, "limits", activations.limits_of(self.activation) or NO_LIMITS)
-        _fill(self, "activation", name)
-        _fill(self, "gated", gated)
-        _fill(self, "bias", (not gated) if self.bias is None else self.bias)
-        _fill(self, "norm_bias", (self.norm == "layernorm") if self.norm_bias is None else self.norm_bias)
+        implied_limits = activations.limits_of(self.activation) or NO_LIMITS
+        values = {
+            "limits": implied_limits if self.limits == NO_LIMITS else self.limits,
+            "activation": name,
+            "gated": gated,
+            "bias": (not gated) if self.bias is None else self.bias,
+            "norm_bias": (self.norm == "layernorm") if self.norm_bias is None else self.norm_bias,
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)  # the dataclass is frozen
         self._check()
 
     def _check(self) -> None:
@@ -205,18 +207,14 @@ def check_moe(moe: MoE) -> None:
     size("identity_experts", moe.identity_experts, low=0)
     if moe.identity_experts and moe.groups > 1:
         raise FFNError(f"identity_experts = {moe.identity_experts}: they cannot be combined with groups")
-    if moe.latent is not None:
-        size("latent", moe.latent)
-    elif moe.latent_norm or moe.mixed_norm:
+    if moe.latent is None and (moe.latent_norm or moe.mixed_norm):
         raise FFNError("latent_norm and mixed_norm need a latent width", "they are norms in that narrower space")
-    for field in ("lookup", "router_width"):
+    for field in ("latent", "lookup", "router_width", "shared_d_ff"):
         if getattr(moe, field) is not None:
             size(field, getattr(moe, field))
     if moe.skip_experts and (moe.groups > 1 or moe.identity_experts or moe.shared_routed):
         raise FFNError("skip_experts cannot be combined with groups, identity experts or routed shared experts")
     _check_choice(moe)
-    if moe.shared_d_ff is not None:
-        size("shared_d_ff", moe.shared_d_ff)
     if moe.groups < 1 or moe.experts % moe.groups:
         raise FFNError(f"{moe.experts} experts do not divide into {moe.groups} groups")
     if not 1 <= moe.top_groups <= moe.groups or moe.top_k > moe.experts // moe.groups * moe.top_groups:
@@ -397,10 +395,6 @@ def _norm(spec: FFNSpec, axis: Axis, shared: bool = False, after: bool = False) 
 
 def _prefixed(step: Step, prefix: str, keep: str) -> Step:
     return replace(step, output=prefix + step.output, inputs=tuple(n if n == keep else prefix + n for n in step.inputs))
-
-
-def _fill(spec: FFNSpec, field: str, value: object) -> None:
-    object.__setattr__(spec, field, value)  # the dataclass is frozen
 
 
 STATE = "previous_router_state"  # an additional input of the block

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.steps import Experts, Step, parameters
+from ffncli.block.steps import Experts, parameters
 from ffncli.kernels.dense import Weights, between
 from ffncli.kernels.eager import body
 from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
@@ -115,9 +115,9 @@ _STACKED = ("inward.weight", "inward.bias", "down.weight", "down.bias")
 
 def _stacked(steps: Steps, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of `_STACKED` that the experts have; routed shared experts, if any, come last."""
-    parts = {}
+    parts, sources = {}, routed_experts(steps).sources
     for name in _PARTS:
-        of_steps = [weights[step.prefix + name] for step in _sources(steps) if name in step.op.parameters()]
+        of_steps = [weights[step.prefix + name] for step in sources if name in step.op.parameters()]
         if of_steps:
             parts[name] = padded(of_steps[0] if len(of_steps) == 1 else torch.cat(of_steps), 1)
     for kind in ("weight", "bias"):
@@ -127,13 +127,9 @@ def _stacked(steps: Steps, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: padded(parts[name], -1) for name in _STACKED if name in parts}
 
 
-def _sources(steps: Steps) -> tuple[Step, ...]:
-    return routed_experts(steps).sources
-
-
 def _others(steps: Steps) -> list[str]:
     """Return the parameters that are not stacked, in step order."""
-    stacked = {step.prefix + name for step in _sources(steps) for name in _PARTS}
+    stacked = {step.prefix + name for step in routed_experts(steps).sources for name in _PARTS}
     return [name for name in parameters(steps) if name not in stacked]
 
 
@@ -156,7 +152,7 @@ def stacked_mixture(steps: Steps, summed: Callable[[Made, bool], Summed]) -> Com
 
 
 def _names_of(steps: Steps) -> set[str]:
-    parts = {name for step in _sources(steps) for name in step.op.parameters()}
+    parts = {name for step in routed_experts(steps).sources for name in step.op.parameters()}
     return parts | {f"inward.{kind}" for kind in ("weight", "bias") if f"up.{kind}" in parts}
 
 

@@ -143,8 +143,7 @@ def _sources(experts: RoutedExperts) -> list[tuple[Experts, str, int]]:
 def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return (chosen experts, their weights), both [tokens, top_k + always]; `params` have the route's own names."""
     work = logits if op.score_dtype == "input" else logits.float()
-    made = _one_by_one(op, work) if op.order == "one_by_one" else _together(op, work, params, ids)
-    chosen, share = made
+    chosen, share = _one_by_one(op, work) if op.order == "one_by_one" else _together(op, work, params, ids)
     if op.learned_scale:
         share = share * params["factor"].to(share.dtype)
     return chosen, (share * op.scale).to(logits.dtype)
