@@ -88,7 +88,8 @@ _ROWS = (
     ActivationRow(
         "leaky_relu",
         "x if x > 0 else 0.01 x",
-        *formulas.leaky(0.01),
+        lambda x, m: m.where(x > 0, x, 0.01 * x),
+        lambda x, m: m.where(x > 0, zero(x, m) + 1.0, zero(x, m) + 0.01),
         (),
         ("leaky_relu", {}),
         source="Maas et al. 2013",

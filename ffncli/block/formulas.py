@@ -71,14 +71,6 @@ def swish_slope(k: float) -> Function:
     return slope
 
 
-def leaky(negative: float) -> tuple[Function, Function]:
-    """Return (function, slope) of a function that is x above 0, and has the slope `negative` below."""
-    return (
-        lambda x, m: m.where(x > 0, x, negative * x),
-        lambda x, m: m.where(x > 0, zero(x, m) + 1.0, zero(x, m) + negative),
-    )
-
-
 def elu(alpha: float, scale: float) -> tuple[Function, Function]:
     """Return (function, slope) of ELU, times `scale`."""
     return (

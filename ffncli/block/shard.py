@@ -49,22 +49,17 @@ def shard_experts(steps: Sequence[Step], rank: int, ranks: int) -> tuple[Step, .
     """
     if ranks == 1:
         return tuple(steps)
-    if not any(map(_routed, steps)):
+    routed = {step.output: step.op for step in steps if isinstance(step.op, Experts) and not step.op.always}
+    if not routed:
         raise FFNError("the block has no experts to split over ranks")
-    routed = [step.op for step in steps if _routed(step)]
-    _require_divides("experts", [op.experts.size for op in routed if isinstance(op, Experts)], ranks)
-    return tuple(_experts_of(step, rank, ranks) if _routed(step) else step for step in steps)
-
-
-def _routed(step: Step) -> bool:
-    """Return True if the step's tokens are sent to the ranks that hold its experts."""
-    return isinstance(step.op, Experts) and not step.op.always
-
-
-def _experts_of(step: Step, rank: int, ranks: int) -> Step:
-    assert isinstance(step.op, Experts)
-    part = _part(step.op.experts, ranks, "experts")
-    return replace(step, op=replace(step.op, experts=part, first=rank * part.size, ranks=ranks))
+    _require_divides("experts", [op.experts.size for op in routed.values()], ranks)
+    out = []
+    for step in steps:
+        if op := routed.get(step.output):
+            part = _part(op.experts, ranks, "experts")
+            step = replace(step, op=replace(op, experts=part, first=rank * part.size, ranks=ranks))
+        out.append(step)
+    return tuple(out)
 
 
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:

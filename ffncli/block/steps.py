@@ -50,7 +50,10 @@ class Op:
         return {}
 
     def shape(self, *inputs: Shape) -> Shape:
-        """Return the output's shape: leading axes are tokens (or batch, position), the last holds the features."""
+        """Return the output's shape: leading axes are tokens (or batch, position), the last holds the features. Raises
+        FFNError if the width does not fit."""
+        if axis := self.into_axis():
+            require_axis(axis, inputs[0], type(self).__name__)
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -328,11 +331,6 @@ class Norm(Op):
         """Return `weight` and `bias`, one number per feature, if the norm has them."""
         names = (["weight"] if self.weight != "none" else []) + (["bias"] if self.bias else [])
         return dict.fromkeys(names, (self.axis,))
-
-    def shape(self, *inputs: Shape) -> Shape:
-        """Return the shape unchanged. Raises FFNError if the width is not `axis`."""
-        require_axis(self.axis, inputs[0], "Norm")
-        return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
         """Return `rmsnorm(x)`; `rmsnorm((1 + W_post_norm) ⊙ x)` if the weight multiplies the input."""

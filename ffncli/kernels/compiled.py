@@ -54,7 +54,9 @@ def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
             return compute(x, weights())
 
         call = graph(of_constants, device)
-        with torch._inductor.config.patch(_FREEZING), _quiet():
+        # torch's tuning prints on stderr whatever its options are, and torch warns about itself
+        with torch._inductor.config.patch(_FREEZING), warnings.catch_warnings(), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
             call(x, ())
         return call
 
@@ -66,14 +68,6 @@ def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
             return graphs.get(x, params)(x, ())
 
     return run
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what torch's tuning prints on stderr whatever its options are, and torch's warnings about itself."""
-    with warnings.catch_warnings(), redirect_stderr(StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 _FREEZING: dict[str, bool | int] = {

@@ -146,14 +146,10 @@ def stacked_mixture(steps: Steps, summed: Callable[[Made, bool], Summed]) -> Com
     `summed` builds the sum over the chosen experts from two arguments: the function that maps rows of tokens to the
     outputs of their experts, and whether the route's weight multiplies these outputs (otherwise the rows).
     """
-    names = [name for name in _STACKED if name in _names_of(steps)] + _others(steps)
+    parts = {name for step in routed_experts(steps).sources for name in step.op.parameters()}
+    names = [name for name in _STACKED if name.replace("inward", "up") in parts] + _others(steps)
     together = summed(experts_together(steps), routed_experts(steps).weigh == "output")
     return by_name(names, mixture(steps, body, together))
-
-
-def _names_of(steps: Steps) -> set[str]:
-    parts = {name for step in routed_experts(steps).sources for name in step.op.parameters()}
-    return parts | {f"inward.{kind}" for kind in ("weight", "bias") if f"up.{kind}" in parts}
 
 
 def experts_together(steps: Steps) -> Made:

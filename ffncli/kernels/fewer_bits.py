@@ -29,11 +29,6 @@ _FORMAT = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_FORMAT).max
 
 
-def refuses_fp8(steps: Steps) -> str | None:
-    """Return why fp8 cannot compute a block: it needs a dense block with widths that a GPU's 8-bit products accept."""
-    return refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16)
-
-
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x in 8 bits, a float32 scale per row); their product approximates x. Rows lie along the last axis."""
     wide = x.float()
@@ -55,8 +50,8 @@ def _others(steps: Steps) -> list[str]:
 
 
 @register(
-    "fp8", prepare=prepare_fp8, needs=("sm_89",), refuses=refuses_fp8, trains=False, dtypes=("fp32", "bf16", "fp16"),
-    computes="fp8-rowwise",
+    "fp8", prepare=prepare_fp8, needs=("sm_89",), trains=False, dtypes=("fp32", "bf16", "fp16"), computes="fp8-rowwise",
+    refuses=lambda steps: refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16),  # for a GPU's 8-bit products
 )  # fmt: skip
 def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: quantize, product, activation and gate, quantize, product."""

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.block.dtypes import find
-from ffncli.block.steps import Dropout, Experts, Op, Step, ffn_steps, parameters
+from ffncli.block.steps import Dropout, Experts, Step, ffn_steps, parameters
 from ffncli.show.text import plural
 
 if TYPE_CHECKING:
@@ -211,10 +211,8 @@ def without_dropout(steps: Steps) -> tuple[Step, ...]:
         if isinstance(step.op, Dropout):
             same[step.output] = inputs[0]
         else:
-            kept.append(replace(step, op=_eval(step), inputs=inputs))
+            op = step.op
+            if isinstance(op, Experts):
+                op = replace(op, program=without_dropout(op.program))
+            kept.append(replace(step, op=op, inputs=inputs))
     return tuple(kept)
-
-
-def _eval(step: Step) -> Op:
-    """Return the step's op; inside experts, dropout is removed, too."""
-    return replace(step.op, program=without_dropout(step.op.program)) if isinstance(step.op, Experts) else step.op

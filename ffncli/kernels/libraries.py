@@ -77,11 +77,6 @@ def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 QUACK_UNITS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # quack's names for the units
 
 
-def refuses_quack(steps: Steps) -> str | None:
-    """Return why quack cannot compute a block: it needs a gated block of suitable widths."""
-    return refuses_all_but_gated(steps, QUACK_UNITS) or refuses_odd_widths(steps, 8)
-
-
 def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Return (gate above up, [2 · d_ff, d_model]; down)."""
     return torch.cat([weights["gate.weight"], weights["up.weight"]]), weights["down.weight"]
@@ -91,7 +86,7 @@ def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     "quack",
     prepare=prepare_quack,
     needs=("cuda", "sm_90", "quack"),
-    refuses=refuses_quack,
+    refuses=lambda steps: refuses_all_but_gated(steps, QUACK_UNITS) or refuses_odd_widths(steps, 8),
     compiles=True,
     dtypes=("bf16", "fp16"),
 )

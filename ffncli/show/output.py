@@ -200,6 +200,8 @@ def _plain_table(table: Table, paint: Paint) -> list[str]:
 
 def markdown(parts: Sequence[Part], encoding: str = "utf-8") -> str:
     """Return the parts as Markdown."""
+    from html import escape
+
     out: list[str] = []
     for part in parts:
         match part:
@@ -216,7 +218,8 @@ def markdown(parts: Sequence[Part], encoding: str = "utf-8") -> str:
             case Plot():
                 out += ["", "```text", *_plain_plot(part, encoding), "```", ""]
             case Fold():
-                out += ["", "<details>", f"<summary>{_html(part.summary)}</summary>", ""]
+                summary = escape(clean(part.summary), quote=False)  # in a tag, Markdown's escapes do not work
+                out += ["", "<details>", f"<summary>{summary}</summary>", ""]
                 out += [markdown(part.parts, encoding), "</details>", ""]
     text = "\n".join(out).strip("\n") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
@@ -232,8 +235,3 @@ def _md(text: str) -> str:
     """Escape untrusted text for Markdown, so that a name after an @ notifies nobody."""
     escaped = re.sub(r"([\\|*_`~<>\[\]#])", r"\\\1", clean(text))
     return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", escaped)
-
-
-def _html(text: str) -> str:
-    """Escape text inside an HTML tag, where Markdown's escapes do not work."""
-    return clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

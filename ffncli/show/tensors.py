@@ -163,13 +163,10 @@ class HeatMap:
         ends = f"blue {most}, orange -{most}" if colored else f"9 is {most}, i is -{most}"
         return f"a cell: {what}; {ends}" + ((", pink" if colored else ", !") + " NaN or infinite" if odd else "")
 
-    def _level(self, value: float) -> int:
-        return round(_STEPS * abs(value) / self.most) if self.most else 0
-
     def _character(self, value: float) -> str:
         if not math.isfinite(value):
             return "!"
-        level = self._level(value)
+        level = round(_STEPS * abs(value) / self.most) if self.most else 0
         return "." if not level else str(level) if value > 0 else "abcdefghi"[level - 1]
 
     def _color(self, value: float) -> Color:

@@ -13,7 +13,6 @@ from typing import BinaryIO, cast
 
 from ffncli.errors import ExitCode, FFNError, clean, did_you_mean, shown, shown_path
 
-_PIECE = 1 << 20  # bytes
 _PROCESS_FOLDER = "ffn-{}-"
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # formats in which tensors can be written
 
@@ -58,11 +57,8 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a regular file of any size. Raises OSError."""
     import hashlib
 
-    digest = hashlib.sha256()
     with open_to_read(path) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO omits readinto
 
 
 def check_writable(path: str, force: bool, option: str) -> None:

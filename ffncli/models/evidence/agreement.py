@@ -374,7 +374,8 @@ def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
         differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
     # a multimodal model's image or audio tokens may have rows that its text_config does not count
     if config is not None and table and config.vocabulary and not left_out:
-        if _is_padded(config.vocabulary, table.rows):
+        padded = [-(-config.vocabulary // to) * to for to in _PADDED_TO]
+        if table.rows > config.vocabulary and table.rows in padded:
             rows = f"the embedding is padded to {table.rows:,} rows"
             notes.append(f"{config.names['vocabulary']} is {config.vocabulary:,}; {rows}")
         elif table.rows != config.vocabulary:
@@ -411,8 +412,3 @@ def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator
         name = f"attention ({config.names['attention']})"
         numbers = f"{by_config[first]:,} parameters per layer", f"{other[first].attention:,}"
         yield Disagreement("attention", name, *numbers, other[first].tensor, stack, first, len(other))
-
-
-def _is_padded(vocabulary: int, rows: int) -> bool:
-    """Return whether a table has as many rows as the vocabulary, rounded up to a multiple."""
-    return rows > vocabulary and any(rows == -(-vocabulary // to) * to for to in _PADDED_TO)

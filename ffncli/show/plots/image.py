@@ -63,15 +63,11 @@ def drawn(plots: Sequence[Plot | IntervalPlot], kind: str) -> bytes:
     out = io.BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # draws characters that the font lacks as boxes, silently
-        heights = [_height(plot) for plot in plots] or [_SIZE[1]]
+        heights = [_SIZE[1] if isinstance(plot, Plot) else 1.3 + 0.3 * len(plot.rows) for plot in plots] or [_SIZE[1]]
         figure = Figure((_SIZE[0], sum(heights)), dpi=150, layout="constrained")
         _fill(figure, plots, heights)
         figure.savefig(out, format=kind, metadata=_UNSIGNED[kind])
     return out.getvalue()
-
-
-def _height(plot: Plot | IntervalPlot) -> float:
-    return _SIZE[1] if isinstance(plot, Plot) else 1.3 + 0.3 * len(plot.rows)
 
 
 def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequence[float]) -> None:
@@ -83,7 +79,8 @@ def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequenc
             continue
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
-            mark = _MARKS[curve % len(_MARKS)] if plot.marks else _lone(y)
+            lone = "o" if sum(map(math.isfinite, y)) == 1 else ""  # a curve with only one point has no line
+            mark = _MARKS[curve % len(_MARKS)] if plot.marks else lone
             turn = curve // len(_COLORS)  # the ninth curve repeats the first colour with another dash pattern
             dashes = _DASHES[(curve + turn) % len(_DASHES)]
             color = _COLORS[curve % len(_COLORS)]
@@ -123,11 +120,6 @@ def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:
 
 def _fits(value: float, log: bool) -> bool:
     return abs(value) <= _LARGEST and (value > 0 or not log)
-
-
-def _lone(y: Sequence[float]) -> str:
-    """Return a marker for a curve with only one point, which has no line."""
-    return "o" if sum(map(math.isfinite, y)) == 1 else ""
 
 
 def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
