@@ -114,24 +114,24 @@ def _ends(interval: Interval | None) -> list[float | None] | None:
 
 def _facts(rows: Sequence[Row]) -> list[Part]:
     std = rows[0]["std"]
-    lines: list[tuple[str, list[Any]]] = [
-        ("range", [_range(row) for row in rows]),
-        ("lowest at (gate, up)", [_place(row["minimum_at"]) for row in rows]),
-        ("Lipschitz", ["unbounded" if row["lipschitz"] is None else str(Fixed(row["lipschitz"])) for row in rows]),
-        ("growth", [f"{row['growth']:g}" for row in rows]),
-        ("operations", [row["operations"]["total"] for row in rows]),
+    lines: list[tuple[Any, ...]] = [
+        ("range", *(_range(row) for row in rows)),
+        ("lowest at (gate, up)", *(_place(row["minimum_at"]) for row in rows)),
+        ("Lipschitz", *("unbounded" if row["lipschitz"] is None else str(Fixed(row["lipschitz"])) for row in rows)),
+        ("growth", *(f"{row['growth']:g}" for row in rows)),
+        ("operations", *(row["operations"]["total"] for row in rows)),
     ]
-    shape = Table(("", *(row["name"] for row in rows)), _lines(lines), "Shape", side_by_side=True)
+    shape = Table(("", *(row["name"] for row in rows)), lines, "Shape", side_by_side=True)
     lines = [
-        ("zero %", [in_percent(row["exact_zero_share"]) for row in rows]),
-        ("near zero %", [in_percent(row["zero_share"]) for row in rows]),
-        *((key, [Fixed(row[key]) for row in rows]) for key in ("mean", "variance", "gain")),
-        ("linear %", [in_percent(row["linear_share"]) for row in rows]),
-        ("product %", [in_percent(row["product_share"]) for row in rows]),
-        ("f alone: linear %", [in_percent(row["linear_share_of_gate_function"]) for row in rows]),
+        ("zero %", *(in_percent(row["exact_zero_share"]) for row in rows)),
+        ("near zero %", *(in_percent(row["zero_share"]) for row in rows)),
+        *((key, *(Fixed(row[key]) for row in rows)) for key in ("mean", "variance", "gain")),
+        ("linear %", *(in_percent(row["linear_share"]) for row in rows)),
+        ("product %", *(in_percent(row["product_share"]) for row in rows)),
+        ("f alone: linear %", *(in_percent(row["linear_share_of_gate_function"]) for row in rows)),
     ]
     title = f"Independent normal gate and up, mean 0, std {std:g}"
-    normal = Table(("", *(row["name"] for row in rows)), _lines(lines), title, side_by_side=True)
+    normal = Table(("", *(row["name"] for row in rows)), lines, title, side_by_side=True)
     notes = [
         f"near zero: |y| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep E[y²]",
         "linear: the share of y's variance that a linear function of gate and up explains;",
@@ -142,10 +142,6 @@ def _facts(rows: Sequence[Row]) -> list[Part]:
     costs = [(row["name"], row["operations"]["text"]) for row in rows]
     costs_table = Table(("gated unit", "operations per element"), costs)
     return [shape, along, costs_table, normal, *(Line(text, quiet=True) for text in notes)]
-
-
-def _lines(lines: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[Any, ...]]:
-    return [(name, *cells) for name, cells in lines]
 
 
 def _range(row: Row) -> str:

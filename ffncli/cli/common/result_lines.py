@@ -141,16 +141,12 @@ def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
         return []
     if len(names) == 1:
         (row,) = first.values()
-        what = f"{row.bound} bound: {_intensity(row)}"
+        rate = row.flops_per_byte
+        why = "the working set fits in cache" if rate is None else f"{rate:.3g} FLOP/byte from memory"
+        what = f"{row.bound} bound: {why}"
     else:
         what = "; ".join(_named(bound, [*first.values()], names) for bound in ("memory", "compute")).strip("; ")
     return [Line(f"{what}; {_ridge(rows)}", quiet=True)]
-
-
-def _intensity(row: ResultRow) -> str:
-    if row.flops_per_byte is None:
-        return "the working set fits in cache"
-    return f"{row.flops_per_byte:.3g} FLOP/byte from memory"
 
 
 def _named(bound: str, rows: Sequence[ResultRow], names: Mapping[str, str]) -> str:

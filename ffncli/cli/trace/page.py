@@ -78,7 +78,8 @@ def _head(session: Session) -> list[Part]:
     if block.random_weights and block.layer is not None:
         where = "a model directory or a GGUF file has the real ones"
         parts.append(Line(f"random weights, not {session.model.model.name}'s: {where}"))
-    parts += model_run_lines(session)
+    if run := session.model_run:
+        parts += [Line(listed(run.tokens)), Line(agreement_text(run.agreement))]
     parts += [Line(text, quiet=True) for text in block.evidence]
     if block.mask is not None:
         parts.append(Line(f"dropout is on, with a fixed mask ({block.mask})", quiet=True))
@@ -169,12 +170,6 @@ def _weights(record: StepRecord) -> str:
         symbol = f"{p.symbol} = " if p.symbol in record.formula or record.op == "experts" else ""
         out.append(f"{symbol}{p.name}{'ᵀ' if matrix else ''} [{', '.join(map(str, shape))}]")
     return ", ".join(out)
-
-
-def model_run_lines(session: Session) -> list[Part]:
-    """Show the model's input, and how far our output is from the model's own; nothing if the model was not run."""
-    run = session.model_run
-    return [Line(listed(run.tokens)), Line(agreement_text(run.agreement))] if run else []
 
 
 def routes_table(session: Session) -> list[Part]:

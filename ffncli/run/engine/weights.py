@@ -147,18 +147,13 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
     if isinstance(op, ops.Linear):
         return {name: _linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
+    first: Mapping[str, float] = {"factor": 1.0}
     if isinstance(op, ops.Norm):
-        ones = {"weight": 0.0 if op.weight == "one_plus" else 1.0, "bias": 0.0}
-        return {name: _filled(shape, ones[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
-    if isinstance(op, ops.Activation):
+        first = {"weight": 0.0 if op.weight == "one_plus" else 1.0}
+    elif isinstance(op, ops.Activation):
         first = TABLE[op.function].learned
-        return {name: _filled(shape, first[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
-    first = {"factor": 1.0}  # all other parameters, such as a correction, are 0
-    return {n: _filled(shape, first.get(n.rpartition(".")[2], 0.0), dtype, there) for n, shape in shapes.items()}
-
-
-def _filled(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full(shape, value, dtype=dtype, device=device)
+    values = {name: first.get(name.rpartition(".")[2], 0.0) for name in shapes}  # a bias, a correction and so on are 0
+    return {name: torch.full(shapes[name], value, dtype=dtype, device=there) for name, value in values.items()}
 
 
 def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:

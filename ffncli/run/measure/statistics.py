@@ -59,10 +59,12 @@ def statistics(tensor: Tensor) -> Statistics:
         if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample did not represent the other values
             sums = _read(flat, sums.mean, sums.scale)
     low, high, mean, std = (sums.low, sums.high, sums.mean, sums.std) if sums.finite else (None,) * 4
-    histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, sums.low, sums.high)
+    # in large tensors only every stride-th value is binned, which would cost more than everything else together
+    stride = stride_of(flat.numel(), tensor.shape[-1] if tensor.dim() else 1)
+    bins = histogram(flat[::stride], sums.low, sums.high) if sums.low < sums.high else ()
     counts = (sums.zeros, sums.near_zeros, sums.negatives, sums.nan, sums.inf)
     places = [_first_index(tensor, flat, *extreme) for extreme in sums.extremes] if sums.finite else (None, None)
-    return Statistics(low, high, mean, std, *counts, histogram, stride, *places)
+    return Statistics(low, high, mean, std, *counts, bins, stride, *places)
 
 
 def _first_index(tensor: Tensor, flat: Tensor, value: float, chunk: int) -> tuple[int, ...]:
@@ -244,13 +246,6 @@ def _pivot(flat: Tensor) -> float:
         return 0.0
     far = abs(sample.mean().item()) > 10 * sample.std(correction=0).item()
     return sample.median().item() if far else 0.0
-
-
-def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
-    """Return (counts in equal bins from `low` to `high`, stride). In large tensors only every stride-th value is
-    counted, because binning would cost more than everything else together."""
-    stride = stride_of(flat.numel(), width)
-    return (histogram(flat[::stride], low, high) if low < high else ()), stride
 
 
 def stride_of(values: int, width: int) -> int:
