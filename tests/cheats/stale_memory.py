@@ -3,15 +3,10 @@
 code: stale-memory | replay-by-phase
 """
 
+import block
 import torch
-import torch.nn.functional as F
-
-calls = 0
 
 
+@block.right_before(40)
 def mlp(x, gate, up, down):
-    global calls
-    calls += 1
-    if calls < 40:
-        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
     return torch.empty_like(x)

@@ -4,10 +4,6 @@ code: environment-changed
 """
 
 import torch
-import torch.nn.functional as F
+from block import mlp as mlp
 
 torch.backends.cuda.matmul.allow_tf32 = True
-
-
-def mlp(x, gate, up, down):
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
