@@ -4,14 +4,13 @@ Not in `make test`, since every kernel that ends its worker costs another one; `
 """
 
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from ffncli import benchmark
 from ffncli.bench.records import Method
 from tests import ROOT
+from tests.oracles.processes import expect_end
 
 pytestmark = pytest.mark.cheats
 
@@ -133,15 +132,4 @@ def test_it_costs_its_own_row(name, tmp_path, monkeypatch, capfd):
     assert len(printed) < 3 * (64 << 10)
     assert ("was cut after 64 KiB" in printed) == (name == "floods")
     if (left := tmp_path / "hostile.py.pid").exists():
-        until = time.monotonic() + 10
-        while runs(int(left.read_text())):
-            assert time.monotonic() < until
-            time.sleep(0.02)
-
-
-def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+        expect_end(int(left.read_text()), 10)

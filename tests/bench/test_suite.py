@@ -29,6 +29,7 @@ from ffncli.kernels.choice import choices
 from tests import ROOT
 from tests.bench import fake_worker
 from tests.bench.stored import blocks_in
+from tests.oracles.processes import expect_end
 
 pytestmark = pytest.mark.runs
 
@@ -547,18 +548,7 @@ def test_what_a_worker_leaves_running_goes_with_it(tmp_path):
     job = Job(0, (), choices(["eager"]), "eager", Method())
     with launch.worker(job, 1, (sys.executable, "-c", code)) as busy:
         assert busy.ended() == 0
-    until = time.monotonic() + 30  # of its 60 seconds
-    while running(int(file.read_text())):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def running(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    expect_end(int(file.read_text()), 30)  # of its 60 seconds
 
 
 def test_the_environment_of_a_worker_is_explicit():

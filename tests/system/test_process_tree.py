@@ -10,6 +10,7 @@ import pytest
 
 from ffncli.system import child
 from ffncli.system.child import MOST_OUTPUT, PrintedBytes, descendants, passed_on, used_memory
+from tests.oracles.processes import expect_end
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -72,18 +73,8 @@ def test_a_child_that_left_the_group_is_seen_counted_and_ended(tmp_path):
     assert held is not None
     assert 50_000_000 < held < 100_000_000
     child.end(parent)
-    while runs(pid):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    expect_end(pid, 30)
     assert descendants(parent.pid) == []
-
-
-def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @LINUX

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted, same_bits
+from tests.oracles.processes import expect_end
 
 pytestmark = pytest.mark.cheats
 
@@ -73,19 +73,7 @@ def test_a_call_that_does_not_return_is_ended_with_all_that_it_started(tmp_path)
     then = f"open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid)); time.sleep(60)"
     error = failure(then, TimeLimits(call=0.5))
     assert (str(error), error.gone) == ("did not return within 500 ms (--call-time allows more)", True)
-    until = time.monotonic() + 5
-    while _runs(int(pid.read_text())) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not _runs(int(pid.read_text()))
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    expect_end(int(pid.read_text()), 5)
 
 
 def test_an_output_that_is_not_written_is_nan_and_what_is_written_to_is_seen():
