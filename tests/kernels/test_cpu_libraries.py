@@ -258,14 +258,11 @@ def test_torch_has_one_thread_while_numpy_multiplies(dtype, monkeypatch):
 
     monkeypatch.setattr(np, "matmul", multiply)
     torch.set_num_threads(2)
-    try:
-        assert right(block, weights, x, call(x, params), 24)
-        assert torch.get_num_threads() == 2
-        with pytest.raises(MemoryError):
-            call(x, params)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+    assert right(block, weights, x, call(x, params), 24)
+    assert torch.get_num_threads() == 2
+    with pytest.raises(MemoryError):
+        call(x, params)
+    assert torch.get_num_threads() == 2
     assert seen == [(1, 2)] * 4
 
 

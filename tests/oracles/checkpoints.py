@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 from unicodedata import bidirectional, category
 
+from ffncli.models.files.checkpoint import Checkpoint, open_checkpoint
+
 LLAMA = {"model_type": "llama", "hidden_size": 4, "intermediate_size": 6, "hidden_act": "silu", "num_hidden_layers": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 4, "n_inner": 6, "activation_function": "gelu_new", "n_layer": 2}
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -51,6 +53,13 @@ def folder(path: Path, config: Mapping[str, Any] | str | bytes | None, stored: M
 
         save_file(dict(stored), path / "model.safetensors")
     return str(path)
+
+
+def checkpoint_in(folder: Path) -> Checkpoint:
+    """The checkpoint that this directory certainly holds."""
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def with_token(config: Mapping[str, Any], field: str, token: str) -> str:

@@ -66,11 +66,16 @@ def write(path: Path, model: nn.Module, kind: Q = Q.F32, architecture: str = "ll
         values = _as_llama_cpp(name, tensor).numpy()
         stored = kind if values.ndim == 2 else Q.F32
         writer.add_tensor(_gguf_name(name), quantize(values, stored), raw_dtype=stored)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what was added to it, and close its file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _gguf_name(name: str) -> str:

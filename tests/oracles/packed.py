@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.headers import TensorInfo, read_header
 from ffncli.models.files.packing import LogicalTensor, logical
 from ffncli.models.tensors.read_weights import values
+from tests.oracles.checkpoints import checkpoint_in
 
 UP = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -34,9 +34,7 @@ def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
 def unpacked(path: Path, stored: Mapping[str, Tensor], name: str = f"{UP}.weight", quantization: Any = None) -> Tensor:
     """What is read of tensors once they are in a file."""
     save_file({n: tensor.contiguous() for n, tensor in stored.items()}, path / "model.safetensors")
-    checkpoint = open_checkpoint(path)
-    assert checkpoint is not None
-    return values(checkpoint, name, quantization)
+    return values(checkpoint_in(path), name, quantization)
 
 
 def by_library(

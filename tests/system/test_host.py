@@ -11,8 +11,6 @@ import pytest
 
 from ffncli.system import cgroup, host
 
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-
 
 def put(root: Path, name: str, content: str) -> Path:
     path = root / name
@@ -108,15 +106,11 @@ def test_threads_are_the_least_of_three(quota, threads):
 def chip(root: Path, shared: dict[str, str]) -> Path:
     """Four CPUs: L1 of their own, L3 as shared."""
     for cpu in range(4):
-        folder = f"sys/devices/system/cpu/cpu{cpu}/cache"
-        put(root, f"{folder}/index0/level", "1")
-        put(root, f"{folder}/index0/type", "Data")
-        put(root, f"{folder}/index0/size", "48K")
-        put(root, f"{folder}/index0/shared_cpu_list", str(cpu))
-        put(root, f"{folder}/index3/level", "3")
-        put(root, f"{folder}/index3/type", "Unified")
-        put(root, f"{folder}/index3/size", "32M" if cpu < 2 else "96M")
-        put(root, f"{folder}/index3/shared_cpu_list", shared[str(cpu)])
+        first = {"level": "1", "type": "Data", "size": "48K", "shared_cpu_list": str(cpu)}
+        last = {"level": "3", "type": "Unified", "size": "32M" if cpu < 2 else "96M"}
+        for index, cache in (("index0", first), ("index3", {**last, "shared_cpu_list": shared[str(cpu)]})):
+            for name, value in cache.items():
+                put(root, f"sys/devices/system/cpu/cpu{cpu}/cache/{index}/{name}", value)
     return root
 
 
@@ -192,9 +186,18 @@ def test_macos_asks_sysctl(tmp_path, monkeypatch):
     assert host.available_memory(tmp_path) == 8 << 30
 
 
-@LINUX
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what it keeps")
-def test_what_is_freed_is_room_for_more():
+@pytest.fixture
+def printed():
+    """What code prints in a process whose malloc gives nothing back by itself."""
+    if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("malloc does not say what it keeps")
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+    return lambda code: (
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_what_is_freed_is_room_for_more(printed):
     """A block below malloc's limit for separate ones, with another behind it, stays in the heap when it is freed."""
     code = (
         "from ffncli.system.host import freed_memory\n"
@@ -203,14 +206,10 @@ def test_what_is_freed_is_room_for_more():
         "del blocks[:3]\n"
         "print(freed_memory() - before)\n"
     )
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert 149_000_000 <= int(done.stdout) <= 151_000_000
+    assert 149_000_000 <= int(printed(code)) <= 151_000_000
 
 
-@LINUX
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what it keeps")
-def test_what_is_freed_goes_back_where_it_is_much():
+def test_what_is_freed_goes_back_where_it_is_much(printed):
     code = (
         "from ffncli.system import host\n"
         "blocks = [bytearray(50_000_000) for _ in range(4)]\n"
@@ -222,9 +221,7 @@ def test_what_is_freed_goes_back_where_it_is_much():
         "host.available_memory = lambda: 2 * 10**8\n"
         "print(few, host.return_freed_memory(), before - resident())\n"
     )
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    few, much, given = done.stdout.split()
+    few, much, given = printed(code).split()
     assert (few, much) == ("False", "True")
     assert int(given) > 140_000_000
 

@@ -16,6 +16,7 @@ from gguf.quants import dequantize, quantize
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.gguf import GGUFFile, gguf_config, read_gguf
 from tests.oracles.checkpoints import harmful
+from tests.oracles.gguf_files import finish
 
 D_MODEL, D_FF, EXPERTS, VOCAB = 64, 96, 4, 40
 SHAPES = {
@@ -43,10 +44,7 @@ def write(path: Path, fill: Callable[[Any], None] = lambda writer: None, shapes:
     for name, (kind, shape) in (SHAPES if shapes is None else shapes).items():
         values = rng.standard_normal(shape).astype(np.float32)
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -98,9 +96,7 @@ def test_every_format_of_the_library_has_its_size(kind: Q, tmp_path: Path):
     block, size = gguf.GGML_QUANT_SIZES[kind]
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_tensor("a", np.zeros((3, 2 * size), np.uint8), raw_shape=(3, 2 * size), raw_dtype=kind)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        step()
-    writer.close()
+    finish(writer)
     (tensor,) = read_gguf(tmp_path / "a.gguf").tensors
     assert (tensor.format, tensor.shape, tensor.bytes) == (kind.name, (3, 2 * block), 6 * size)
 

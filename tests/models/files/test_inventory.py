@@ -13,10 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ffncli.errors import FFNError
-from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import UNSEEN, Inventory, collect, shared_name, take_inventory
-from tests.oracles.checkpoints import INDEX
+from tests.oracles.checkpoints import INDEX, checkpoint_in
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -27,9 +26,7 @@ def taken(path: Path, files: dict[str, dict[str, Any]], index: dict[str, str] | 
         save_file(stored, path / file)
     if index is not None:
         (path / INDEX).write_text(json.dumps({"weight_map": index}))
-    checkpoint = open_checkpoint(path)
-    assert checkpoint is not None
-    return take_inventory(checkpoint)
+    return take_inventory(checkpoint_in(path))
 
 
 def check_sums(inventory: Inventory, folder: Path) -> None:

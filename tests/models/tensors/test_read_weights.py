@@ -16,14 +16,13 @@ from torch import Tensor
 from ffncli.block.steps import Axis
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files import rows as reading
-from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as values
 from ffncli.models.tensors.layout import Located, canonical
 from ffncli.models.tensors.read_weights import read_weights
 from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine.weights import stored_layer
-from tests.oracles.checkpoints import LLAMA, expect_refusal, folder, tensors
+from tests.oracles.checkpoints import LLAMA, checkpoint_in, expect_refusal, folder, tensors
 
 E, F, D = Axis("experts", 3), Axis("d_ff", 10), Axis("d_model", 7)
 PARTS = [(1, False), (2, False), (2, True), (3, True)]  # how many share a tensor, and whether they alternate
@@ -61,8 +60,7 @@ def test_every_layout_is_put_in_its_place(
     together = place(canonical, transposed, interleaved, -1 if bias else -2)
     stored = {f"w.{e}": t for e, t in enumerate(together.unbind())} if per_expert else {"w": together}
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, tmp_path / "model.safetensors")
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_in(tmp_path)
     located = tuple(
         Located(f"{part}.{'bias' if bias else 'weight'}", axes,
                 StoredSlice("w.{e}" if per_expert else "w", transposed, part, parts, interleaved), tuple(stored))
@@ -83,8 +81,7 @@ def test_experts_one_below_the_other(transposed: bool, dtype: torch.dtype, tmp_p
     axes = (E, D, F) if transposed else (E, F, D)
     canonical = torch.randn([axis.size for axis in axes])
     save_file({"w": (canonical.mT if transposed else canonical).reshape(-1, 7)}, tmp_path / "model.safetensors")
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_in(tmp_path)
     item = Located("w.weight", axes, StoredSlice("w", transposed, stacked=True), ("w",))
     assert torch.equal(read_weights(checkpoint, (item,), dtype)["w.weight"], canonical.to(dtype))
 
@@ -95,8 +92,7 @@ def test_axes_of_one_may_be_elsewhere(shape: tuple[int, ...], axes: tuple[Axis, 
     """A convolution of one tap, a correction with an axis too many, a gate squeezed to a vector."""
     tensor = torch.randn(shape)
     save_file({"w": tensor}, tmp_path / "model.safetensors")
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_in(tmp_path)
     found = read_weights(checkpoint, (Located("w.weight", axes, StoredSlice("w"), ("w",)),), torch.float32)["w.weight"]
     assert torch.equal(found, tensor.view([axis.size for axis in axes]))
 
@@ -106,8 +102,7 @@ def test_the_first_of_several_rows(tmp_path: Path):
     """Corrections for text and for images in one tensor."""
     tensor = torch.randn(2, 3)
     save_file({"w": tensor, "long": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_in(tmp_path)
     item = Located("w", (E,), StoredSlice("w", rows=2), ("w",))
     assert torch.equal(read_weights(checkpoint, (item,), torch.float32)["w"], tensor[0])
     assert torch.equal(canonical(tensor, item), tensor[0])
@@ -117,8 +112,7 @@ def test_the_first_of_several_rows(tmp_path: Path):
 
 def test_both_halves_must_fit(tmp_path: Path):
     save_file({"w": torch.zeros(20, 7)}, tmp_path / "model.safetensors")
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_in(tmp_path)
     located = [
         Located(n, (a, D), StoredSlice("w", part=i, parts=2), ("w",)) for i, (n, a) in enumerate((("g", F), ("u", E)))
     ]
@@ -177,17 +171,14 @@ def test_a_large_tensor_is_read_in_pieces(
 
 def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     source, _ = fused(tmp_path)
-    model, threads = load(source), torch.get_num_threads()
+    model = load(source)
     alone = stored_layer(model, model.model.layer("1"), torch.float32)
     monkeypatch.setattr(values, "_WORTH_WORKERS", 0)
     monkeypatch.setattr(values, "_BLOCK", 4)
     torch.set_num_threads(3)
-    try:
-        together = stored_layer(model, model.model.layer("1"), torch.float32)
-        with ThreadPoolExecutor(1) as pool:  # what torch gives to a new thread
-            assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (3, 3)
-    finally:
-        torch.set_num_threads(threads)
+    together = stored_layer(model, model.model.layer("1"), torch.float32)
+    with ThreadPoolExecutor(1) as pool:  # what torch gives to a new thread
+        assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (3, 3)
     assert alone is not None
     assert together is not None
     assert all(torch.equal(alone[0][name], together[0][name]) for name in alone[0])
@@ -195,7 +186,7 @@ def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_after_an_error_the_other_threads_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     source, _ = fused(tmp_path)
-    model, threads, calls = load(source), torch.get_num_threads(), []
+    model, calls = load(source), []
 
     def fill(*_: object) -> None:
         calls.append(None)
@@ -207,27 +198,21 @@ def test_after_an_error_the_other_threads_stop(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(values, "_BLOCK", 1)  # 33 blocks of a row
     monkeypatch.setattr(values._Destination, "fill", fill)
     torch.set_num_threads(2)
-    try:
-        with pytest.raises(FFNError, match="the first one"):
-            stored_layer(model, model.model.layer("1"), torch.float32)
-    finally:
-        torch.set_num_threads(threads)
+    with pytest.raises(FFNError, match="the first one"):
+        stored_layer(model, model.model.layer("1"), torch.float32)
     assert len(calls) < 10
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_file_that_became_shorter(workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     source = folder(tmp_path, LLAMA, tensors("llama"))
-    model, threads = load(source), torch.get_num_threads()
+    model = load(source)
     file = tmp_path / "model.safetensors"
     os.truncate(file, file.stat().st_size - 50)
     monkeypatch.setattr(values, "_WORTH_WORKERS", 0)
     torch.set_num_threads(workers)
-    try:
-        with pytest.raises(FFNError, match=r"model\.safetensors is truncated: its tensors extend to byte") as refused:
-            stored_layer(model, model.model.layer("1"), torch.float32)
-    finally:
-        torch.set_num_threads(threads)
+    with pytest.raises(FFNError, match=r"model\.safetensors is truncated: its tensors extend to byte") as refused:
+        stored_layer(model, model.model.layer("1"), torch.float32)
     assert (refused.value.code, refused.value.hint) == (ExitCode.USAGE, "is the download complete?")
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ffncli.models.config.read import from_config, read_config
 from ffncli.models.counting.count import count
-from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.inventory import take_inventory
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
@@ -28,6 +27,7 @@ from ffncli.models.tensors.matching import items_of
 from ffncli.models.tensors.recognise import recognise
 from tests.oracles.architectures import Architecture, build, cases, class_of, fresh, numbers, towers
 from tests.oracles.architectures.nested import composite
+from tests.oracles.checkpoints import checkpoint_in
 
 # Tests with this mark take a `name`; tests/conftest.py puts those of one name in a row, so that it is built once.
 statement = pytest.mark.architecture
@@ -199,9 +199,7 @@ def counts(tiny: Tiny) -> Counts:
 
 def _by_headers(folder: Path) -> int:
     """FFN parameters by the tensors' names and shapes alone: no config is read."""
-    checkpoint = open_checkpoint(folder)
-    assert checkpoint is not None
-    layers = recognise(items_of(take_inventory(checkpoint), None))[0]
+    layers = recognise(items_of(take_inventory(checkpoint_in(folder)), None))[0]
     return sum(found.params for seen in layers.values() for founds in seen.values() for found in founds)
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,15 +84,8 @@ print(os.environ.get("OMP_WAIT_POLICY"), environment(1, "fixed")["OMP_WAIT_POLIC
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in run.stderr or sys.platform != "linux"
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("command", ["trace", "trace --layer all", "verify --check zero", "activations --source"])
-def test_every_command_computes_with_as_many_threads(command: str, call, threads, tmp_path: Path):
+def test_every_command_computes_with_as_many_threads(command: str, call, tmp_path: Path):
     name, *options = command.split()
     model = str(folder(tmp_path, LLAMA, tensors("llama")))
     torch.set_num_threads(1)
@@ -101,7 +93,7 @@ def test_every_command_computes_with_as_many_threads(command: str, call, threads
     assert (code, torch.get_num_threads()) == (0, 3), error
 
 
-def test_torchs_number_stays_where_none_is_asked_for(threads):
+def test_torchs_number_stays_where_none_is_asked_for():
     torch.set_num_threads(2)
     set_threads(None)
     assert torch.get_num_threads() == 2

@@ -141,18 +141,19 @@ def test_a_kernel_that_writes_spoils_nothing_for_the_next(file):
     assert (found["changes_w"].passed, found["good"].passed) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"),
-    [
-        ("SwiGLU", GATED),
-        ("OtherOrder", FFNSpec(8, 24, "geglu_tanh")),
-        ("Fused", FFNSpec(8, 24, "geglu", bias=True)),
-        ("Pointwise", FFNSpec(8, 24, "relu")),
-        ("GPT2MLP", FFNSpec(8, 24, "gelu_tanh")),
-        ("Raw", FFNSpec(8, 24, "silu", bias=True)),
-        ("built", FFNSpec(8, 24, "gelu_tanh")),
-    ],
-)
+CLASSES = [
+    ("SwiGLU", GATED),
+    ("OtherOrder", FFNSpec(8, 24, "geglu_tanh")),
+    ("Fused", FFNSpec(8, 24, "geglu", bias=True)),
+    ("Interleaved", FFNSpec(8, 24, "glu", bias=True)),
+    ("Pointwise", FFNSpec(8, 24, "relu")),
+    ("GPT2MLP", FFNSpec(8, 24, "gelu_tanh")),
+    ("Raw", FFNSpec(8, 24, "silu", bias=True)),
+    ("built", FFNSpec(8, 24, "gelu_tanh")),
+]
+
+
+@pytest.mark.parametrize(("name", "spec"), CLASSES)
 def test_a_class_runs_on_the_blocks_weights(file, name, spec):
     """Whatever its parameters are called and however they lie: it gives what the block gives."""
     block = kernel_steps(steps(spec))
@@ -290,20 +291,7 @@ def gradients(function, weights, x, g):
     return torch.autograd.grad(out, leaves, g)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"),
-    [
-        ("good", GATED),
-        ("record", GATED),
-        ("SwiGLU", GATED),
-        ("Fused", FFNSpec(8, 24, "geglu", bias=True)),
-        ("Interleaved", FFNSpec(8, 24, "glu", bias=True)),
-        ("GPT2MLP", FFNSpec(8, 24, "gelu_tanh")),
-        ("Pointwise", FFNSpec(8, 24, "relu")),
-        ("Raw", FFNSpec(8, 24, "silu", bias=True)),
-        ("built", FFNSpec(8, 24, "gelu_tanh")),
-    ],
-)
+@pytest.mark.parametrize(("name", "spec"), [("good", GATED), ("record", GATED), *CLASSES])
 def test_gradients_are_the_references(file, name, spec):
     """Through prepare, to the canonical weights: however a module packs them."""
     block = kernel_steps(steps(spec))
