@@ -1,6 +1,9 @@
 """One environment for all tests: no colour, no terminal of the developer's, reproducible hypothesis."""
 
+import csv
 import gc
+import io
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -105,6 +109,32 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return int(stop.value.code or 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def stdout_of(call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """What a command prints that succeeds, and says nothing on stderr unless there may be notes."""
+
+    def run(*arguments: str, notes: bool = False) -> str:
+        code, out, err = call(*arguments)
+        assert (code, "" if notes else err) == (0, ""), (arguments, err)
+        return out
+
+    return run
+
+
+@pytest.fixture
+def json_of(stdout_of: Callable[..., str]) -> Callable[..., Any]:
+    """The same with --json."""
+    return lambda *arguments, notes=False: json.loads(stdout_of(*arguments, "--json", notes=notes))
+
+
+@pytest.fixture
+def csv_of(stdout_of: Callable[..., str]) -> Callable[..., list[dict[str, str]]]:
+    """The rows with --csv."""
+    return lambda *arguments, notes=False: list(
+        csv.DictReader(io.StringIO(stdout_of(*arguments, "--csv", notes=notes)))
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """`ffn doctor`: its page, its JSON and CSV, what it exits with."""
 
-import csv
-import io
 import json
 import platform
 import re
@@ -31,10 +29,8 @@ def measured(monkeypatch):
     return asked
 
 
-def test_json_has_what_is_documented(call, measured):
-    code, out, _ = call("doctor", "--json")
-    assert code == 0
-    answer = json.loads(out)
+def test_json_has_what_is_documented(json_of, measured):
+    answer = json_of("doctor", notes=True)
     assert answer["command"] == "doctor"
     assert answer["resolvable_difference"] == answer["noise"]["resolvable_difference"] == 0.0043
     assert measured["seconds"] == 10
@@ -59,9 +55,8 @@ def test_without_noise(call, monkeypatch):
     assert "noise" not in {row["name"] for row in answer["rows"]}
 
 
-def test_the_page_says_what_can_be_told_apart(call, measured):
-    code, out, _ = call("doctor", "--seconds", "4", "--threads", "1")
-    assert code == 0
+def test_the_page_says_what_can_be_told_apart(stdout_of, measured):
+    out = stdout_of("doctor", "--seconds", "4", "--threads", "1", notes=True)
     assert (measured["seconds"], measured["threads"]) == (4, 1)
     assert re.search(r"^noise +can resolve differences of 0\.43 % or more +ok$", out, re.M)
     assert "ratio 1.0002, 95 % interval 0.9959 to 1.0045" in out
@@ -89,9 +84,8 @@ def test_a_noise_test_that_fails_is_a_row(call, measured):
     assert (row["name"], row["value"], row["status"]) == ("noise", "not measured", "bad")
 
 
-def test_csv_is_the_rows(call, measured):
-    out = call("doctor", "--csv")[1]
-    rows = list(csv.DictReader(io.StringIO(out)))
+def test_csv_is_the_rows(csv_of, measured):
+    rows = csv_of("doctor", notes=True)
     assert list(rows[0]) == ["name", "value", "status", "advice"]
     assert rows[-1]["name"] == "noise"
 

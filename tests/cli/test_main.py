@@ -54,9 +54,8 @@ def test_debug_shows_where_it_happened(call):
     assert call("--debug", "params", "--nope")[2].endswith("see `ffn params --help`\n")
 
 
-def test_the_version_says_what_decides_the_numbers(call, monkeypatch):
-    code, out, err = call("--version")
-    assert (code, err) == (0, "")
+def test_the_version_says_what_decides_the_numbers(call, stdout_of, monkeypatch):
+    out = stdout_of("--version")
     assert re.fullmatch(rf"ffn {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", out)
 
     def missing(name: str) -> str:

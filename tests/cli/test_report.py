@@ -5,18 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracles.checkpoints import expect_refusal
 from tests.pages.test_report import RESULTS
 
 
-def test_it_says_what_it_wrote(call, tmp_path: Path) -> None:
+def test_it_says_what_it_wrote(call, stdout_of, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    code, out, err = call("report", str(RESULTS), "-o", str(page))
-    assert (code, err) == (0, "")
+    out = stdout_of("report", str(RESULTS), "-o", str(page))
     assert out.startswith(f"  {page}: ") or str(page) in out
     assert page.stat().st_size > 10_000
-    code, out, err = call("report", str(RESULTS), "-o", str(page))
-    assert code == 2
-    assert "exists already" in err
+    expect_refusal(call("report", str(RESULTS), "-o", str(page)), "exists already")
     code, out, _ = call("report", str(RESULTS), "-o", str(page), "--force", "--json", "--title", "T")
     answer = json.loads(out)
     assert (code, answer["command"], answer["bytes"]) == (0, "report", page.stat().st_size)

@@ -5,6 +5,7 @@ import torch
 
 from ffncli.errors import FFNError
 from ffncli.system import gpu
+from tests.oracles.checkpoints import expect_refusal
 from tests.system import fake_gpu as fake
 from tests.system.fake_gpu import FakeCudaTorch
 from tests.system.test_host import put
@@ -221,10 +222,7 @@ def test_a_gpu_that_fails_later_is_no_bug_either(text, call, monkeypatch):
         raise fake.AcceleratorError(text)
 
     monkeypatch.setattr(prepare, "device_of", fails)
-    code, _, err = call("trace", "4x8", "--device", "cuda")
-    assert code == 3
-    assert err.count("\n") == 1
-    assert "the GPU" in err
+    err = expect_refusal(call("trace", "4x8", "--device", "cuda"), "the GPU", code=3)
     assert "bug" not in err
 
 
@@ -246,6 +244,5 @@ def test_what_a_library_of_the_gpu_reports_is_no_bug_of_ours(text, reported):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_the_real_torch_without_a_gpu(call):
     for command in COMMANDS.values():
-        code, _, err = call(*command, "--device", "cuda")
-        assert code == 3
+        err = expect_refusal(call(*command, "--device", "cuda"), code=3)
         assert err.startswith("error: --device cuda: there is no GPU here")

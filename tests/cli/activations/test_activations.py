@@ -1,8 +1,5 @@
 """`ffn activations` from the outside."""
 
-import csv
-import io
-import json
 import math
 import re
 from contextlib import suppress
@@ -23,14 +20,8 @@ from tests import ROOT
 from tests.cli.test_main import HEAVY, loaded_by
 
 
-def answer(call, *arguments):
-    code, out, err = call("activations", *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
-
-
-def test_json_says_what_the_contract_promises(call):
-    (row,) = answer(call, "gelu", "--at", "0.12,-0.08")["rows"]
+def test_json_says_what_the_contract_promises(json_of):
+    (row,) = json_of("activations", "gelu", "--at", "0.12,-0.08")["rows"]
     assert row["name"] == "gelu"
     assert row["formula"] == "x Φ(x)"
     first = row["values"][0]
@@ -40,30 +31,28 @@ def test_json_says_what_the_contract_promises(call):
     assert row["maximum"] is None
 
 
-def test_the_default_is_what_known_models_use(call):
+def test_the_default_is_what_known_models_use(json_of):
     used = {group.spec.activation for name in catalog.names() for group in catalog.find(name).model.groups}
     assert used <= set(IN_USE)
-    assert [row["name"] for row in answer(call)["rows"]] == list(IN_USE)
+    assert [row["name"] for row in json_of("activations")["rows"]] == list(IN_USE)
     assert all(TABLE[name].used_by for name in IN_USE)
 
 
-def test_names_in_any_spelling_and_as_a_list(call):
-    rows = answer(call, "GELU-New,swish", "gelu_tanh", "relu")["rows"]
+def test_names_in_any_spelling_and_as_a_list(json_of):
+    rows = json_of("activations", "GELU-New,swish", "gelu_tanh", "relu")["rows"]
     assert [row["name"] for row in rows] == ["gelu_tanh", "silu", "relu"]
-    assert [row["name"] for row in answer(call, "--all")["rows"]] == list(TABLE)
+    assert [row["name"] for row in json_of("activations", "--all")["rows"]] == list(TABLE)
 
 
-def test_csv_has_a_line_per_activation_in_full_precision(call):
-    _, out, _ = call("activations", "relu", "tanh", "--at", "0.5,2", "--csv")
-    lines = list(csv.DictReader(io.StringIO(out)))
+def test_csv_has_a_line_per_activation_in_full_precision(csv_of):
+    lines = csv_of("activations", "relu", "tanh", "--at", "0.5,2")
     assert [line["name"] for line in lines] == ["relu", "tanh"]
     assert lines[1]["value"] == f"{math.tanh(0.5)!r};{math.tanh(2)!r}"
     assert (lines[0]["maximum"], lines[0]["monotone"], lines[0]["x"]) == ("", "true", "0.5;2.0")
 
 
-def test_the_page_reads(call):
-    code, out, _ = call("activations", "gelu", "relu")
-    assert code == 0
+def test_the_page_reads(call, stdout_of):
+    out = stdout_of("activations", "gelu", "relu")
     lines = [line.split() for line in out.splitlines()]
     assert ["gelu", "[-0.1700,", "∞)", "-0.7518", "1.1289", "1.4142", "no", "smooth"] in lines
     assert ["relu", "50", "50.04", "0.3989", "0.3408", "1.4142", "1.4142"] in lines
@@ -72,18 +61,18 @@ def test_the_page_reads(call):
     assert "f(x)/x" in call("activations", "gelu", "relu", "--at", "1")[1]
 
 
-def test_stated_values_are_marked_and_decide_the_exit_code(call):
+def test_stated_values_are_marked_and_decide_the_exit_code(call, json_of):
     code, out, err = call("activations", "gelu", "--expect", "0.12=0.066,0.21=0.115", "--expect=-0.15=-0.058")
     assert code == 1
     verdicts = [line.split()[-1] for line in out.splitlines()[2:5]]
     assert verdicts == ["right", "wrong", "wrong"]
     assert err.startswith("error: 2 of 3 stated values are wrong: gelu(0.21) = 0.1225, not 0.115")
     assert call("activations", "gelu", "--expect", "0.12=0.066")[0] == 0
-    (one,) = answer(call, "gelu", "--expect", "0.18=0.103")["expected"]
+    (one,) = json_of("activations", "gelu", "--expect", "0.18=0.103")["expected"]
     assert (one["right"], round(one["ratio"], 3)) == (True, 0.571)
 
 
-def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
+def test_an_option_may_be_repeated_or_hold_a_comma_list(json_of):
     asked = {
         ("gelu", "--at", "0,1", "--at", "-0.5:0:0.5"): ("gelu", "--at", "0,1,-0.5:0:0.5"),
         ("swiglu", "--up", "1,2", "--up", "-1"): ("swiglu", "--up", "1,2,-1"),
@@ -93,8 +82,8 @@ def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
         ("gelu", "--expect", "1=0.841", "--expect", "2=1.9545"): ("gelu", "--expect", "1=0.841,2=1.9545"),
     }  # fmt: skip
     for repeated, once in asked.items():
-        assert answer(call, *repeated) == answer(call, *once)
-    assert [v["x"] for v in answer(call, "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
+        assert json_of("activations", *repeated) == json_of("activations", *once)
+    assert [v["x"] for v in json_of("activations", "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
 
 
 def test_what_is_stated_reads_as_it_was_written_beside_digits_enough_to_judge_it(call):
@@ -123,10 +112,9 @@ def test_a_narrow_input_keeps_its_moments_on_the_page(call):
 
 
 @pytest.mark.parametrize("asked", ["--all --against gelu --at 1", "swiglu --iso-params --at 1"])
-def test_an_output_without_our_symbols_reads_all_the_same(call, asked):
+def test_an_output_without_our_symbols_reads_all_the_same(stdout_of, asked):
     """A question mark would stand for infinity, for ± or for an exponent."""
-    code, out, _ = call("activations", *asked.split())
-    assert code == 0
+    out = stdout_of("activations", *asked.split())
     assert {mark for mark in set(out) if encodable(mark, "ascii") == "?"} <= {"?"}
 
 
@@ -193,8 +181,11 @@ def test_any_text_gives_points_or_an_error(text):
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
-def test_the_differences_of_the_gelus(call):
-    rows = {row["name"]: row for row in answer(call, "gelu_new", "quick-gelu", "gelu", "--against", "gelu_erf")["rows"]}
+def test_the_differences_of_the_gelus(json_of):
+    rows = {
+        row["name"]: row
+        for row in json_of("activations", "gelu_new", "quick-gelu", "gelu", "--against", "gelu_erf")["rows"]
+    }
     tanh, quick, itself = rows["gelu_tanh"], rows["quick_gelu"], rows["gelu"]
     assert (f"{tanh['max_difference']:.2e}", f"{tanh['max_difference_at']:.2f}") == ("4.73e-04", "2.70")
     assert f"{quick['max_difference']:.2e}" == "2.03e-02"
@@ -206,9 +197,8 @@ def test_the_differences_of_the_gelus(call):
     assert [m["ulps"] for m in tanh["rounded"][0]["at_max_difference"]] == [0, 8]
 
 
-def test_the_page_says_it_in_sentences(call):
-    code, out, _ = call("activations", "gelu_tanh", "gelu", "relu2", "elu", "--against", "gelu")
-    assert code == 0
+def test_the_page_says_it_in_sentences(stdout_of):
+    out = stdout_of("activations", "gelu_tanh", "gelu", "relu2", "elu", "--against", "gelu")
     assert re.search(r"^gelu_tanh +4\.732e-04  ±2\.699 ", out, re.M)
     assert re.search(r"^relu2 +unbounded; 90 in \[-10, 10\]  10 ", out, re.M)
     assert re.search(r"^elu +1\.0000  towards -∞ ", out, re.M)
@@ -218,25 +208,25 @@ def test_the_page_says_it_in_sentences(call):
     assert "gelu in bf16" not in out
 
 
-def test_unbounded_is_null_and_looked_at_nearby(call):
-    (row,) = answer(call, "relu2", "--against", "gelu")["rows"]
+def test_unbounded_is_null_and_looked_at_nearby(json_of):
+    (row,) = json_of("activations", "relu2", "--against", "gelu")["rows"]
     assert (row["max_difference"], row["max_difference_at"], row["max_difference_towards"]) == (None, None, None)
     assert row["max_difference_within"] == {"low": -10, "high": 10, "x": 10, "value": pytest.approx(90)}
-    (row,) = answer(call, "elu", "--against", "gelu")["rows"]
+    (row,) = json_of("activations", "elu", "--against", "gelu")["rows"]
     assert (row["max_difference"], row["max_difference_at"], row["max_difference_towards"]) == (1, None, "-inf")
 
 
-def test_formats_are_chosen(call):
-    (row,) = answer(call, "silu", "--against", "gelu", "--dtype", "float32,bf16,fp32")["rows"]
+def test_formats_are_chosen(json_of):
+    (row,) = json_of("activations", "silu", "--against", "gelu", "--dtype", "float32,bf16,fp32")["rows"]
     assert [s["dtype"] for s in row["rounded"]] == ["fp32", "bf16"]
     assert row["rounded"][0]["inputs"] > 10_000
-    entries = answer(call, "silu", "--rounding", "--dtype", "fp16")["rounding"]
+    entries = json_of("activations", "silu", "--rounding", "--dtype", "fp16")["rounding"]
     assert [(e["dtype"], e["way"]) for e in entries] == [("fp16", "native"), ("fp16", "formula")]
 
 
-def test_std_reaches_both(call):
-    (narrow,) = answer(call, "silu", "--against", "gelu", "--rounding", "--std", "0.1")["rows"]
-    (wide,) = answer(call, "silu", "--against", "gelu", "--rounding", "--std", "3")["rows"]
+def test_std_reaches_both(json_of):
+    (narrow,) = json_of("activations", "silu", "--against", "gelu", "--rounding", "--std", "0.1")["rows"]
+    (wide,) = json_of("activations", "silu", "--against", "gelu", "--rounding", "--std", "3")["rows"]
     assert narrow["rms_difference"] < wide["rms_difference"]
     assert narrow["rounded"][0]["rounding_rms"] < wide["rounded"][0]["rounding_rms"]
 
@@ -252,8 +242,8 @@ def worst_of_torch_in_fp16() -> tuple[float, float]:
     return float(x[errors.argmax()]), float(errors.max())
 
 
-def test_rounding_names_the_worst_point(call):
-    body = answer(call, "gelu", "relu2", "--rounding")
+def test_rounding_names_the_worst_point(json_of, stdout_of):
+    body = json_of("activations", "gelu", "relu2", "--rounding")
     entries = {(e["name"], e["dtype"], e["way"]): e for e in body["rounding"]}
     formula = entries["gelu", "bf16", "formula"]
     assert formula["max_ulps"] > 100  # 1 + erf(x) cancels
@@ -262,8 +252,7 @@ def test_rounding_names_the_worst_point(call):
     assert (native["at"], native["max_ulps"]) == pytest.approx(worst_of_torch_in_fp16(), rel=1e-6)
     assert native["max_ulps"] < 0.01 * entries["gelu", "fp16", "formula"]["max_ulps"]
     assert ("relu2", "bf16", "native") not in entries
-    code, out, _ = call("activations", "gelu", "relu2", "--rounding")
-    assert code == 0
+    out = stdout_of("activations", "gelu", "relu2", "--rounding")
     assert "relu2 in fp16, formula: overflows from |x| = 256 on" in out
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
     every = every[every.isfinite()]
@@ -271,37 +260,33 @@ def test_rounding_names_the_worst_point(call):
     assert ("gelu in bf16, native: infinite or NaN from x = " in out) != bool(finite)
 
 
-def test_csv_has_a_line_per_activation(call):
-    code, out, _ = call("activations", "silu", "gelu_tanh", "--against", "gelu", "--rounding", "--csv")
-    assert code == 0
-    rows = list(csv.DictReader(io.StringIO(out)))
+def test_csv_has_a_line_per_activation(json_of, csv_of):
+    rows = csv_of("activations", "silu", "gelu_tanh", "--against", "gelu", "--rounding")
     assert [row["name"] for row in rows] == ["silu", "gelu_tanh"]
     assert rows[1]["max_difference_symmetric"] == "true"
     assert rows[1]["bf16_ulps_at_max_difference"] == "0;8"
     assert rows[1]["bf16_survives"] == "in part"
     assert float(rows[0]["fp16_native_max_ulps"]) > 0
-    body = answer(call, "silu", "--against", "gelu")["rows"][0]
+    body = json_of("activations", "silu", "--against", "gelu")["rows"][0]
     assert float(rows[0]["max_difference"]) == body["max_difference"]
 
 
-def test_a_line_of_csv_where_only_some_have_a_native_call(call):
-    code, out, _ = call("activations", "relu2", "gelu", "--rounding", "--csv")
-    assert code == 0
-    rows = list(csv.DictReader(io.StringIO(out)))
+def test_a_line_of_csv_where_only_some_have_a_native_call(csv_of):
+    rows = csv_of("activations", "relu2", "gelu", "--rounding")
     assert rows[0]["bf16_native_max_ulps"] == ""
     assert float(rows[1]["bf16_native_max_ulps"]) > 1
 
 
-def test_every_key_is_described(call):
+def test_every_key_is_described(json_of):
     section = JSON_DOC[JSON_DOC.index("\n## activations\n") :].split("\n## ")[1]
-    body = answer(call, "gelu_tanh", "--against", "gelu", "--rounding")
-    plain = answer(call, "gelu_tanh")
+    body = json_of("activations", "gelu_tanh", "--against", "gelu", "--rounding")
+    plain = json_of("activations", "gelu_tanh")
     row, plain_row = body["rows"][0], plain["rows"][0]
     keys = [k for k in row if k not in plain_row] + [k for s in row["rounded"] for k in s]
     keys += [k for s in row["rounded"] for m in s["at_max_difference"] for k in m] + [
         k for e in body["rounding"] for k in e
     ]
-    keys += list(answer(call, "relu2", "--against", "gelu")["rows"][0]["max_difference_within"])
+    keys += list(json_of("activations", "relu2", "--against", "gelu")["rows"][0]["max_difference_within"])
     assert [key for key in dict.fromkeys(keys) if f"`{key}`" not in section] == []
 
 

@@ -1,7 +1,5 @@
 """`ffn activations --source` as a user asks it."""
 
-import csv
-import io
 import json
 import re
 import shutil
@@ -13,6 +11,7 @@ import numpy
 import pytest
 
 from tests.oracles.checkpoints import expect_refusal
+from tests.oracles.gguf_files import finish
 from tests.oracles.prompted import ACTS, PROMPT, made, run
 from tests.test_docs import JSON_DOC, keys
 
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.models
 
 def source(name: str) -> str:
     return str(made(name).path)
-
-
-def answer(call, *arguments: str) -> dict:
-    code, out, _ = call("activations", *arguments, "--json")
-    assert code == 0
-    return json.loads(out)
 
 
 def test_a_layers_page_has_the_figures_of_its_own_gates(call):
@@ -46,9 +39,10 @@ def test_a_layers_page_has_the_figures_of_its_own_gates(call):
     assert max(map(len, lines[1:])) <= 80  # the first has the directory's name
 
 
-def test_the_nearest_normal_says_how_far_its_mean_is(call):
-    out = call("activations", "--source", "8x16:relu", "--input", "ones", "--tokens", "3")[1]
-    d = answer(call, "--source", "8x16:relu", "--input", "ones", "--tokens", "3")["data"]["layers"][0]["activations"][0]
+def test_the_nearest_normal_says_how_far_its_mean_is(call, json_of):
+    asked = ("activations", "--source", "8x16:relu", "--input", "ones", "--tokens", "3")
+    out = call(*asked)[1]
+    d = json_of(*asked, notes=True)["data"]["layers"][0]["activations"][0]
     mean, std = d["input"]["mean"], d["input"]["std"]
     assert abs(mean) > 0.1 * std
     assert f"--std {(mean**2 + std**2) ** 0.5:.4g} (the mean is {mean / std:+.2g} std off)" in out
@@ -56,16 +50,15 @@ def test_the_nearest_normal_says_how_far_its_mean_is(call):
 
 @pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
 @pytest.mark.parametrize("layer", ["1", "all"])
-def test_every_format(call, style, layer):
+def test_every_format(stdout_of, style, layer):
     asked = ("--source", source("deepseek_v3"), "--prompt", PROMPT, "--layer", layer, "--format", style)
-    code, out, err = call("activations", *asked)
-    assert (code, err) == (0, "")
+    out = stdout_of("activations", *asked)
     assert "\x1b" not in out
     assert "nan" not in out.replace("nan,inf", "").replace('"nan"', "")
 
 
-def test_every_json_key_is_described(call):
-    found = answer(call, "--source", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")
+def test_every_json_key_is_described(json_of):
+    found = json_of("activations", "--source", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")
     found["data"]["tokens"] = list(found["data"]["tokens"].values())  # stacks by name
     section = JSON_DOC[JSON_DOC.index("## activations") :]
     assert keys(found) <= set(re.findall(r"`(\w+)`", section)) | {"schema_version", "command", "conventions"} | {
@@ -75,30 +68,30 @@ def test_every_json_key_is_described(call):
     assert found["conventions"]
 
 
-def test_csv_has_a_line_per_activation_and_place(call):
+def test_csv_has_a_line_per_activation_and_place(csv_of, json_of):
     asked = ("--source", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")
-    lines = list(csv.DictReader(io.StringIO(call("activations", "gelu", "relu", *asked, "--csv")[1])))
+    lines = csv_of("activations", "gelu", "relu", *asked)
     assert [(line["layer"], line["step"], line["name"], line["own"]) for line in lines] == [
         (layer, step, name, "true" if name == "silu" else "false")
         for layer, step in (("0", "act"), ("1", "experts.act"), ("1", "shared.act"), ("2", "experts.act"),
                             ("2", "shared.act"))
         for name in ("silu", "gelu", "relu")
     ]  # fmt: skip
-    rows = answer(call, "gelu", "relu", *asked)["rows"]
+    rows = json_of("activations", "gelu", "relu", *asked)["rows"]
     assert [float(line["output_change"]) for line in lines] == [row["output_change"] for row in rows]
 
 
-def test_names_are_any_spelling_and_the_own_one_comes_once(call):
+def test_names_are_any_spelling_and_the_own_one_comes_once(json_of):
     asked = ("swish", "gelu_new", "silu", "--source", "8x16:swiglu")
-    assert [row["name"] for row in answer(call, *asked)["rows"]] == ["silu", "gelu_tanh"]
+    assert [row["name"] for row in json_of("activations", *asked, notes=True)["rows"]] == ["silu", "gelu_tanh"]
 
 
-def test_the_layers_of_a_model_beside_each_other(call):
+def test_the_layers_of_a_model_beside_each_other(call, json_of):
     out = call("activations", "--source", source("gpt2"), "--prompt", PROMPT, "--layer", "all")[1]
     assert "2 layers, each with its own weights" in out
     changes = out[out.index("Change of the FFN's output") :].splitlines()[1:4]
     assert changes[0].split() == ["layer", "relu", "relu2", "gelu", "quick_gelu", "silu", "xielu"]
-    rows = answer(call, "--source", source("gpt2"), "--prompt", PROMPT, "--layer", "all")["rows"]
+    rows = json_of("activations", "--source", source("gpt2"), "--prompt", PROMPT, "--layer", "all")["rows"]
     for layer, line in enumerate(changes[1:]):
         said = [float(word) for word in line.split()[1:]]
         assert said == pytest.approx(
@@ -112,10 +105,7 @@ def gguf_file(path):
         writer.add_uint32(f"llama.{key}", value)
     for name, shape in (("ffn_gate", (12, 8)), ("ffn_up", (12, 8)), ("ffn_down", (8, 12)), ("ffn_norm", (8,))):
         writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.parametrize(
@@ -140,32 +130,33 @@ def test_what_is_drawn_or_not_finite_is_said(call, tmp_path, arguments, notes):
     assert err.count("note:") == len(notes) + ("nan" in str(arguments))
 
 
-def test_the_seed_draws_what_trace_draws(call):
+def test_the_seed_draws_what_trace_draws(call, json_of):
     """The same generator: the gates of `ffn trace` are what enters here."""
     gate = next(
         step for step in json.loads(call("trace", "8x16:swiglu", "--seed", "5", "--json")[1])["steps"]
         if step["name"] == "gate"
     )  # fmt: skip
-    found = answer(call, "--source", "8x16:swiglu", "--seed", "5")["data"]["layers"][0]["activations"][0]["input"]
+    (layer,) = json_of("activations", "--source", "8x16:swiglu", "--seed", "5", notes=True)["data"]["layers"]
+    found = layer["activations"][0]["input"]
     assert found["mean"] == pytest.approx(gate["mean"], rel=1e-6)
     assert (found["min"], found["max"], found["histogram"]) == (gate["min"], gate["max"], gate["histogram"])
 
 
-def test_numbers_that_are_not_finite_leave_json_whole(call):
-    found = answer(call, "relu", "--source", "8x16:relu", "--input", "inf," * 7 + "nan")
+def test_numbers_that_are_not_finite_leave_json_whole(json_of):
+    found = json_of("activations", "relu", "--source", "8x16:relu", "--input", "inf," * 7 + "nan", notes=True)
     (entered,) = found["data"]["layers"][0]["activations"]
     assert (entered["input"]["nan"], entered["input"]["mean"], entered["input"]["histogram"]) == (16, None, [])
     assert (found["rows"][0]["nan"], found["rows"][0]["output_change"]) == (16, None)
 
 
-def test_a_users_own_module_is_run(call, tmp_path):
+def test_a_users_own_module_is_run(call, json_of, tmp_path):
     code = (
         "import torch\nclass Block(torch.nn.Module):\n    def __init__(self, d_model=8):\n        super().__init__()\n"
     )
     code += "        self.up = torch.nn.Linear(d_model, 16)\n        self.down = torch.nn.Linear(16, d_model)\n"
     code += "    def forward(self, x):\n        return self.down(torch.nn.functional.silu(self.up(x)))\n"
     (tmp_path / "my.py").write_text(code)
-    rows = answer(call, "relu", "--source", f"{tmp_path}/my.py:Block")["rows"]
+    rows = json_of("activations", "relu", "--source", f"{tmp_path}/my.py:Block", notes=True)["rows"]
     assert [row["name"] for row in rows] == ["silu", "relu"]
     (tmp_path / "my.py").write_text(code.replace("=8", ""))
     refused = call("activations", "--source", f"{tmp_path}/my.py:Block")

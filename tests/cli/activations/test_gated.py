@@ -1,8 +1,5 @@
 """Gated units in `ffn activations`: rows, tables, --up, --iso-params, what is refused."""
 
-import csv
-import io
-import json
 import math
 import subprocess
 import sys
@@ -16,14 +13,8 @@ KEYS = """name formula gated values minimum minimum_at maximum maximum_at lipsch
     source""".split()
 
 
-def rows(call, *arguments):
-    code, out, err = call("activations", *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)["rows"]
-
-
-def test_every_unit_has_a_row(call):
-    found = rows(call, *UNITS, "--at", "-2,0.5", "--up", "3,-1")
+def test_every_unit_has_a_row(json_of):
+    found = json_of("activations", *UNITS, "--at", "-2,0.5", "--up", "3,-1")["rows"]
     assert [row["name"] for row in found] == list(UNITS)
     for row in found:
         assert list(row) == KEYS
@@ -37,24 +28,24 @@ def test_every_unit_has_a_row(call):
         ]
 
 
-def test_plain_and_gated_together(call):
-    plain, gated = rows(call, "SwiGLU", "swish", "silu", "--std", "2")
+def test_plain_and_gated_together(json_of):
+    plain, gated = json_of("activations", "SwiGLU", "swish", "silu", "--std", "2")["rows"]
     assert (plain["name"], gated["name"]) == ("silu", "swiglu")
     assert "gated" not in plain or plain["gated"] is False
     assert (plain["std"], gated["std"]) == (2.0, 2.0)
     assert plain["gain"] > gated["gain"]
 
 
-def test_without_up_and_at_the_defaults(call):
-    (row,) = rows(call, "swiglu-oai")
+def test_without_up_and_at_the_defaults(json_of):
+    (row,) = json_of("activations", "swiglu-oai")["rows"]
     assert {v["up"] for v in row["values"]} == {1.0}
     assert [v["x"] for v in row["values"]] == [-3, -2, -1, 0, 1, 2, 3]
 
 
-def test_iso_params(call):
-    found = rows(call, "swiglu", "geglu", "--iso-params")
+def test_iso_params(json_of):
+    found = json_of("activations", "swiglu", "geglu", "--iso-params")["rows"]
     assert [row["iso_params"]["gated_d_ff"] for row in found] == [1365, 1365]
-    (row,) = rows(call, "swiglu", "--iso-params", "--d-model", "4096", "--multiple-of", "256")
+    (row,) = json_of("activations", "swiglu", "--iso-params", "--d-model", "4096", "--multiple-of", "256")["rows"]
     iso = row["iso_params"]
     assert (iso["d_model"], iso["plain_d_ff"], iso["gated_d_ff"]) == (
         4096,
@@ -62,14 +53,13 @@ def test_iso_params(call):
         11008,
     )  # --d-ff: 4x where d_model is said
     assert (iso["plain_params"], iso["gated_params"]) == (2 * 4096 * 16384, 3 * 4096 * 11008)
-    (row,) = rows(call, "swiglu", "--iso-params", "--d-ff", "2.5x")
+    (row,) = json_of("activations", "swiglu", "--iso-params", "--d-ff", "2.5x")["rows"]
     assert row["iso_params"]["plain_d_ff"] == 1280
-    assert "iso_params" not in rows(call, "swiglu")[0]
+    assert "iso_params" not in json_of("activations", "swiglu")["rows"][0]
 
 
-def test_what_people_read(call):
-    code, out, err = call("activations", "swiglu", "swiglu_oai", "--iso-params", "--up", "1,-2")
-    assert (code, err) == (0, "")
+def test_what_people_read(stdout_of):
+    out = stdout_of("activations", "swiglu", "swiglu_oai", "--iso-params", "--up", "1,-2")
     text = " ".join(out.split())
     assert "swiglu_oai quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)" in text
     assert "range (-∞, ∞) [-41.9997, 55.9996]" in text
@@ -81,10 +71,9 @@ def test_what_people_read(call):
     assert [f"{title} at up = {up}" in text for title in ("Value", "∂/∂gate", "∂/∂up") for up in (1, -2)] == [True] * 6
 
 
-def test_csv_has_both_kinds(call):
-    code, out, _ = call("activations", "silu", "swiglu", "--iso-params", "--csv", "--at", "1,2")
-    plain, gated = csv.DictReader(io.StringIO(out))
-    assert (code, plain["name"], plain["iso_gated_d_ff"]) == (0, "silu", "")
+def test_csv_has_both_kinds(csv_of):
+    plain, gated = csv_of("activations", "silu", "swiglu", "--iso-params", "--at", "1,2")
+    assert (plain["name"], plain["iso_gated_d_ff"]) == ("silu", "")
     assert (gated["gated"], gated["up"], gated["iso_gated_d_ff"], gated["operations"]) == (
         "true",
         "1.0;1.0",
@@ -105,9 +94,9 @@ def test_no_torch_and_no_numpy(ffn):
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-def test_units_against_one_of_them(call):
+def test_units_against_one_of_them(json_of):
     names = ("swiglu_oai", "swiglu-step", "situ", "deepseek_v4")
-    found = rows(call, *names, "--against", "SwiGLU", "--at", "1,8", "--up", "12")
+    found = json_of("activations", *names, "--against", "SwiGLU", "--at", "1,8", "--up", "12")["rows"]
     by_name = {row["name"]: row for row in found}
     assert [row["against"] for row in found] == ["swiglu"] * 4
     assert by_name["deepseek_v4"]["same_gate"] == [None, pytest.approx(10.0)]
@@ -118,14 +107,13 @@ def test_units_against_one_of_them(call):
     assert found[3][1] == pytest.approx(silu * 10 - silu * 12, rel=1e-12)
 
 
-def test_the_page_of_units_against_one_of_them(call):
+def test_the_page_of_units_against_one_of_them(call, csv_of):
     text = " ".join(call("activations", "deepseek_v4", "situ", "--against", "swiglu")[1].split())
     assert "deepseek_v4 gate ≤ 10 -10 ≤ up ≤ 10 0.0000 0 %" in text
     assert "situ no gate no up" in text
     assert "Difference at up = 12" in text
-    code, out, _ = call("activations", "situ", "--against", "swiglu", "--at", "1", "--csv")
-    (line,) = csv.DictReader(io.StringIO(out))
-    assert (code, float(line["rms_difference"])) == (0, pytest.approx(0.0456, abs=1e-4))
+    (line,) = csv_of("activations", "situ", "--against", "swiglu", "--at", "1")
+    assert float(line["rms_difference"]) == pytest.approx(0.0456, abs=1e-4)
     assert float(line["difference"].split(";")[0]) == pytest.approx(-0.0152, abs=1e-4)
 
 

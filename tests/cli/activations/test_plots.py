@@ -9,6 +9,7 @@ import torch
 
 from ffncli.block.activations import TABLE
 from ffncli.cli.activations.command import curve_plots, difference_plot
+from tests.oracles.checkpoints import expect_refusal
 
 
 def values(plot, name):
@@ -79,9 +80,8 @@ def test_a_few_tall_curves_leave_the_frame_and_the_title_says_so():
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_plot_draws_curves_and_slopes_below_the_table(call):
-    code, out, err = call("activations", "gelu,silu", "--plot", "--at", "-2:2")
-    assert (code, err) == (0, "")
+def test_plot_draws_curves_and_slopes_below_the_table(stdout_of):
+    out = stdout_of("activations", "gelu,silu", "--plot", "--at", "-2:2")
     table, values, slopes = out.partition("Values\n")[0], *out.partition("Values\n")[2].split("Slopes\n")
     assert "gelu" in table
     for part, name in ((values, "f(x)"), (slopes, "slope of f at x")):
@@ -117,9 +117,7 @@ def test_plot_file(call, tmp_path):
     texts = {e.text for e in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
     assert {"gelu", "silu", "x", "f(x)", "slope of f at x"} <= texts
     first = path.read_bytes()
-    code, out, err = call("activations", "gelu", "silu", "--plot-file", str(path))
-    assert (code, out) == (2, "")
-    assert "exists already" in err
+    expect_refusal(call("activations", "gelu", "silu", "--plot-file", str(path)), "exists already")
     assert call("activations", "gelu", "silu", "--plot-file", str(path), "--force", "-q")[0::2] == (0, "")
     assert path.read_bytes() == first
 
@@ -127,30 +125,28 @@ def test_plot_file(call, tmp_path):
 def test_a_link_and_its_file_are_one(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "page.md").symlink_to("same.svg")
-    code, out, err = call("activations", "gelu", "--plot-file", "same.svg", "-o", "page.md", "--force")
-    assert (code, out) == (2, "")
-    assert "--plot-file and -o name the same file" in err
+    expect_refusal(
+        call("activations", "gelu", "--plot-file", "same.svg", "-o", "page.md", "--force"),
+        "--plot-file and -o name the same file",
+    )
 
 
 def test_without_matplotlib_nothing_is_computed(call, tmp_path, monkeypatch):
     for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = call("activations", "gelu", "--plot-file", str(tmp_path / "a.png"))
-    assert (code, out) == (3, "")
+    err = expect_refusal(call("activations", "gelu", "--plot-file", str(tmp_path / "a.png")), code=3)
     assert err == "error: --plot-file needs matplotlib; in a clone of ffn: pip install -e '.[plots]'\n"
 
 
 @pytest.mark.parametrize("at", ["0.5", "0", "-1e9,1e9", "1e-320", "700:710"])
-def test_any_range_can_be_drawn(call, at, tmp_path):
-    code, out, _ = call("activations", "--all", "--plot", "--at", at, "--plot-file", str(tmp_path / "a.svg"))
-    assert code == 0
+def test_any_range_can_be_drawn(stdout_of, at, tmp_path):
+    out = stdout_of("activations", "--all", "--plot", "--at", at, "--plot-file", str(tmp_path / "a.svg"), notes=True)
     assert "Slopes" in out
 
 
-def test_differences_come_last_and_gated_units_have_names_in_ascii(ffn, call):
-    code, out, _ = call("activations", "gelu_tanh", "--against", "gelu", "--plot", "--at", "-6:6")
-    assert code == 0
+def test_differences_come_last_and_gated_units_have_names_in_ascii(ffn, stdout_of):
+    out = stdout_of("activations", "gelu_tanh", "--against", "gelu", "--plot", "--at", "-6:6")
     assert out.index("Values\n") < out.index("Slopes\n") < out.index("Difference from gelu\n")
     done = ffn("activations", "swiglu", "--plot", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert done.returncode == 0

@@ -1,7 +1,5 @@
 """`ffn approximate`: its answer in every format, what it says of overfitting, interruptions, what cannot be asked."""
 
-import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -23,7 +21,7 @@ QUICK = ("--seeds", "2", "--steps", "30")
 SMALL = ("approximate", "--d-ff", "1,4", "--activation", "relu,swiglu", *QUICK)
 
 
-def test_json_csv_and_table_say_the_same(call):
+def test_json_csv_and_table_say_the_same(call, csv_of):
     code, out, err = call(*SMALL, "--target", "sin,and", "--json")
     found = json.loads(out)
     rows = found["rows"]
@@ -32,7 +30,7 @@ def test_json_csv_and_table_say_the_same(call):
     assert [(r["target"], r["activation"], r["d_ff_plain"]) for r in rows][:3] == [
         ("sin", "relu", 1), ("sin", "relu", 4), ("sin", "swiglu", 1)]  # fmt: skip
     assert found["targets"][1]["domain"] == [0.0, 1.0]
-    lines = list(csv.DictReader(io.StringIO(call(*SMALL, "--target", "sin,and", "--csv")[1])))
+    lines = csv_of(*SMALL, "--target", "sin,and")
     assert [float(line["rmse"]) for line in lines] == [row["rmse"] for row in rows]
     table = call(*SMALL, "--target", "sin,and")[1]
     for row in rows:

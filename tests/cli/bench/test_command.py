@@ -43,9 +43,8 @@ def measured(monkeypatch, tmp_path) -> list[BenchRequest]:
     return requests
 
 
-def test_it_measures_the_cases_as_they_are_defined(call, measured):
-    code, _, err = call("bench", "--suite", "ffn-1", "-k", "packed", "--save", "a.csv")
-    assert code == 0, err
+def test_it_measures_the_cases_as_they_are_defined(stdout_of, measured):
+    stdout_of("bench", "--suite", "ffn-1", "-k", "packed", "--save", "a.csv", notes=True)
     (request,) = measured
     assert (request.cases, request.suite, request.names) == (SUITE.cases("cpu"), SUITE.tag, ("eager", "packed"))
     assert request.method == SUITE.method("cpu")

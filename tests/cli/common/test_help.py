@@ -56,9 +56,8 @@ def examples(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_whole_help_has_every_option_once_in_its_group(call, name):
-    code, text, err = call(name, "--help")
-    assert (code, err) == (0, "")
+def test_the_whole_help_has_every_option_once_in_its_group(stdout_of, name):
+    text = stdout_of(name, "--help")
     expected: dict[str, list[set[str]]] = {}
     for option in options_of(name):
         expected.setdefault(str(option.rich_help_panel), []).append({*option.opts, *option.secondary_opts})
@@ -79,9 +78,8 @@ def test_groups_have_one_order_everywhere_and_help_is_last(call, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_short_help_has_four_examples_and_the_options_of_daily_use(call, name):
-    code, text, err = call(name, "-h")
-    assert (code, err) == (0, "")
+def test_the_short_help_has_four_examples_and_the_options_of_daily_use(call, stdout_of, name):
+    text = stdout_of(name, "-h")
     assert titles(text)[0] == "Examples"
     assert len(section(text, "Examples")) == 4
     whole = " ".join(call(name, "--help")[1].split())
@@ -195,7 +193,7 @@ def place(tmp_path: Path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["", *(name for name in NAMES if name != "bench")])
-def test_the_examples_run(call, name, place, monkeypatch):
+def test_the_examples_run(call, stdout_of, name, place, monkeypatch):
     """Trainings are cut to two steps, and the noise test does not wait: their options are read all the same."""
     monkeypatch.setattr(noise, "measure_noise", lambda *arguments: QUIET)
     for file in {"compare": ("base.npz", "new.npz"), "report": ("trace.safetensors",)}.get(name, ()):
@@ -205,20 +203,18 @@ def test_the_examples_run(call, name, place, monkeypatch):
         words = shlex.split(line)
         assert words[:2] == (["ffn", name] if name else ["ffn", words[1]])
         less = ["--steps", "2", "--seeds", "1"] if name == "approximate" else []
-        code, out, err = call(*words[1:], *less)
-        assert code == 0, (line, err)
+        out = stdout_of(*words[1:], *less, notes=True)
         assert out, line
 
 
-def test_the_examples_of_bench_are_read(call, place, monkeypatch):
+def test_the_examples_of_bench_are_read(stdout_of, place, monkeypatch):
     """Their requests are built, kernels and all; the measuring is left out."""
     requests = []
     monkeypatch.setattr(
         "ffncli.cli.bench.command._measure", lambda journal, request, plot, output: requests.append(request)
     )
     for line in examples("bench"):
-        code, _, err = call(*shlex.split(line)[1:], "--force")
-        assert code == 0, (line, err)
+        stdout_of(*shlex.split(line)[1:], "--force", notes=True)
     quick, own, known, saved = requests
     assert (quick.method.processes, quick.method.precision) == (3, 0.03)
     assert [choice.label for choice in own.kernels] == ["eager", "mine.py:mlp"]

@@ -226,7 +226,7 @@ def test_nan_in_both_agrees_and_in_one_departs(call, tmp_path):
     assert "x[0,2] is nan in BASE, 3.0 in NEW (1 values are finite in only one of them)" in err
 
 
-def test_experts_that_got_other_tokens_are_left_out(call, tmp_path):
+def test_experts_that_got_other_tokens_are_left_out(call, json_of, tmp_path):
     options = ("8x16:swiglu", "--experts", "4", "--expert", "all")
     base = save(call, tmp_path / "a.npz", *options)
     new = save(call, tmp_path / "b.npz", *options, "--input", "ones")
@@ -234,9 +234,7 @@ def test_experts_that_got_other_tokens_are_left_out(call, tmp_path):
     assert (code, json.loads(out)["first"]) == (1, "x")
     assert any(m["field"].endswith(": tokens") for m in json.loads(out)["mismatches"])
     plain = save(call, tmp_path / "c.npz", *options[:-2])
-    code, out, _ = call("compare", str(base), str(plain), "--json")
-    assert code == 0
-    assert {m["new"] for m in json.loads(out)["mismatches"]} == {"not saved"}
+    assert {m["new"] for m in json_of("compare", str(base), str(plain))["mismatches"]} == {"not saved"}
 
 
 def test_another_block_is_refused(call, tmp_path):
@@ -322,8 +320,7 @@ def test_another_op_under_the_same_formula_is_named(call, tmp_path):
     assert record.count('"linear"') == 2
     other = tmp_path / "b.json"
     other.write_text(record.replace('"linear"', '"conv"', 1).replace('"bias": "True"', '"bias": "False"', 1))
-    code, _, err = call("compare", str(base), str(other))
-    assert code == 2
+    err = expect_refusal(call("compare", str(base), str(other)))
     assert re.search(
         r"up = x · W1 \+ b1 is linear \(bias True\) in \S+a\.json, conv \(bias False\) in \S+b\.json", err
     ), err
@@ -342,9 +339,8 @@ def sweep(tmp_path: Path) -> str:
     return write(tmp_path / "sweep.csv", found)
 
 
-def test_a_table_and_curves_of_speed_against_size(call, sweep):
-    code, out, err = call("compare", sweep, "--plot")
-    assert (code, err) == (0, "")
+def test_a_table_and_curves_of_speed_against_size(call, stdout_of, sweep):
+    out = stdout_of("compare", sweep, "--plot")
     table, _, plot = out.partition("speed against eager, ")
     lines = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
     assert lines[0] == ["speed against eager", "512x2048:silu, gated"]
@@ -367,13 +363,13 @@ def test_a_file_has_the_curves_with_their_intervals(call, sweep, tmp_path):
     assert {"tokens", "times as fast as eager", "packed", "eager (baseline)", "1", "16", "256"} <= texts
 
 
-def test_json_and_csv_have_the_points(call, sweep):
+def test_json_and_csv_have_the_points(call, csv_of, sweep):
     body = json.loads(call("compare", sweep, "--plot", "--json")[1])
     (found,) = body["sweeps"]
     packed = found["curves"][1]
     assert (found["axis"], packed["kernel"]) == ("tokens", "packed")
     assert [(p["size"], p["speed"]) for p in packed["points"]] == [(t, 1 / r) for t, r in RATIOS.items()]
-    listed = list(csv.DictReader(io.StringIO(call("compare", sweep, "--plot", "--csv")[1])))
+    listed = csv_of("compare", sweep, "--plot", notes=True)
     lows = [float(r["speed_low"]) for r in listed if r["kernel"] == "packed"]
     assert lows == [p["speed_low"] for p in packed["points"]]
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "json.md").read_text("utf-8")))

@@ -1,12 +1,9 @@
 """`ffn experts` as a user asks it."""
 
-import csv
-import io
-import json
-
 import pytest
 
 import ffncli
+from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.prompted import made
 
 TEXTS = ["Hello the cat sat", "the mat \x1b[31mred", "cat cat cat"]
@@ -18,10 +15,8 @@ def mixtral() -> str:
     return str(made("mixtral").path)
 
 
-def test_the_answer_is_that_of_the_library(call, mixtral):
-    code, out, err = call("experts", mixtral, *SEVERAL, "--json")
-    assert (code, err) == (0, "")
-    found, survey = json.loads(out), ffncli.experts(mixtral, TEXTS)
+def test_the_answer_is_that_of_the_library(json_of, mixtral):
+    found, survey = json_of("experts", mixtral, *SEVERAL), ffncli.experts(mixtral, TEXTS)
     assert (found["command"], found["corpus"]["texts"], found["corpus"]["ablated_texts"]) == ("experts", 3, 3)
     for layer, record in zip(found["layers"], survey.layers, strict=True):
         assert layer["hit_rates"] == list(record.hit_rates)
@@ -29,14 +24,13 @@ def test_the_answer_is_that_of_the_library(call, mixtral):
 
 
 @pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
-def test_every_format(call, mixtral, style):
-    code, out, err = call("experts", mixtral, *SEVERAL, "--format", style)
-    assert (code, err) == (0, "")
+def test_every_format(stdout_of, mixtral, style):
+    out = stdout_of("experts", mixtral, *SEVERAL, "--format", style)
     assert "\x1b" not in out
 
 
-def test_csv_has_a_row_for_each_expert(call, mixtral):
-    rows = list(csv.DictReader(io.StringIO(call("experts", mixtral, *SEVERAL, "--ablate-texts", "0", "--csv")[1])))
+def test_csv_has_a_row_for_each_expert(csv_of, mixtral):
+    rows = csv_of("experts", mixtral, *SEVERAL, "--ablate-texts", "0")
     survey = ffncli.experts(mixtral, TEXTS, ablate_texts=0)
     assert [int(row["tokens"]) for row in rows] == [one.tokens for layer in survey.layers for one in layer.experts]
     assert all(row["divergence"] == "" for row in rows)
@@ -63,13 +57,8 @@ def test_a_file_of_texts_and_routes(call, mixtral, tmp_path):
     ],
 )
 def test_what_cannot_be_is_one_line(call, mixtral, arguments, words):
-    code, out, err = call("experts", mixtral, *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert err.count("\n") == 1
+    expect_refusal(call("experts", mixtral, *arguments), words)
 
 
 def test_a_dense_model_has_none(call):
-    code, _, err = call("experts", str(made("llama").path), "-p", "cat")
-    assert code == 2
-    assert "has no experts" in err
+    expect_refusal(call("experts", str(made("llama").path), "-p", "cat"), "has no experts")

@@ -1,7 +1,5 @@
 """`ffn explain` as a user asks it."""
 
-import csv
-import io
 import json
 
 import ffncli
@@ -36,14 +34,13 @@ def test_the_library_gives_the_same(call):
         assert (found["sources"], found["aliases"]) == (list(topic.sources), list(topic.aliases))
 
 
-def test_csv_has_the_numbers_in_full(call):
-    rows = list(csv.DictReader(io.StringIO(call("explain", "gelu", "--csv")[1])))
+def test_csv_has_the_numbers_in_full(csv_of):
+    rows = csv_of("explain", "gelu")
     assert [float(row["gelu"]) for row in rows] == [row[1] for row in ffncli.explain("gelu").example.rows]
 
 
-def test_alone_it_lists_the_topics(call):
-    code, out, err = call("explain")
-    assert (code, err) == (0, "")
+def test_alone_it_lists_the_topics(call, stdout_of):
+    out = stdout_of("explain")
     listed = [line.split()[0] for line in out.splitlines()[1:] if line]
     assert listed == [*(line.topic for line in topics()), "next"]
     assert listed[:6] == ["ffn", "activation", "gate", "4x", "neuron", "moe"]

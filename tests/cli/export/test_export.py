@@ -1,7 +1,5 @@
 """`ffn export` as a user asks it."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -43,7 +41,7 @@ def test_a_folder_for_the_arena(call, tmp_path):
     )
 
 
-def test_json_has_what_was_not_written(call, tmp_path):
+def test_json_has_what_was_not_written(call, csv_of, tmp_path):
     made = ffncli.export("gpt2", form="latex")
     found = json.loads(call("export", "gpt2", "--as", "latex", "--json")[1])
     assert (found["command"], found["form"], found["part"], found["layer"]) == ("export", "latex", "block", "decoder.0")
@@ -53,7 +51,7 @@ def test_json_has_what_was_not_written(call, tmp_path):
     path = tmp_path / "a.tex"
     found = json.loads(call("export", "gpt2", "--as", "latex", "-o", str(path), "--json")[1])
     assert found["files"] == [{"path": str(path), "bytes": path.stat().st_size, "text": None}]
-    rows = list(csv.DictReader(io.StringIO(call("export", "gpt2", "--as", "latex", "--csv")[1])))
+    rows = csv_of("export", "gpt2", "--as", "latex")
     assert [int(row["bytes"]) for row in rows] == [one.bytes for one in made.problem.workloads]
     arena = json.loads(call("export", "gpt2", "--as", "flashinfer-trace", "--dtype", "bf16", "--json", "-q")[1])
     assert json.loads(arena["files"][0]["text"])["op_type"] == "ffn"

@@ -31,9 +31,8 @@ def test_three_models(call):
     assert (mixtral["ffn_params_total"], mixtral["ffn_params_active"]) == (45_098_205_184, 11_275_337_728)
 
 
-def test_a_block_from_dimensions_shows_each_matrix(call):
-    code, out, err = call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")
-    assert (code, err) == (0, "")
+def test_a_block_from_dimensions_shows_each_matrix(stdout_of):
+    out = stdout_of("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")
     lines = [line.split() for line in out.splitlines()]
     assert ["up.weight", "3072", "×", "768", "2,359,296"] in lines
     assert ["down.weight", "768", "×", "3072", "2,359,296"] in lines
@@ -98,10 +97,8 @@ def test_weight_bytes_are_the_stored_ones_unless_told(call, tmp_path):
     ]
 
 
-def test_models_lists_all(call):
-    code, out, _ = call("models", "--csv")
-    found = {row["name"]: row for row in csv.DictReader(io.StringIO(out))}
-    assert code == 0
+def test_models_lists_all(call, csv_of):
+    found = {row["name"]: row for row in csv_of("models")}
     assert set(found) == {*DENSE, *MOE, *RECENT}
     assert all(int(found[name]["ffn_params_total"]) == total for name, (_, total) in DENSE.items())
     assert "mixtral-8x22b" in call("models", "mixtral")[1]
@@ -117,8 +114,7 @@ def test_the_files_suffix_chooses_the_format(call, tmp_path):
 def test_an_inline_block_is_dimensions_that_options_override(call):
     (row,) = rows(call, "64x128:gelu", "--gated")
     assert (row["gated"], row["bias"], row["ffn_params_per_layer"]) == (True, False, 3 * 64 * 128)
-    code, _, err = call("params", "64x128:swiglu", "--plain")
-    assert code == 2
+    err = expect_refusal(call("params", "64x128:swiglu", "--plain"))
     assert err == "error: --activation swiglu is gated and contradicts --plain; for a plain block: --activation silu\n"
     assert call("params", "0x8:relu")[2].startswith("error: 0x8:relu: d_model must be a whole number from 1 to")
 
@@ -126,9 +122,7 @@ def test_an_inline_block_is_dimensions_that_options_override(call):
 def test_a_gated_unit_in_a_plain_family_is_refused(call, tmp_path):
     config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "activation_function": "swiglu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    code, _, err = call("params", str(tmp_path))
-    assert code == 2
-    assert "activation_function 'swiglu' is a gated unit" in err
+    expect_refusal(call("params", str(tmp_path)), "activation_function 'swiglu' is a gated unit")
 
 
 def test_help_of_the_command_is_named(call):
@@ -247,10 +241,8 @@ def test_a_wrong_dtype_is_said_before_anything_is_read(call):
     assert call("params", "./nowhere", "--dtype", "f23")[2].startswith("error: --dtype: unknown dtype 'f23'")
 
 
-def test_ridge_list_shows_every_accelerator_by_a_name_that_ridge_takes(call):
-    code, out, err = call("params", "--ridge", "list", "--json")
-    assert (code, err) == (0, "")
-    listed = json.loads(out)["devices"]
+def test_ridge_list_shows_every_accelerator_by_a_name_that_ridge_takes(call, json_of):
+    listed = json_of("params", "--ridge", "list")["devices"]
     assert [one["name"] for one in listed] == [device.name for device in hardware.devices()]
     assert all(hardware.named(one["device"], "--ridge").name == one["name"] for one in listed)
     page = call("params", "--ridge", "list")[1]
@@ -285,15 +277,13 @@ def table(text: str) -> list[list[str]]:
 # --- --all ------------------------------------------------------------------------------------------------------------
 
 
-def test_all_is_every_known_model(call):
+def test_all_is_every_known_model(call, csv_of):
     found = {row["name"]: row for row in rows(call, "--all", "-q")}
     assert set(found) == {*DENSE, *MOE, *RECENT}
     assert {name: found[name]["ffn_params_total"] for name in DENSE} == {
         name: total for name, (_, total) in DENSE.items()
     }
-    code, out, _ = call("params", "--all", "--csv")
-    listed = list(csv.DictReader(io.StringIO(out)))
-    assert (code, [row["name"] for row in listed]) == (0, list(found))
+    assert [row["name"] for row in csv_of("params", "--all", notes=True)] == list(found)
     assert [row["name"] for row in json.loads(call("models", "--json")[1])["rows"]] == list(found)
 
 
@@ -305,7 +295,7 @@ def test_options_change_all_of_them(call):
 # --- --sweep ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_a_row_for_each_combination(call):
+def test_a_sweep_is_a_row_for_each_combination(call, csv_of):
     words = ["params", "64x256:gelu", "--no-bias", "--sweep", "d_ff=1x,2x,3x", "--sweep", "gated=yes,no"]
     code, out, err = call(*words, "--json")
     found = json.loads(out)["rows"]
@@ -314,7 +304,7 @@ def test_a_sweep_is_a_row_for_each_combination(call):
         assert row["sweep"] == {"d_ff": f"{times}x", "gated": "yes" if gated else "no"}
         assert (row["d_ff"], row["gated"]) == (64 * times, gated)
         assert row["ffn_params_total"] == (3 if gated else 2) * 64 * 64 * times
-    listed = list(csv.DictReader(io.StringIO(call(*words, "--csv")[1])))
+    listed = csv_of(*words)
     assert [(row["sweep_d_ff"], row["sweep_gated"]) for row in listed] == [
         (f"{t}x", g) for t in (1, 2, 3) for g in ("yes", "no")
     ]
@@ -372,7 +362,7 @@ def test_over_ranks(ranks: int, call):
 # --- --ep ---------------------------------------------------------------------------------------------------------
 
 
-def test_experts_over_ranks(call):
+def test_experts_over_ranks(call, csv_of):
     (row,) = rows(call, "mixtral-8x7b", "--ep", "4", "--tokens", "32")
     stored, sent = row["tensor_parallel"], row["expert_parallel"]
     assert (stored["ranks"], stored["expert_ranks"]) == (1, 4)
@@ -384,7 +374,7 @@ def test_experts_over_ranks(call):
     text = call("params", "mixtral-8x7b", "--ep", "4")[1]
     assert "8 × 14336 × 4096  2 × 14336 × 4096  experts" in text
     assert "two all-to-alls between 4 ranks of 2 experts" in text
-    (line,) = csv.DictReader(io.StringIO(call("params", "mixtral-8x7b", "--ep", "4", "--csv")[1]))
+    (line,) = csv_of("params", "mixtral-8x7b", "--ep", "4")
     assert (line["expert_ranks"], line["experts_per_rank"], line["dispatch_bytes_per_token"]) == ("4", "2", "12288")
 
 
@@ -428,7 +418,7 @@ def test_the_ridge_is_the_first_number_of_tokens_that_reaches_it(call):
     assert "never reached" in call("params", "llama-2-7b", "--ridge", "1e9")[1]
 
 
-def test_the_floor_of_a_device_is_its_data_sheet(call):
+def test_the_floor_of_a_device_is_its_data_sheet(call, csv_of):
     words = ["llama-2-7b", "--ridge", "h100,b200", "--tokens", "1,4096", "--dtype", "bf16"]
     (row,) = rows(call, *words)
     d, f, layers = LLAMA_2_7B
@@ -445,7 +435,7 @@ def test_the_floor_of_a_device_is_its_data_sheet(call):
     first = found[0]["ridge_tokens_fused"]
     (around,) = rows(call, *words[:3], "--tokens", f"{first - 1},{first}", "--dtype", "bf16")
     assert [one["bound"] for one in around["floors"]][:2] == ["memory", "compute"]
-    listed = list(csv.DictReader(io.StringIO(call("params", *words, "--csv")[1])))
+    listed = csv_of("params", *words)
     assert [(one["device"], int(one["tokens"]), one["bound"]) for one in listed] == [one[:3] for one in expected]
     text = call("params", *words)[1]
     rates = "989.4 TFLOP/s in bf16, 3,350 GB/s (NVIDIA H100 datasheet)"

@@ -1,7 +1,5 @@
 """`ffn plan` as a user asks it; with `--simulate` the closed form is what the program exchanges, at up to 64 ranks."""
 
-import csv
-import io
 import json
 import re
 from dataclasses import fields, replace
@@ -14,12 +12,7 @@ from ffncli.bench.results.row import ResultRow
 from ffncli.models.counting import plan
 from ffncli.models.counting.plan import PlanRow
 from tests.models.counting.test_count import SHAPES, block
-
-
-def body(call, *arguments: str) -> dict:
-    code, out, err = call("plan", *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
+from tests.oracles.checkpoints import expect_refusal
 
 
 def test_the_sentence_comes_first(call):
@@ -45,22 +38,22 @@ def test_what_does_not_fit_says_by_how_much(call):
     assert first == f"4096x11008:swiglu (FFN weights only) has no figures on V100 SXM2: {why}"
 
 
-def test_what_would_fit_is_the_smallest_split_that_does(call):
+def test_what_would_fit_is_the_smallest_split_that_does(call, json_of):
     for words, options in (("llama-3.1-405b", "--tp 16"), ("deepseek-v3 --device rtx-4090 --tp 1", "--tp 8 --ep 8")):
         first = call("plan", *words.split())[1].splitlines()[0]
         assert first.endswith(f"with {options}")
         devices = int(re.search(r"fits on (\d+) with", first)[1])
-        (best,) = body(call, *words.split())["would_fit"]
-        (found,) = body(call, *words.split(), *options.split())["cheapest"]
+        (best,) = json_of("plan", *words.split())["would_fit"]
+        (found,) = json_of("plan", *words.split(), *options.split())["cheapest"]
         assert found == best
         assert devices == best["devices"]
         powers = ",".join(str(2**n) for n in range(9))
-        rows = body(call, *words.split(), "--tp", powers, *(["--ep", powers] if "--ep" in options else []))["rows"]
+        rows = json_of("plan", *words.split(), "--tp", powers, *(["--ep", powers] if "--ep" in options else []))["rows"]
         fits: dict = {}
         for row in rows:
             fits.setdefault((row["devices"], row["tp"]), []).append(row["fits"])
         assert min(n for (n, _), every in fits.items() if all(every)) == devices
-    assert body(call, "llama-3.1-405b", "--tp", "16")["would_fit"] == []
+    assert json_of("plan", "llama-3.1-405b", "--tp", "16")["would_fit"] == []
     never = call("plan", "4096x11008:swiglu", "--device", "t4", "--dtype", "fp16", "-n", "99999999")[1].splitlines()[0]
     assert "does not fit on 8 × T4" in never
     assert "; fits on" not in never
@@ -68,21 +61,20 @@ def test_what_would_fit_is_the_smallest_split_that_does(call):
     assert first.endswith("in q4_0: needs 168.8 GB per device, has 72.00 GB; fits on 8 with --tp 8")
 
 
-def test_rows_of_json_csv_and_library_are_one(call):
+def test_rows_of_json_csv_and_library_are_one(csv_of, json_of):
     words = ("mixtral-8x7b", "--device", "h100,a100", "--tp", "1,2", "--ep", "1,8", "-n", "1,64", "--dtype", "bf16,fp8")
-    answer = body(call, *words)
+    answer = json_of("plan", *words)
     plan = ffncli.plan("mixtral-8x7b", ["h100", "a100"], (1, 2), (1, 8), (1, 64), ["bf16", "fp8"])
     assert len(answer["rows"]) == len(plan.rows) == 2 * 2 * 2 * 2 * 2
     assert answer["rows"] == [json.loads(json.dumps(vars(row))) for row in plan.rows]
     assert [row["device"] for row in answer["cheapest"]] == ["H100 SXM5", "A100 80GB SXM"]
-    lines = list(csv.DictReader(io.StringIO(call("plan", *words, "--csv")[1])))
+    lines = csv_of("plan", *words)
     assert list(lines[0]) == ["name", *(field.name for field in fields(PlanRow))]
     assert [float(line["time_s"]) for line in lines] == [row.time_s for row in plan.rows]
 
 
-def test_a_table_for_each_device_and_format(call):
-    code, out, err = call("plan", "llama-2-7b", "--device", "h100,a100", "--dtype", "bf16,fp8", "--tp", "1,3")
-    assert (code, err) == (0, "")
+def test_a_table_for_each_device_and_format(stdout_of):
+    out = stdout_of("plan", "llama-2-7b", "--device", "h100,a100", "--dtype", "bf16,fp8", "--tp", "1,3")
     titles = [line for line in out.splitlines() if "FLOPs/byte" in line]
     assert [title.partition(":")[0] for title in titles] == [
         "H100 SXM5, bf16", "H100 SXM5, fp8", "A100 80GB SXM, bf16", "A100 80GB SXM, fp8 computed in bf16",
@@ -92,10 +84,10 @@ def test_a_table_for_each_device_and_format(call):
     assert "0.85 of the peak" in out
 
 
-def test_assumptions_are_shown_and_change_the_time(call):
+def test_assumptions_are_shown_and_change_the_time(call, json_of):
     words = ("llama-2-7b", "--tp", "2", "--tokens", "4096", "--dtype", "bf16")
-    slow = body(call, *words, "--gemm-efficiency", "0.4", "--link", "pcie5", "--network", "hdr", "--per-node", "4")
-    fast = body(call, *words)
+    slow = json_of("plan", *words, "--gemm-efficiency", "0.4", "--link", "pcie5", "--network", "hdr", "--per-node", "4")
+    fast = json_of("plan", *words)
     assert slow["rows"][0]["compute_s"] == pytest.approx(2 * fast["rows"][0]["compute_s"])
     assert slow["assumed"][0]["changed"] == ["gemm_efficiency", "link", "network", "per_node"]
     page = call("plan", *words, "--gemm-efficiency", "0.4", "--link", "pcie5")[1]
@@ -133,8 +125,8 @@ def measured(tmp_path):
     return str(path)
 
 
-def test_a_cpu_by_what_was_measured_on_it(call, measured):
-    answer = body(call, "768x3072:gelu", "--device", "cpu", "--measured", measured, "--tp", "1", "-n", "32")
+def test_a_cpu_by_what_was_measured_on_it(call, json_of, measured):
+    answer = json_of("plan", "768x3072:gelu", "--device", "cpu", "--measured", measured, "--tp", "1", "-n", "32")
     (row,) = answer["rows"]
     assert row["time_s"] == pytest.approx(block(768, 3072, 32, 0.5).time_s, rel=0.03)
     assert answer["assumed"] == []
@@ -169,14 +161,7 @@ def test_a_file_without_a_forward_time_is_refused(call, measured):
         text = file.read().replace(",forward,", ",forward+backward,")
     with open(measured, "w", encoding="utf-8") as file:
         file.write(text)
-    code, _, err = call("plan", "gpt2", "--measured", measured)
-    assert code == 2
-    assert "no forward time of a block on one device" in err
-
-
-def answer(call, *words: str) -> tuple[int, dict, str]:
-    code, out, err = call("plan", *words, "--simulate", "--json")
-    return code, json.loads(out), err
+    expect_refusal(call("plan", "gpt2", "--measured", measured), "no forward time of a block on one device")
 
 
 @pytest.mark.parametrize(
@@ -188,9 +173,8 @@ def answer(call, *words: str) -> tuple[int, dict, str]:
         "deepseek-v3 --tp 1 --ep 2,8,64 -n 100 --dtype fp8",
     ],
 )
-def test_closed_form_and_simulation_are_the_same(call, words):
-    code, body, err = answer(call, *words.split())
-    assert (code, err) == (0, "")
+def test_closed_form_and_simulation_are_the_same(json_of, words):
+    body = json_of("plan", *words.split(), "--simulate")
     assert body["collectives"]
     assert all(one["same"] and one["counted"] == one["simulated"] for one in body["collectives"])
     for one in body["collectives"]:
@@ -204,10 +188,10 @@ def test_a_wrong_closed_form_is_exit_1(call, monkeypatch):
     monkeypatch.setattr(
         plan.Planner, "collectives", lambda *args: replace(whole(*args), all_reduce_bytes=1, all_reduces=2)
     )
-    code, body, err = answer(call, "64x256:relu", "--tp", "2", "-n", "1")
+    code, out, err = call("plan", "64x256:relu", "--tp", "2", "-n", "1", "--simulate", "--json")
     assert code == 1
     assert "all_reduces 2 and 1; all_reduce_bytes 1 and 256" in err
-    assert not body["collectives"][0]["same"]
+    assert not json.loads(out)["collectives"][0]["same"]
 
 
 def test_the_page_says_so(call):

@@ -1,7 +1,5 @@
 """`ffn trace --prompts` as a user asks it: every way to give texts, every format, what is refused, what is resumed."""
 
-import csv
-import io
 import json
 import os
 import shutil
@@ -12,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import ffncli
+from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.prompted import WORDS, made
 
 pytestmark = pytest.mark.models
@@ -46,14 +45,12 @@ def test_the_answer_is_that_of_the_library(call, llama, texts):
         assert unit["max_at"]["token_text"] in WORDS
 
 
-def test_every_way_to_give_texts(call, llama, texts, tmp_path, monkeypatch):
+def test_every_way_to_give_texts(json_of, llama, texts, tmp_path, monkeypatch):
     lines = tmp_path / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), "utf-8")
 
     def layers(*arguments: str) -> list[dict]:
-        code, out, err = call("trace", llama, *arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out)["corpus"]["layers"]
+        return json_of("trace", llama, *arguments)["corpus"]["layers"]
 
     first = layers("--prompts", texts)
     assert layers("--prompts", str(lines)) == first
@@ -69,14 +66,13 @@ def test_every_way_to_give_texts(call, llama, texts, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
-def test_every_format(call, llama, texts, style):
-    code, out, err = call("trace", llama, "--prompts", texts, "--top-contexts", "3", "--format", style)
-    assert (code, err) == (0, "")
+def test_every_format(stdout_of, llama, texts, style):
+    out = stdout_of("trace", llama, "--prompts", texts, "--top-contexts", "3", "--format", style)
     assert "\x1b" not in out
 
 
-def test_csv_has_a_row_for_each_layer(call, llama, texts):
-    rows = list(csv.DictReader(io.StringIO(call("trace", llama, "--prompts", texts, "--csv")[1])))
+def test_csv_has_a_row_for_each_layer(csv_of, llama, texts):
+    rows = csv_of("trace", llama, "--prompts", texts)
     survey = ffncli.corpus(llama, texts)
     assert [float(row["max"]) for row in rows] == [row.max for row in survey.rows]
     assert [int(row["max_text"]) for row in rows] == [row.max_at.text for row in survey.rows]
@@ -91,9 +87,7 @@ def test_units_are_saved_and_a_finished_run_is_read(call, llama, texts, tmp_path
     code, out, err = call("trace", llama, "--prompts", texts, "--resume", state, "--json")
     assert json.loads(out)["corpus"]["layers"] == first["layers"]
     assert (code, err) == (0, "note: resuming after 4 texts\n")
-    code, _, err = call("trace", llama, "--prompts", texts, "--resume", units)
-    assert code == 2
-    assert units in err
+    expect_refusal(call("trace", llama, "--prompts", texts, "--resume", units), units)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +115,7 @@ def test_what_contradicts_is_refused(call, llama, texts, arguments, words):
 
 def test_options_of_a_corpus_need_one(call, llama):
     for option in (["--top-contexts", "2"], ["--resume", "x"], ["--batch-size", "4"]):
-        code, _, err = call("trace", llama, *option)
-        assert code == 2
-        assert f"{option[0]} needs --prompts or --prompt" in err
+        expect_refusal(call("trace", llama, *option), f"{option[0]} needs --prompts or --prompt")
 
 
 def test_one_prompt_with_an_option_of_a_corpus_is_one(call, llama):
@@ -144,10 +136,9 @@ def test_nan_is_counted_and_can_fail(call, tmp_path, texts):
     assert "decoder layer 1: 12 values of units" in err
 
 
-def test_what_if_in_every_format(call, llama):
+def test_what_if_in_every_format(call, stdout_of, llama):
     for style in ("table", "json", "csv", "md"):
-        code, out, err = call("trace", llama, "--prompt", "Hello \x1b[31mred", "--ablate", "unit:3", "--format", style)
-        assert (code, err) == (0, "")
+        out = stdout_of("trace", llama, "--prompt", "Hello \x1b[31mred", "--ablate", "unit:3", "--format", style)
         assert "\x1b" not in out
     assert "what if  unit:3" in call("trace", llama, "--prompt", "the cat", "--ablate", "unit:3")[1]
     found = json.loads(call("trace", "4x8:relu", "--set", "W1[0,3]=5,b1[0]=1", "--json")[1])
@@ -169,6 +160,4 @@ def test_what_if_in_every_format(call, llama):
     ],
 )
 def test_what_if_refuses(call, arguments, words):
-    code, out, err = call("trace", *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
+    expect_refusal(call("trace", *arguments), words)

@@ -14,15 +14,8 @@ from tests.test_docs import keys
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
-def asked(call, *arguments: str) -> dict:
-    code, out, err = call("trace", *arguments, "--json", "-q")
-    assert (code, err) == (0, "")
-    return json.loads(out)
-
-
-def test_the_notebook_on_its_page(call):
-    code, out, err = call("trace", "--example", "notebook")
-    assert (code, err) == (0, "")
+def test_the_notebook_on_its_page(call, stdout_of):
+    out = stdout_of("trace", "--example", "notebook")
     assert "x 4 ──W1──▶ up 8 ──relu──▶ act 8 ──dropout 0.1──▶ dropout 8 ──W2──▶ down 4" in out
     for name, rows in printed.PRINTED.items():
         for at, row in enumerate(rows):
@@ -44,28 +37,27 @@ def test_the_wrong_values_stand_beside_the_right_ones(call):
     assert "0.1460  0.1080  …  " in out
 
 
-def test_facts_as_json(call):
-    found = asked(call, "--example", "bert", "--seed", "3", "--tokens", "2")
+def test_facts_as_json(json_of):
+    found = json_of("trace", "--example", "bert", "--seed", "3", "--tokens", "2")
     assert found["steps"][0]["shape"] == [2, 768]
     assert found["block"]["weights"] == "random weights, seed 3"
     assert found["flow"][1] == "x, down ──+──▶ out 768 ──layernorm──▶ post_norm 768"
     share = next(f for f in found["facts"] if f["topic"] == "the FFN's share of a layer's parameters")
     assert (share["found"], share["said"], share["verdict"]) == ("66.6 %", "the majority", "depends")
-    assert "facts" not in asked(call)
+    assert "facts" not in json_of("trace")
 
 
 @pytest.mark.parametrize("style", ["csv", "md"])
-def test_other_formats(call, style):
-    code, out, _ = call("trace", "--example", "notebook", "--format", style)
-    assert code == 0
+def test_other_formats(stdout_of, style):
+    out = stdout_of("trace", "--example", "notebook", "--format", style)
     assert ("| wrong | zeros that dropout makes: 6 of 33" in out) == (style == "md")
 
 
 # --- the final layer --------------------------------------------------------------------------------------------------
 
 
-def test_a_final_layer_from_dimensions(call):
-    found = asked(call, "--d-model", "16", "--vocab", "50", "--tokens", "3", "--show", "all")
+def test_a_final_layer_from_dimensions(json_of):
+    found = json_of("trace", "--d-model", "16", "--vocab", "50", "--tokens", "3", "--show", "all")
     steps = {s["name"]: s for s in found["steps"]}
     assert [(n, s["formula"], s["shape"]) for n, s in steps.items()] == [
         ("x", "x", [3, 16]), ("logits", "x · W + b", [3, 50]), ("probs", "softmax(logits)", [3, 50]),
@@ -81,11 +73,11 @@ def test_a_final_layer_from_dimensions(call):
     block = found["block"]
     assert (block["d_ff"], block["activation"], block["vocab"], block["bias"]) == (None, None, 50, True)
     assert (found["ffn_input"], found["ffn_output"]) == ("x", "logits")
-    assert not asked(call, "--d-model", "16", "--vocab", "50", "--no-bias")["block"]["bias"]
+    assert not json_of("trace", "--d-model", "16", "--vocab", "50", "--no-bias")["block"]["bias"]
 
 
-def test_double_precision_is_kept(call):
-    probs = asked(call, "--d-model", "4", "--vocab", "6", "--tokens", "1", "--dtype", "fp64")["steps"][-1]
+def test_double_precision_is_kept(json_of):
+    probs = json_of("trace", "--d-model", "4", "--vocab", "6", "--tokens", "1", "--dtype", "fp64")["steps"][-1]
     assert probs["dtype"] == "float64"
     assert sum(probs["values"][0]) == pytest.approx(1, abs=1e-15)
 
@@ -100,8 +92,8 @@ def test_double_precision_is_kept(call):
         (["--tokens", "2"], "down", True),
     ],
 )
-def test_a_blocks_output_feeds_the_final_layer(call, arguments, before, bias):
-    found = asked(call, *arguments, "--vocab", "9")
+def test_a_blocks_output_feeds_the_final_layer(json_of, arguments, before, bias):
+    found = json_of("trace", *arguments, "--vocab", "9")
     logits, probs = found["steps"][-2:]
     assert logits["inputs"] == [before]
     assert logits["formula"] == f"{before} · W" + (" + b" if bias else "")
@@ -110,13 +102,13 @@ def test_a_blocks_output_feeds_the_final_layer(call, arguments, before, bias):
     assert found["block"]["vocab"] == 9
 
 
-def test_the_small_blocks_numbers_stay_before_a_final_layer(call):
-    assert asked(call, "--vocab", "9")["steps"][:-2] == asked(call)["steps"]
+def test_the_small_blocks_numbers_stay_before_a_final_layer(json_of):
+    assert json_of("trace", "--vocab", "9")["steps"][:-2] == json_of("trace")["steps"]
 
 
-def test_a_checkpoints_layer_feeds_a_drawn_final_layer(call, tmp_path):
+def test_a_checkpoints_layer_feeds_a_drawn_final_layer(json_of, tmp_path):
     source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
-    alone, found = (asked(call, source, "--layer", "1", *more) for more in ((), ("--vocab", "9")))
+    alone, found = (json_of("trace", source, "--layer", "1", *more) for more in ((), ("--vocab", "9")))
     assert found["block"]["weights"] == "weights of decoder layer 1; the final layer's weights are random, seed 0"
     torch.manual_seed(0)
     weight = torch.nn.Linear(4, 9, bias=False).weight
@@ -140,9 +132,9 @@ def test_sets_are_marked(call):
     assert "enters the FFN" not in out
 
 
-def test_what_is_left_of_a_set_is_said(call):
+def test_what_is_left_of_a_set_is_said(call, json_of):
     asked_for = ("--d-model", "8", "--vocab", "20", "--tokens", "1")
-    count = asked(call, *asked_for)["sampling"][0]["top_p_count"]
+    count = json_of("trace", *asked_for)["sampling"][0]["top_p_count"]
     assert count > 8
     assert call("trace", *asked_for)[1].endswith(
         f"\n  … {count - 8} more in the top-p set; --show {count} shows them\n"
@@ -150,9 +142,9 @@ def test_what_is_left_of_a_set_is_said(call):
     assert "more in the top-p set" not in call("trace", *asked_for, "--show", str(count))[1]
 
 
-def test_nothing_is_picked_from_what_is_no_number(call):
+def test_nothing_is_picked_from_what_is_no_number(call, json_of):
     arguments = ("4x8:gelu", "--vocab", "3", "--input", "nan,1,2,3,1,2,3,4")
-    first, second = asked(call, *arguments)["sampling"]
+    first, second = json_of("trace", *arguments, "-q")["sampling"]
     assert (first["argmax"], first["top_p_count"], first["candidates"]) == (None, None, [])
     assert second["argmax"] is not None
     out = call("trace", *arguments)[1]
@@ -162,16 +154,16 @@ def test_nothing_is_picked_from_what_is_no_number(call):
 # --- dropout ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_drawn_mask_is_said_with_its_seed(call):
+def test_a_drawn_mask_is_said_with_its_seed(call, json_of):
     out = call("trace", "4x8", "--dropout", "0.5", "--train", "--seed", "3")[1]
     assert "dropout is on, with a fixed mask (drawn, seed 3)\n" in out
     first, again, other = (
-        asked(call, "4x8", "--dropout", "0.5", "--train", "--seed", seed)["steps"] for seed in ("3", "3", "4")
+        json_of("trace", "4x8", "--dropout", "0.5", "--train", "--seed", seed)["steps"] for seed in ("3", "3", "4")
     )
     assert first == again != other
-    assert asked(call, "--example", "notebook")["block"]["mask"] == "the notebook's"
-    assert asked(call, "4x8", "--dropout", "0.5", "--eval")["block"]["mask"] is None
-    assert asked(call, "4x8", "--dropout", "0.5", "--train")["block"]["mask"] == "drawn, seed 0"
+    assert json_of("trace", "--example", "notebook")["block"]["mask"] == "the notebook's"
+    assert json_of("trace", "4x8", "--dropout", "0.5", "--eval")["block"]["mask"] is None
+    assert json_of("trace", "4x8", "--dropout", "0.5", "--train")["block"]["mask"] == "drawn, seed 0"
     assert "dropout is on, with a fixed mask (the notebook's)" in call("trace", "--example", "notebook")[1]
     page = call("trace", "4x8", "--dropout", "0.5")[1]
     assert "fixed mask" not in page
@@ -179,14 +171,14 @@ def test_a_drawn_mask_is_said_with_its_seed(call):
 
 
 @pytest.mark.parametrize("arguments", [["--example", "notebook"], ["4x8", "--vocab", "9"]])
-def test_every_key_is_described(call, arguments):
-    found = asked(call, *arguments)
+def test_every_key_is_described(json_of, arguments):
+    found = json_of("trace", *arguments)
     found.pop("aliases", None)
     assert keys(found) <= set(re.findall(r"`(\w+)`", JSON_DOC))
 
 
-def test_a_texts_names_can_be_explained(call):
-    (found,) = asked(call, "--example", "llama", "--explain", "H[0,1,3]")["explain"]
+def test_a_texts_names_can_be_explained(json_of):
+    (found,) = json_of("trace", "--example", "llama", "--explain", "H[0,1,3]", "-q")["explain"]
     assert (found["place"], found["op"]) == ("hidden[0,1,3]", "multiply")
 
 

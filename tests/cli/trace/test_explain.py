@@ -20,12 +20,6 @@ class Mine(nn.Module):
 """
 
 
-def explained(call, *arguments: str) -> list[dict]:
-    code, out, err = call("trace", *arguments, "--json", "-q")
-    assert (code, err) == (0, "")
-    return json.loads(out)["explain"]
-
-
 def number(found: dict, at: list[int]):
     values = found["values"]
     for i in at:
@@ -33,9 +27,8 @@ def number(found: dict, at: list[int]):
     return values
 
 
-def test_it_ends_with_the_printed_value_exactly(call):
-    code, out, err = call("trace", "--example", "notebook", "--explain", "up[0,0,5]")
-    assert (code, err) == (0, "")
+def test_it_ends_with_the_printed_value_exactly(stdout_of):
+    out = stdout_of("trace", "--example", "notebook", "--explain", "up[0,0,5]")
     last = out.splitlines()[-1]
     assert "0,0  -2.2255  -0.1673   1.5966  -1.5649  -0.1716   0.4000" in out
     assert last == "  up[0,0,5] = 0.4000, in full 0.39999404549598694"
@@ -64,12 +57,13 @@ def test_a_number_among_small_ones_is_printed_as_the_block_prints_it(call):
 @pytest.mark.parametrize(
     "place", ["up[0,0,5]", "up:0,0,5", "up[ 0, 0, 5 ]", "up[-2,-3,-3]", " up[0,0,5] ", "up:-2,0,5", "up[0,0,-3]"]
 )
-def test_spellings_of_a_place(call, place):
-    assert explained(call, "--example", "notebook", "--explain", place)[0]["place"] == "up[0,0,5]"
+def test_spellings_of_a_place(json_of, place):
+    assert json_of("trace", "--example", "notebook", "--explain", place)["explain"][0]["place"] == "up[0,0,5]"
 
 
-def test_several_places_and_several_options(call):
-    found = explained(call, "--example", "notebook", "--explain", "up[0,0,5],down[0,0,1]", "--explain", "x[1,2,3]")
+def test_several_places_and_several_options(json_of):
+    asked = ("--example", "notebook", "--explain", "up[0,0,5],down[0,0,1]", "--explain", "x[1,2,3]")
+    found = json_of("trace", *asked)["explain"]
     assert [one["place"] for one in found] == ["up[0,0,5]", "down[0,0,1]", "x[1,2,3]"]
 
 
@@ -90,25 +84,24 @@ def test_values_are_the_traces_own(call):
         assert one["token"] == (steps[one["name"]]["tokens"][0] if inner else None)
 
 
-def test_terms_and_depth(call):
-    two = explained(call, "--example", "notebook", "--explain", "down[0,0,1]", "--terms", "2")
+def test_terms_and_depth(json_of):
+    two = json_of("trace", "--example", "notebook", "--explain", "down[0,0,1]", "--terms", "2")["explain"]
     assert [(len(one["terms"]), one["others"]) for one in two] == [(2, 6)]
-    chain = explained(call, "--example", "notebook", "--explain", "down[0,0,1]", "--depth", "9")
+    chain = json_of("trace", "--example", "notebook", "--explain", "down[0,0,1]", "--depth", "9")["explain"]
     assert [one["name"] for one in chain] == ["down", "dropout", "act", "up", "x"]
     assert [one["origin"] for one in chain[:-1]] == [one["place"] for one in chain[1:]]
 
 
-def test_inside_an_expert_that_is_not_shown(call):
-    code, out, _ = call("trace", "8x16:swiglu", "--experts", "4", "--explain", "experts[1].gate[0,5]")
-    assert code == 0
+def test_inside_an_expert_that_is_not_shown(stdout_of):
+    out = stdout_of("trace", "8x16:swiglu", "--experts", "4", "--explain", "experts[1].gate[0,5]")
     assert "experts.1.gate[0,5] in experts.1.gate = x · W1  token " in out
     assert "  gate.weight[1,5," in out
     assert "experts.1.gate = x" not in out.split("experts.1.gate[0,5] in")[0]
 
 
-def test_any_source(call, tmp_path):
+def test_any_source(call, json_of, tmp_path):
     gpt2 = folder(tmp_path / "gpt2", GPT2, tensors("gpt2"))
-    (one,) = explained(call, gpt2, "--layer", "1", "--explain", "up[0,5]")
+    (one,) = json_of("trace", gpt2, "--layer", "1", "--explain", "up[0,5]")["explain"]
     stored = tensors("gpt2")["transformer.h.1.mlp.c_fc.weight"]
     for term in one["terms"]:
         x, w = term["factors"]
@@ -116,17 +109,16 @@ def test_any_source(call, tmp_path):
         assert (w["value"], out, w["symbol"]) == (stored[into, 5].item(), 5, f"W1[{into},5]")
         assert x["place"] == f"norm[0,{into}]"
     mixtral = folder(tmp_path / "mixtral", MIXTRAL, tensors("mixtral"))
-    assert explained(call, mixtral, "--explain", "experts[0,1]")[0]["terms"]
+    assert json_of("trace", mixtral, "--explain", "experts[0,1]")["explain"][0]["terms"]
     (tmp_path / "own.py").write_text(OWN)
     code, out, err = call("trace", f"{tmp_path}/own.py:Mine", "--d-model", "4", "--explain", "up[0,1]", "-q", "--json")
     assert (code, json.loads(out)["explain"][0]["place"]) == (0, "up[0,1]"), err
 
 
-def test_a_number_that_is_none(call):
-    code, out, _ = call("trace", "--input", "1,nan,inf,2", "--explain", "up[0,3],act[0,3]")
-    assert code == 0
+def test_a_number_that_is_none(json_of, stdout_of):
+    out = stdout_of("trace", "--input", "1,nan,inf,2", "--explain", "up[0,3],act[0,3]", notes=True)
     assert out.splitlines()[-1] == "  act[0,3] = NaN, in full nan"
-    (one,) = explained(call, "--input", "1,nan,inf,2", "--explain", "up[0,3]")
+    (one,) = json_of("trace", "--input", "1,nan,inf,2", "--explain", "up[0,3]", "-q")["explain"]
     assert (one["value"], one["computed"], one["terms"][0]["factors"][0]["place"]) == (None, None, "x[0,1]")
 
 

@@ -97,24 +97,20 @@ def test_a_trace_in_bfloat16_is_that_of_the_librarys_weights(preset: str, moe: b
 
 
 @pytest.mark.parametrize("preset", ["NVFP4A16", "MXFP8A16", "W4A16_ASYM", "W8A8"])
-def test_transformers_running_the_same_files_agrees(preset: str, call, tmp_path: Path):
+def test_transformers_running_the_same_files_agrees(preset: str, json_of, tmp_path: Path):
     """To 1e-6 in float32, once NVFP4's and the integers' weights are rounded to bfloat16 as there: the row says so."""
     source, plain = models(tmp_path, preset, moe=False)
-    code, out, err = call("verify", source, "--check", "layout", "--json")
-    assert code == 0, err
-    (row,) = [row for row in json.loads(out)["rows"] if row["subject"] == "as read = transformers' llama"]
+    rows = json_of("verify", source, "--check", "layout")["rows"]
+    (row,) = [row for row in rows if row["subject"] == "as read = transformers' llama"]
     assert row["relative_error"] < 1e-6
     assert row["note"].endswith("are rounded to bfloat16") == (preset != "MXFP8A16")
-    code, out, err = call("trace", source, "--input-ids", "3,9,27", "--json")
-    assert code == 0, err
-    error = json.loads(out)["model_run"]["agreement"]["relative_error"]
+    error = json_of("trace", source, "--input-ids", "3,9,27")["model_run"]["agreement"]["relative_error"]
     assert error < (1e-6 if preset == "MXFP8A16" else 2**-7)  # a weight is rounded by 2^-9 at most
     module = LlamaForCausalLM.from_pretrained(plain, dtype=torch.float32)
     theirs: list[Tensor] = []
     module.model.layers[0].mlp.register_forward_hook(lambda _, x, y: theirs.append(y))
     module(torch.tensor([[3, 9, 27]]))
-    code, out, err = call("trace", source, "--input-ids", "3,9,27", "--show", "all", "--json")
-    assert code == 0, err
-    (down,) = [step for step in json.loads(out)["steps"] if step["name"] == "down"]
+    steps = json_of("trace", source, "--input-ids", "3,9,27", "--show", "all")["steps"]
+    (down,) = [step for step in steps if step["name"] == "down"]
     shown = torch.tensor(down["values"]).view(3, 64)
     assert (shown - theirs[0][0]).abs().max() <= max(1e-6, 2 * error) * theirs[0].abs().max()

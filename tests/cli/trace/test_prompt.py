@@ -1,7 +1,5 @@
 """`ffn trace DIR --prompt`, `--layer all` and `--unembed` as a user asks them."""
 
-import csv
-import io
 import json
 import re
 import shutil
@@ -30,15 +28,9 @@ def source(name: str) -> str:
     return str(made(name).path)
 
 
-def answer(call, *arguments: str) -> dict:
-    code, out, _ = call("trace", *arguments, "--json")
-    assert code == 0
-    return json.loads(out)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_agrees_with_its_own_ffn(call, name):
-    found = answer(call, source(name), "--prompt", PROMPT, "--layer", FAMILIES[name])
+def test_every_family_agrees_with_its_own_ffn(json_of, name):
+    found = json_of("trace", source(name), "--prompt", PROMPT, "--layer", FAMILIES[name], notes=True)
     assert found["model_run"]["prompt"] == PROMPT
     assert found["model_run"]["agreement"]["relative_error"] <= 1e-6
     tokens = found["model_run"]["tokens"]
@@ -49,9 +41,8 @@ def test_every_family_agrees_with_its_own_ffn(call, name):
 
 
 @pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
-def test_every_format(call, style):
-    code, out, err = call("trace", source("mixtral"), "--prompt", PROMPT, "--unembed", "--format", style)
-    assert (code, err) == (0, "")
+def test_every_format(stdout_of, style):
+    out = stdout_of("trace", source("mixtral"), "--prompt", PROMPT, "--unembed", "--format", style)
     assert "\x1b" not in out
 
 
@@ -63,11 +54,11 @@ def test_rows_are_labelled_by_their_tokens(call):
     assert "against the model's own FFN: max error" in out or "matches the model's own FFN exactly" in out
 
 
-def test_extremes_are_named_by_their_tokens(call):
+def test_extremes_are_named_by_their_tokens(call, json_of):
     arguments = (source("mixtral"), "--prompt", PROMPT, "--position", "-1,0,1", "--expert", "all")
     out = call("trace", *arguments)[1]
     words = PROMPT.split()
-    for step in answer(call, *arguments)["steps"]:
+    for step in json_of("trace", *arguments)["steps"]:
         rows = [(3, 0, 1)[row] for row in step["tokens"] or range(3)]
         row, unit = step["max_at"]
         place = f'at [{rows[row]} "{words[rows[row]]}", {unit}]'
@@ -76,8 +67,8 @@ def test_extremes_are_named_by_their_tokens(call):
     assert all(len(line) <= 80 for line in out.splitlines() if line.startswith(("  min ", "  max ", "  mean ")))
 
 
-def test_rows_inside_an_expert_keep_their_tokens(call):
-    found = answer(call, source("mixtral"), "--prompt", PROMPT, "--expert", "all")
+def test_rows_inside_an_expert_keep_their_tokens(call, json_of):
+    found = json_of("trace", source("mixtral"), "--prompt", PROMPT, "--expert", "all")
     inside = [step for step in found["steps"] if step["tokens"]]
     out = call("trace", source("mixtral"), "--prompt", PROMPT, "--expert", "all")[1]
     for step in inside:
@@ -86,10 +77,10 @@ def test_rows_inside_an_expert_keep_their_tokens(call):
         assert [line.split('"')[1] for line in block] == [PROMPT.split()[token] for token in step["tokens"]]
 
 
-def test_the_token_of_a_unit_s_largest_value_has_its_text(call):
+def test_the_token_of_a_unit_s_largest_value_has_its_text(call, json_of):
     arguments = (source("mixtral"), "--prompt", PROMPT, "--expert", "all", "--top-units", "2")
     out, words = call("trace", *arguments)[1], PROMPT.split()
-    for step in answer(call, *arguments)["steps"]:
+    for step in json_of("trace", *arguments)["steps"]:
         for unit in (step["units"] or {"largest_norm": ()})["largest_norm"]:
             block = out[out.index(f"\n{step['name']}: the units") :]
             row = next(line for line in block.splitlines() if line.split()[:1] == [str(unit["unit"])])
@@ -102,11 +93,11 @@ def test_a_token_cannot_speak_to_the_terminal(call):
     assert "\x1b" not in out
 
 
-def test_token_numbers_instead_of_a_prompt(call, tmp_path):
+def test_token_numbers_instead_of_a_prompt(call, json_of, tmp_path):
     bare = shutil.copytree(made("llama").path, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
-    found = answer(call, str(bare), "--input-ids", "3,5,6,7")
-    with_texts = answer(call, source("llama"), "--prompt", PROMPT)
+    found = json_of("trace", str(bare), "--input-ids", "3,5,6,7")
+    with_texts = json_of("trace", source("llama"), "--prompt", PROMPT)
     assert found["steps"] == with_texts["steps"]
     assert [token["text"] for token in found["model_run"]["tokens"]] == [None] * 4
     assert (found["model_run"]["prompt"], found["model_run"]["tokens"][1]["id"]) == (None, 5)
@@ -115,21 +106,21 @@ def test_token_numbers_instead_of_a_prompt(call, tmp_path):
     assert "9 tokens: 0 #1, 1 #1, 2 #1, 3 #1 … 5 #1, 6 #1, 7 #1, 8 #1\n" in out  # the fifth is left out
 
 
-def test_a_long_token_leaves_room_for_the_values(call, tmp_path):
+def test_a_long_token_leaves_room_for_the_values(call, json_of, tmp_path):
     folder = shutil.copytree(made("llama").path, tmp_path / "model")
     give_tokenizer(folder, (*WORDS, "extraordinarily-long"))
     out = call("trace", str(folder), "--prompt", "Hello extraordinarily-long")[1]
     assert '\n  1 "extraordina…"  ' in out
     assert max(map(len, out.split("\nnorm")[1].splitlines())) <= 100
-    found = answer(call, str(folder), "--prompt", "extraordinarily-long")
+    found = json_of("trace", str(folder), "--prompt", "extraordinarily-long")
     assert found["model_run"]["tokens"][0]["text"] == "extraordinarily-long"
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_chosen_experts_are_named(call):
-    found = answer(call, source("qwen3_moe"), "--prompt", PROMPT, "--show", "all", "--layer", "1")
+def test_the_chosen_experts_are_named(call, json_of):
+    found = json_of("trace", source("qwen3_moe"), "--prompt", PROMPT, "--show", "all", "--layer", "1")
     (route,) = [step for step in found["steps"] if step["op"] == "route"]
     for row in found["routes"]:
         weights = route["values"][row["token"]]
@@ -142,25 +133,23 @@ def test_the_chosen_experts_are_named(call):
     assert f'0 "Hello"  {said}\n' in call("trace", source("qwen3_moe"), "--prompt", PROMPT, "--layer", "1")[1]
 
 
-def test_a_softmax_over_a_vocabulary_is_no_route(call):
-    assert "routes" not in answer(call, "8x16:relu", "--vocab", "9")
+def test_a_softmax_over_a_vocabulary_is_no_route(json_of):
+    assert "routes" not in json_of("trace", "8x16:relu", "--vocab", "9")
 
 
-def test_what_was_captured_can_be_explained_and_saved(call, tmp_path):
+def test_what_was_captured_can_be_explained_and_saved(call, json_of, tmp_path):
     file = tmp_path / "trace.safetensors"
     arguments = ("--prompt", PROMPT, "--explain", "down[3,0]", "--save", str(file))
-    code, out, _ = call("trace", source("llama"), *arguments, "--json", "--show", "all")
-    assert code == 0
-    found = json.loads(out)
+    found = json_of("trace", source("llama"), *arguments, "--show", "all", notes=True)
     assert found["explain"][0]["value"] == found["steps"][-1]["values"][3][0]
     assert call("compare", str(file), str(file))[0] == 0
 
 
-def test_routes_without_a_prompt(call):
-    found = answer(call, "8x16:swiglu", "--experts", "4", "--tokens", "100")
+def test_routes_without_a_prompt(json_of):
+    found = json_of("trace", "8x16:swiglu", "--experts", "4", "--tokens", "100")
     assert [row["token"] for row in found["routes"]] == [0, 1, 2, 3, 96, 97, 98, 99]
-    assert len(answer(call, "8x16:swiglu", "--experts", "4", "--tokens", "100", "--show", "all")["routes"]) == 100
-    assert "routes" not in answer(call, "8x16:swiglu")
+    assert len(json_of("trace", "8x16:swiglu", "--experts", "4", "--tokens", "100", "--show", "all")["routes"]) == 100
+    assert "routes" not in json_of("trace", "8x16:swiglu")
 
 
 def test_experts_that_return_the_token_as_it_is(call, tmp_path):
@@ -179,8 +168,8 @@ def test_experts_that_return_the_token_as_it_is(call, tmp_path):
 # --- all layers -------------------------------------------------------------------------------------------------------
 
 
-def test_all_layers(call):
-    found = answer(call, source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all")
+def test_all_layers(call, json_of):
+    found = json_of("trace", source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all", notes=True)
     assert [(row["stack"], row["layer"]) for row in found["layers"]] == [
         ("encoder", 0), ("encoder", 1), ("decoder", 0), ("decoder", 1), ("decoder", 2),
     ]  # fmt: skip
@@ -193,10 +182,9 @@ def test_all_layers(call):
     assert max(map(len, table.splitlines())) <= 80
 
 
-def test_all_layers_as_csv(call):
-    out = call("trace", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all", "--csv")[1]
-    table = list(csv.DictReader(io.StringIO(out)))
-    same = answer(call, source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")["layers"]
+def test_all_layers_as_csv(csv_of, json_of):
+    asked = ("trace", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")
+    table, same = csv_of(*asked), json_of(*asked)["layers"]
     assert [float(row["input_norm"]) for row in table] == [row["input_norm"] for row in same]
     assert list(table[0]) == [*(name for name in same[0] if name != "routing"), *IN_CSV]
     places = [u for row in table for u in row["most_active"].split(";")]
@@ -204,8 +192,8 @@ def test_all_layers_as_csv(call):
     assert len(table[0]["most_active"].split(";")) == 3
 
 
-def test_all_layers_of_a_known_model(call):
-    found = answer(call, "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all")
+def test_all_layers_of_a_known_model(call, json_of):
+    found = json_of("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", notes=True)
     assert len(found["layers"]) == 12
     assert found["layers"][0]["max_error"] is None
     assert found["model"]["tokens"] == {}
@@ -213,16 +201,16 @@ def test_all_layers_of_a_known_model(call):
     assert "error" not in out
 
 
-def test_all_layers_without_a_model_say_on_what(call):
+def test_all_layers_without_a_model_say_on_what(call, json_of):
     """Random weights and a random input give figures that look like a model's."""
     assert "random weights" not in call("trace", source("llama"), "--layer", "all")[2]
     code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
     assert code == 0
     assert "  input: randn, 3 tokens, the same for every layer\n" in out
     assert "random weights, seed 0, the same in all layers of one shape: no file contains" in err
-    found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
+    found = json_of("trace", source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
     assert found["model"]["input"] == "ones, 1 token, the same for every layer"
-    assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
+    assert json_of("trace", source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
 
 
 @pytest.mark.parametrize(
@@ -237,9 +225,7 @@ def test_all_layers_without_a_model_say_on_what(call):
     ],
 )
 def test_options_of_one_layer(call, arguments, said):
-    code, _, err = call("trace", source("mixtral"), "--layer", "all", *arguments)
-    assert code == 2
-    assert said in err
+    expect_refusal(call("trace", source("mixtral"), "--layer", "all", *arguments), said)
 
 
 @pytest.fixture
@@ -253,8 +239,8 @@ def broken(tmp_path):
 
 
 @pytest.mark.parametrize("given", [[], ["--prompt", PROMPT]])
-def test_what_is_not_finite_in_any_layer(call, broken, given):
-    first, second = answer(call, broken, "--layer", "all", *given)["layers"]
+def test_what_is_not_finite_in_any_layer(call, csv_of, json_of, broken, given):
+    first, second = json_of("trace", broken, "--layer", "all", *given, notes=True)["layers"]
     assert first["not_finite"] == []
     weight, step = second["not_finite"]
     assert weight == {"kind": "weight", "name": "up.weight", "nan": 1, "inf": 1}
@@ -266,16 +252,16 @@ def test_what_is_not_finite_in_any_layer(call, broken, given):
     code, judged, err = call("trace", broken, "--layer", "all", "--fail-on-nonfinite", *given)
     assert (code, judged) == (1, out)
     assert "error: not finite: decoder layer 1: weight up.weight has 1 NaN and 1 Inf; decoder layer 1: 'up'" in err
-    table = call("trace", broken, "--layer", "all", "--csv", *given)[1]
-    assert [row["not_finite"] for row in csv.DictReader(io.StringIO(table))] == ["", "weight up.weight;step up"]
+    table = csv_of("trace", broken, "--layer", "all", *given, notes=True)
+    assert [row["not_finite"] for row in table] == ["", "weight up.weight;step up"]
 
 
 def test_all_layers_are_finite(call):
     assert call("trace", source("llama"), "--layer", "all", "--fail-on-nonfinite")[::2] == (0, "")
 
 
-def test_as_many_active_units_as_asked_for(call):
-    found = answer(call, source("llama"), "--layer", "all")["layers"]
+def test_as_many_active_units_as_asked_for(call, json_of):
+    found = json_of("trace", source("llama"), "--layer", "all")["layers"]
     out = call("trace", source("llama"), "--layer", "all", "--top-units", "3")[1]
     for row in found:
         assert f"  {', '.join(str(unit['unit']) for unit in row['most_active'])}\n" in out
@@ -285,13 +271,13 @@ def test_as_many_active_units_as_asked_for(call):
 # --- unembedding ------------------------------------------------------------------------------------------------------
 
 
-def test_the_output_at_the_last_position_is_unembedded(call):
-    found = answer(call, source("llama"), "--prompt", PROMPT, "--unembed")["unembed"]
+def test_the_output_at_the_last_position_is_unembedded(call, json_of):
+    found = json_of("trace", source("llama"), "--prompt", PROMPT, "--unembed")["unembed"]
     assert [(row["row"], row["neuron"], row["sign"], len(row["promoted"])) for row in found] == [(3, None, None, 10)]
-    last = answer(call, source("llama"), "--prompt", PROMPT, "--unembed", "--position", "-1", "--top-tokens", "3")
+    last = json_of("trace", source("llama"), "--prompt", PROMPT, "--unembed", "--position", "-1", "--top-tokens", "3")
     ids = [t["id"] for t in last["unembed"][0]["promoted"]]
     assert ids == [t["id"] for t in found[0]["promoted"]][:3]
-    some = answer(call, source("llama"), "--prompt", PROMPT, "--unembed", "--position", "0,3", "--top-tokens", "3")
+    some = json_of("trace", source("llama"), "--prompt", PROMPT, "--unembed", "--position", "0,3", "--top-tokens", "3")
     assert [row["row"] for row in some["unembed"]] == [0, 1]
     assert [t["id"] for t in some["unembed"][1]["promoted"]] == ids
     out = call("trace", source("llama"), "--prompt", PROMPT, "--unembed")[1]
@@ -300,10 +286,10 @@ def test_the_output_at_the_last_position_is_unembedded(call):
 
 
 @pytest.mark.parametrize("more", [(), ("--neuron", "7")])
-def test_the_tokens_come_without_the_steps_unless_these_are_asked_for(call, more):
+def test_the_tokens_come_without_the_steps_unless_these_are_asked_for(call, json_of, more):
     asked = ("trace", source("gpt2"), "--layer", "0", "--unembed", *more)
     short = call(*asked)[1]
-    names = [step["name"] for step in answer(call, *asked[1:])["steps"]]
+    names = [step["name"] for step in json_of("trace", *asked[1:])["steps"]]
     assert "argmax" in short
     assert short.endswith("\n  -v also shows the steps\n")
     assert not [name for name in names if re.search(rf"^{name}( = |  )", short, re.M)]
@@ -314,8 +300,8 @@ def test_the_tokens_come_without_the_steps_unless_these_are_asked_for(call, more
         assert "-v shows" not in long
 
 
-def test_unembedding_is_transformers_own(call):
-    found = answer(call, source("gpt2"), "--prompt", PROMPT, "--layer", "0", "--unembed", "--show", "all")
+def test_unembedding_is_transformers_own(json_of):
+    found = json_of("trace", source("gpt2"), "--prompt", PROMPT, "--layer", "0", "--unembed", "--show", "all")
     down = torch.tensor(found["steps"][-1]["values"][-1])
     model = made("gpt2").model
     with torch.no_grad():
@@ -325,8 +311,8 @@ def test_unembedding_is_transformers_own(call):
     assert [t["probability"] for t in best] == pytest.approx(shares[[t["id"] for t in best]].tolist(), rel=1e-4)
 
 
-def test_a_branch_norm_is_gone_through(call):
-    found = answer(call, source("gemma2"), "--prompt", PROMPT, "--unembed", "--show", "all", "--top-tokens", "60")
+def test_a_branch_norm_is_gone_through(json_of):
+    found = json_of("trace", source("gemma2"), "--prompt", PROMPT, "--unembed", "--show", "all", "--top-tokens", "60")
     model = made("gemma2").model
     with torch.no_grad():
         down = torch.tensor(found["steps"][-1]["values"][-1])
@@ -335,9 +321,9 @@ def test_a_branch_norm_is_gone_through(call):
     assert [t["id"] for t in found["unembed"][0]["promoted"]] == logits.argsort(descending=True).tolist()
 
 
-def test_the_sets_of_what_is_promoted(call):
+def test_the_sets_of_what_is_promoted(call, json_of):
     arguments = (source("gpt2"), "--prompt", PROMPT, "--unembed", "--sample-top-k", "3", "--sample-top-p", "0.5")
-    found = answer(call, *arguments, "--show", "all")
+    found = json_of("trace", *arguments, "--show", "all")
     model = made("gpt2").model
     with torch.no_grad():
         down = torch.tensor(found["steps"][-1]["values"][-1])
@@ -370,29 +356,30 @@ def test_the_sets_of_what_is_promoted(call):
     assert max(map(len, table)) <= 80
 
 
-def test_what_is_left_of_a_set_is_said(call):
+def test_what_is_left_of_a_set_is_said(call, json_of):
     """--top-tokens says how many exactly; without it the whole top-k set is listed."""
     asked = (source("gpt2"), "--layer", "1", "--unembed", "--neuron", "7")
-    row = answer(call, *asked)["unembed"][0]
+    row = json_of("trace", *asked)["unembed"][0]
     assert (row["top_k"], row["top_p"], len(row["promoted"])) == (5, 0.9, 10)
     count = row["top_p_count"]
     out = call("trace", *asked)[1]
     assert f"\n  … {count - 10} more in the top-p set; --top-tokens {count} shows them\n" in out
     assert f"\n  … {count - 2} more in" in call("trace", *asked, "--top-tokens", "2")[1]
     assert f"; --top-tokens {count} " not in call("trace", *asked, "--top-tokens", str(count))[1]
-    assert len(answer(call, *asked, "--sample-top-k", "13")["unembed"][0]["promoted"]) == 13
-    assert len(answer(call, *asked, "--sample-top-k", "13", "--top-tokens", "4")["unembed"][0]["promoted"]) == 4
+    assert len(json_of("trace", *asked, "--sample-top-k", "13")["unembed"][0]["promoted"]) == 13
+    assert len(json_of("trace", *asked, "--sample-top-k", "13", "--top-tokens", "4")["unembed"][0]["promoted"]) == 4
 
 
-def test_nothing_is_promoted_by_what_is_no_number(call):
+def test_nothing_is_promoted_by_what_is_no_number(call, json_of):
     asked = (source("gpt2"), "--input", "nan" + ",1" * 15, "--unembed")
-    (row,) = answer(call, *asked)["unembed"]
+    (row,) = json_of("trace", *asked, notes=True)["unembed"]
     assert (row["argmax"], row["top_k_mass"], row["top_p_count"], row["promoted"]) == (None, None, None, [])
     assert "\nafter token 0: some values are NaN, so there is nothing to pick\n" in call("trace", *asked)[1]
 
 
-def test_a_hidden_unit(call):
-    found = answer(call, source("gpt2"), "--layer", "1", "--unembed", "--neuron", "7", "--top-tokens", "60")["unembed"]
+def test_a_hidden_unit(json_of):
+    asked = (source("gpt2"), "--layer", "1", "--unembed", "--neuron", "7", "--top-tokens", "60")
+    found = json_of("trace", *asked)["unembed"]
     assert [(row["neuron"], row["sign"], row["row"]) for row in found] == [(7, 1, None), (7, -1, None)]
     model = made("gpt2").model
     column = model.transformer.h[1].mlp.c_proj.weight[7]  # Conv1D: [in, out]
@@ -403,8 +390,9 @@ def test_a_hidden_unit(call):
     assert sum(t["probability"] for t in found[0]["promoted"]) == pytest.approx(1)
 
 
-def test_a_hidden_unit_of_an_expert(call):
-    found = answer(call, source("mixtral"), "--layer", "1", "--unembed", "--neuron", "7", "--expert", "1,3")["unembed"]
+def test_a_hidden_unit_of_an_expert(call, json_of):
+    asked = (source("mixtral"), "--layer", "1", "--unembed", "--neuron", "7", "--expert", "1,3")
+    found = json_of("trace", *asked)["unembed"]
     assert [(row["expert"], row["sign"]) for row in found] == [(1, 1), (1, -1), (3, 1), (3, -1)]
     model = made("mixtral").model
     column = model.model.layers[1].mlp.experts.down_proj[3][:, 7]
@@ -417,10 +405,11 @@ def test_a_hidden_unit_of_an_expert(call):
     )
 
 
-def test_unembedding_without_a_prompt(call):
-    found = answer(call, source("llama"), "--input", "ones", "--batch", "2", "--seq-len", "3", "--unembed")["unembed"]
+def test_unembedding_without_a_prompt(json_of):
+    asked = (source("llama"), "--input", "ones", "--batch", "2", "--seq-len", "3", "--unembed")
+    found = json_of("trace", *asked)["unembed"]
     assert [row["row"] for row in found] == [5]
-    found = answer(call, source("llama"), "--tokens", "3", "--unembed", "--position", "0:2")["unembed"]
+    found = json_of("trace", source("llama"), "--tokens", "3", "--unembed", "--position", "0:2")["unembed"]
     assert [row["row"] for row in found] == [0, 1]
 
 
@@ -460,9 +449,7 @@ def test_unembedding_without_a_prompt(call):
     ],
 )  # fmt: skip
 def test_what_is_refused(call, name, arguments, said):
-    code, out, err = call("trace", source(name), *arguments)
-    assert (code, out) == (2, "")
-    assert said in err
+    err = expect_refusal(call("trace", source(name), *arguments), said)
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
@@ -479,8 +466,7 @@ def test_dimensions_cannot_be_run(call, typed):
 def test_a_directory_that_has_a_known_models_name(call, tmp_path, monkeypatch):
     shutil.copytree(made("gpt2").path, tmp_path / "gpt2")
     monkeypatch.chdir(tmp_path)
-    code, _, err = call("trace", "gpt2", "--prompt", "Hello")
-    assert code == 2
+    err = expect_refusal(call("trace", "gpt2", "--prompt", "Hello"))
     assert err == "error: --prompt: 'gpt2' is the known model, which has no weights; the directory is ./gpt2\n"
     assert call("trace", "./gpt2", "--prompt", "Hello")[0] == 0
 
@@ -557,13 +543,13 @@ def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied)
     save_file(stored, copied / "model.safetensors")
     rewrite(copied, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
     for more in ([], ["--layer", "all"]):
-        code, _, err = call("trace", str(copied), "--prompt", "Hello", *more)
-        assert code == 2
-        assert "is packed as bnb-int8, which is not supported here" in err
+        err = expect_refusal(
+            call("trace", str(copied), "--prompt", "Hello", *more), "is packed as bnb-int8, which is not supported here"
+        )
         assert "transformers" not in err
 
 
-def test_eight_bit_weights_agree(call, copied):
+def test_eight_bit_weights_agree(json_of, copied):
     stored = load_file(copied / "model.safetensors")
     for name in [n for n in stored if n.endswith("_proj.weight")]:
         scale = stored[name].abs().max() / 448
@@ -571,7 +557,7 @@ def test_eight_bit_weights_agree(call, copied):
         stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
     save_file(stored, copied / "model.safetensors")
     rewrite(copied, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"})
-    found = answer(call, str(copied), "--prompt", PROMPT, "--layer", "1")
+    found = json_of("trace", str(copied), "--prompt", PROMPT, "--layer", "1")
     assert found["model_run"]["agreement"]["relative_error"] <= 1e-6
     assert "fp8" in found["block"]["weights"]
 
@@ -598,7 +584,7 @@ def test_a_config_that_transformers_refuses(call, copied):
     expect_refused(call, copied, 2, "transformers rejects it")
 
 
-def test_every_key_is_described(call):
+def test_every_key_is_described(json_of):
     documented = set(re.findall(r"`(\w+)`", JSON_DOC))
     for arguments in (
         ["--unembed"],
@@ -606,5 +592,5 @@ def test_every_key_is_described(call):
         ["--promotes", "cat"],
         ["--layer", "all"],
     ):
-        found = answer(call, source("mixtral"), "--prompt", PROMPT, *arguments)
+        found = json_of("trace", source("mixtral"), "--prompt", PROMPT, *arguments)
         assert keys(found) <= documented

@@ -1,7 +1,5 @@
 """`ffn trace` as a user asks it."""
 
-import csv
-import io
 import json
 import re
 from dataclasses import asdict
@@ -21,10 +19,9 @@ def steps(call, *arguments: str) -> dict[str, dict]:
     return {step["name"]: step for step in json.loads(out)["steps"]}
 
 
-def test_without_arguments_it_runs_a_small_block_and_shows_its_dimensions_first(call):
+def test_without_arguments_it_runs_a_small_block_and_shows_its_dimensions_first(call, stdout_of):
     """The same sums by torch's own layers, drawn in the same order from the same seed."""
-    code, out, err = call("trace")
-    assert (code, err) == (0, "")
+    out = stdout_of("trace")
     assert out.startswith(
         "4x8:relu  random weights, seed 0\n"
         "  d_model 4, d_ff 8, relu, plain, bias\n"
@@ -122,18 +119,15 @@ def test_parallel_blocks_say_that_attention_is_drawn(call):
     assert err == "note: 'attention', the output of the layer's other branch, is random\n"
 
 
-def test_csv_has_a_row_per_step(call):
-    code, out, _ = call("trace", "--csv")
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert code == 0
+def test_csv_has_a_row_per_step(csv_of):
+    rows = csv_of("trace")
     assert [row["name"] for row in rows] == ["x", "up", "act", "down"]
     assert (rows[1]["negatives"], rows[2]["zeros"], rows[1]["shape"]) == ("10", "10", "2;8")
 
 
 @pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
-def test_every_format_of_a_moe(call, style):
-    code, out, err = call("trace", "8x16:swiglu", "--experts", "4", "--expert", "all", "--format", style)
-    assert (code, err) == (0, "")
+def test_every_format_of_a_moe(stdout_of, style):
+    out = stdout_of("trace", "8x16:swiglu", "--experts", "4", "--expert", "all", "--format", style)
     assert "experts" in out
     assert "\x1b" not in out
 
@@ -284,9 +278,8 @@ def test_a_heat_map_shows_each_step_as_a_picture(call):
 # --- --tp and --ep ----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_slices_that_multiply_partial_sums_and_bytes(call):
-    code, out, err = call("trace", "16x64:swiglu", "--tp", "4", "-n", "1")
-    assert (code, err) == (0, "")
+def test_the_page_shows_slices_that_multiply_partial_sums_and_bytes(call, stdout_of):
+    out = stdout_of("trace", "16x64:swiglu", "--tp", "4", "-n", "1")
     lines = [line.strip() for line in out.splitlines()]
     for text in (
         "over 4 ranks  tp 4", "gate = x · W1                   W1 [16, 16] → [1, 16]",
@@ -319,12 +312,12 @@ def test_the_part_about_ranks_fits_80_columns(words, call):
     assert max(map(width, part.splitlines())) <= 80
 
 
-def test_json_is_the_librarys_record_and_csv_a_row_for_each_rank(call):
+def test_json_is_the_librarys_record_and_csv_a_row_for_each_rank(call, csv_of):
     words = ["trace", "8x16:swiglu", "--experts", "4", "--tp", "2", "--ep", "2"]
     found = json.loads(call(*words, "--json")[1])["over_ranks"]
     expected = asdict(ffncli.trace("8x16:swiglu", experts=4, tp=2, ep=2).over_ranks)
     assert found == json.loads(json.dumps(expected))
-    rows = list(csv.DictReader(io.StringIO(call(*words, "--csv")[1])))
+    rows = csv_of(*words)
     assert [row["rank"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["experts"] for row in rows] == ["0;1", "0;1", "2;3", "2;3"]
     assert [float(row["dispatch_bytes"]) for row in rows] == [share["dispatch_bytes"] for share in expected["shares"]]

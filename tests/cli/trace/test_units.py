@@ -1,7 +1,5 @@
 """`ffn trace` on hidden units, near zeros, histograms, and NaN and Inf, as a user asks for them."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -15,24 +13,18 @@ from ffncli.run.engine.weights import random_weights
 ARGUMENTS = ("64x256:swiglu", "--tokens", "50")
 
 
-def found(call, *arguments: str) -> dict:
-    code, out, _ = call("trace", *arguments, "--json")
-    assert code == 0
-    return json.loads(out)
-
-
-def test_dead_units_are_said_where_there_are_any(call):
+def test_dead_units_are_said_where_there_are_any(call, json_of):
     assert "5 of 8 units are zero for every token" in call("trace")[1]
     assert "units are" not in call("trace", "4x8:relu", "--tokens", "1")[1]  # one token: every zero would be dead
     assert "units are" not in call("trace", *ARGUMENTS)[1]
     small = ("4x8:relu", "--input", "1e-5,2e-5,3e-5,4e-5,0,1e-5,2e-5,1e-5", "--no-bias")
-    units = next(s["units"] for s in found(call, *small)["steps"] if s["name"] == "act")
+    units = next(s["units"] for s in json_of("trace", *small)["steps"] if s["name"] == "act")
     assert (units["units"], units["tokens"], units["near_dead"]) == (8, 2, 8)
     assert f"{units['dead']} of 8 units are zero for every token, 8 within 0.001 of it" in call("trace", *small)[1]
 
 
-def test_top_units(call):
-    steps = {s["name"]: s for s in found(call, *ARGUMENTS, "--top-units", "3", "--show", "all")["steps"]}
+def test_top_units(call, json_of):
+    steps = {s["name"]: s for s in json_of("trace", *ARGUMENTS, "--top-units", "3", "--show", "all")["steps"]}
     values = torch.tensor(steps["hidden"]["values"], dtype=torch.float64)
     best = steps["hidden"]["units"]["largest_norm"]
     assert [u["unit"] for u in best] == values.norm(dim=0).topk(3).indices.tolist()
@@ -51,23 +43,23 @@ def test_top_units(call):
     assert " ".join(table[10].split()) == "49 " + " ".join(map("{}: {:.4g}".format, last["units"], last["values"]))
     row = next(line for line in text[text.index("hidden: the units") :].splitlines() if line[:1].isdigit())
     assert row.split()[:2] == [str(best[0]["unit"]), f"{best[0]['norm']:.4g}"]
-    assert found(call, *ARGUMENTS)["steps"][3]["units"]["largest_norm"] == []
+    assert json_of("trace", *ARGUMENTS)["steps"][3]["units"]["largest_norm"] == []
     assert "--top-units must be a whole number" in call("trace", "--top-units", "x")[2]
 
 
-def test_near_zeros_are_counted_and_shown_where_they_are_many(call):
+def test_near_zeros_are_counted_and_shown_where_they_are_many(call, json_of):
     many = ("4x8:relu", "--input", "5e-4,-1e-3,2e-3,0")
-    x = found(call, *many)["steps"][0]
+    x = json_of("trace", *many)["steps"][0]
     assert (x["near_zeros"], x["near_zero_share"], x["zeros"]) == (3, 0.75, 1)
     assert "1 zero (25 %), 3 within 0.001 of zero (75 %)" in call("trace", *many)[1]
     assert "within 0.001" not in call("trace", "512x512:relu", "--tokens", "64", "--show", "1")[1].split("up =")[0]
 
 
-def test_the_histogram_ends_the_statistics(call):
+def test_the_histogram_ends_the_statistics(call, csv_of, json_of):
     lines = call("trace", *ARGUMENTS)[1].splitlines()
     line = next(line for line in lines if line.startswith("  mean"))
     bar = line.partition("std ")[2].split(maxsplit=1)[1]
-    counts = found(call, *ARGUMENTS)["steps"][0]["histogram"]
+    counts = json_of("trace", *ARGUMENTS)["steps"][0]["histogram"]
     assert len(bar) == len(counts) == 24
     assert bar[counts.index(max(counts))] == "█"
     assert (sum(counts), len(line) <= 78) == (50 * 64, True)
@@ -76,13 +68,13 @@ def test_the_histogram_ends_the_statistics(call):
     lines = call("trace", *ARGUMENTS, "--digits", "17")[1].splitlines()
     assert any(line.startswith("  mean ") and line.endswith(f"  {bar}") for line in lines)  # extremes stand above
     assert all(len(line) <= 78 for line in lines if line.startswith(("  min ", "  mean ")))
-    rows = list(csv.DictReader(io.StringIO(call("trace", *ARGUMENTS, "--csv")[1])))
+    rows = csv_of("trace", *ARGUMENTS)
     assert [int(n) for n in rows[0]["histogram"].split(";")] == counts
 
 
-def test_extremes_have_their_places(call):
-    steps = found(call, *ARGUMENTS, "--show", "all")["steps"]
-    text, rows = call("trace", *ARGUMENTS)[1], csv.DictReader(io.StringIO(call("trace", *ARGUMENTS, "--csv")[1]))
+def test_extremes_have_their_places(call, csv_of, json_of):
+    steps = json_of("trace", *ARGUMENTS, "--show", "all")["steps"]
+    text, rows = call("trace", *ARGUMENTS)[1], csv_of("trace", *ARGUMENTS)
     for step, row in zip(steps, rows, strict=True):
         values = torch.tensor(step["values"])
         for name, at in (("min", values.argmin()), ("max", values.argmax())):
@@ -150,11 +142,12 @@ def test_weights_of_experts_that_no_token_chose_count_too(call):
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_low_precision_counts_and_sums_are_exact(call, dtype):
+def test_low_precision_counts_and_sums_are_exact(json_of, dtype):
     """64,000 ones: bfloat16 alone stops counting at 256, float16 at 2048."""
-    x = found(call, "16x32:relu", "--tokens", "4000", "--input", "ones", "--dtype", dtype, "--show", "1")["steps"][0]
+    asked = ("trace", "16x32:relu", "--tokens", "4000", "--dtype", dtype, "--show", "1")
+    x = json_of(*asked, "--input", "ones")["steps"][0]
     assert (x["mean"], x["std"], x["dtype"]) == (1.0, 0.0, "float16" if dtype == "fp16" else "bfloat16")
-    x = found(call, "16x32:relu", "--tokens", "4000", "--input", "zeros", "--dtype", dtype, "--show", "1")["steps"][0]
+    x = json_of(*asked, "--input", "zeros")["steps"][0]
     assert (x["zeros"], x["near_zeros"]) == (64_000, 64_000)
 
 

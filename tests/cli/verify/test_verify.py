@@ -1,7 +1,5 @@
 """`ffn verify` as a user asks it."""
 
-import csv
-import io
 import json
 import shutil
 from dataclasses import fields
@@ -41,9 +39,8 @@ def mine(tmp_path):
     return path
 
 
-def test_without_a_source_the_built_in_block_is_verified(call):
-    code, out, err = call("verify", "-v")
-    assert (code, err) == (0, "")
+def test_without_a_source_the_built_in_block_is_verified(stdout_of):
+    out = stdout_of("verify", "-v")
     assert out.startswith("a small built-in block  fixed weights\n")
     assert all(f"\n{name}  {check.states}" in out for name, check in CHECKS.items())
     assert "collectives: 1 (all-reduce of down)" in out
@@ -106,14 +103,13 @@ def test_what_fails_has_a_line_for_every_row(call, checkpoint, tmp_path):
     assert found["tokens"] == ("SKIP", "not run: weights with NaN or Inf")
 
 
-def test_rows_have_the_contracts_keys(call):
+def test_rows_have_the_contracts_keys(call, csv_of):
     found = rows(call)
     assert all(list(row) == KEYS for row in found)
     assert [f.name for f in fields(CheckRow)] == KEYS
     assert list(dict.fromkeys(row["check"] for row in found)) == list(CHECKS)
-    text = call("verify", "--csv")[1]
-    assert text.splitlines()[0] == ",".join(KEYS)
-    lines = list(csv.DictReader(io.StringIO(text)))
+    lines = csv_of("verify")
+    assert list(lines[0]) == KEYS
     assert {line["passed"] for line in lines} == {"true", ""}
     assert [line["subject"] for line in lines] == [row["subject"] for row in found]
 
@@ -132,14 +128,13 @@ def test_any_source_is_verified(call, source):
     assert all(row["passed"] is not False for row in rows(call, *source))
 
 
-def test_a_checkpoints_layer(call, checkpoint):
+def test_a_checkpoints_layer(call, stdout_of, checkpoint):
     found = rows(call, checkpoint, "--layer", "1")
     layout = {row["subject"]: row for row in found if row["check"] == "layout"}
     assert layout["with gate and up swapped"]["relative_error"] > 0.1
     assert layout["gate.weight"]["note"].startswith("model.layers.1.mlp.gate_proj.weight [6, 4]")
     assert "not checked against its module" in layout["transformers"]["note"]  # the file has an FFN and nothing else
-    code, out, _ = call("verify", checkpoint, "--layer", "1", "--check", "module,layout")
-    assert code == 0
+    out = stdout_of("verify", checkpoint, "--layer", "1", "--check", "module,layout")
     assert out.startswith("llama, decoder layer 1  weights of decoder layer 1\n")
     assert list(lines_of(out)) == ["module", "layout"]
 
@@ -213,15 +208,14 @@ def test_nan_in_weights_fails_once(call, tmp_path):
 @pytest.mark.parametrize(
     ("file", "why"), [("pytorch_model.bin", "has only pickled weights"), (None, "has no safetensors")]
 )
-def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
+def test_a_directory_without_tensors_is_not_verified(call, stdout_of, tmp_path, file, why):
     """Random weights agree with themselves, whatever the directory was to hold."""
     here = folder(tmp_path / "model", LLAMA)
     if file:
         (tmp_path / "model" / file).write_bytes(b"cos\nsystem\n")
     config = f"{here}/config.json"
     expect_refusal(call("verify", here), "nothing to verify", why, f"{config} can be verified with random weights")
-    code, out, err = call("verify", config, "--check", "tokens")
-    assert (code, err) == (0, "")
+    out = stdout_of("verify", config, "--check", "tokens")
     assert "random weights, seed 0" in out
 
 
@@ -267,10 +261,9 @@ def test_a_terminal_of_80_columns_cuts_nothing(call):
     assert max(map(len, table)) <= 80
 
 
-def test_against_a_module_of_ones_own(call, mine):
+def test_against_a_module_of_ones_own(call, stdout_of, mine):
     """It is run at the width that is compared; of one seed, its weights are those that a block of dimensions has."""
-    code, out, _ = call("verify", "8x32:gelu", "--against", f"{mine}:Needs3D", "--check", "layout", "--csv")
-    assert code == 0
+    out = stdout_of("verify", "8x32:gelu", "--against", f"{mine}:Needs3D", "--check", "layout", "--csv")
     assert out.splitlines()[1].startswith(f"layout,as read = {mine}:Needs3D,")
     code, _, err = call("verify", "8x32:relu", "--against", f"{mine}:Needs3D", "--check", "layout")
     assert code == 1

@@ -350,10 +350,8 @@ def test_a_value_that_no_family_default_replaces(field: str, how: str, call, tmp
 
 
 @pytest.mark.parametrize("config", [{**GPT2, "n_inner": None}, {k: v for k, v in GPT2.items() if k != "n_inner"}])
-def test_a_value_that_the_family_has_a_default_for(config: dict[str, object], call, tmp_path: Path):
-    code, out, _ = call("params", folder(tmp_path, config), "--json")
-    assert code == 0
-    assert json.loads(out)["rows"][0]["d_ff"] == 4 * 4
+def test_a_value_that_the_family_has_a_default_for(config: dict[str, object], call, json_of, tmp_path: Path):
+    assert json_of("params", folder(tmp_path, config), notes=True)["rows"][0]["d_ff"] == 4 * 4
     expect_refusal(call("params", folder(tmp_path, {**GPT2, "n_inner": 0})), "config.json", "n_inner", "0")
 
 

@@ -66,10 +66,9 @@ def ffn_numbers(stored: dict[str, torch.Tensor]) -> int:
      (DEEPSEEK, deepseek())],
     ids=lambda v: v.get("model_type", ""),
 )  # fmt: skip
-def test_they_agree(config: dict[str, Any], stored: dict[str, torch.Tensor], call, tmp_path: Path):
-    code, out, err = call("params", folder(tmp_path, config, stored), "--json")
-    (row,) = json.loads(out)["rows"]
-    assert (code, err, row["differences"]) == (0, "", [])
+def test_they_agree(config: dict[str, Any], stored: dict[str, torch.Tensor], json_of, tmp_path: Path):
+    (row,) = json_of("params", folder(tmp_path, config, stored))["rows"]
+    assert row["differences"] == []
     assert row["ffn_params_total"] == row["ffn_params_stored"] == ffn_numbers(stored)
     assert row["stored_params"] == sum(tensor.numel() for tensor in stored.values())
     assert row["stored_bytes"] == sum(tensor.nbytes for tensor in stored.values())

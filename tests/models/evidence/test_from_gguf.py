@@ -18,6 +18,7 @@ from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as reader
 from ffncli.models.tensors.read_weights import values
 from tests.oracles.checkpoints import expect_refusal, folder
+from tests.oracles.gguf_files import finish
 
 D, F, E, LAYERS = 64, 96, 4, 2
 Arrays = Mapping[str, np.ndarray]
@@ -40,10 +41,7 @@ def written(
     for name, array in tensors.items():
         kind = kinds(name)
         writer.add_tensor(name, array if array.dtype == np.uint8 else quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return str(path)
 
 
@@ -110,7 +108,7 @@ def test_a_weight_is_multiplied_by_its_scale(kind: Q, named: str, tmp_path: Path
         assert np.array_equal(values(checkpoint, f"blk.0.{name}.weight").float().numpy(), wanted)
 
 
-def test_scales_of_a_weight_are_no_parameters(call, tmp_path: Path):
+def test_scales_of_a_weight_are_no_parameters(call, json_of, tmp_path: Path):
     """Their bytes are the weight's; a scale of another number of experts is refused."""
     rng, width = np.random.default_rng(0), 64 // 64 * 36
     arrays: dict[str, np.ndarray] = {"blk.0.ffn_norm.weight": np.ones(64, np.float32)}
@@ -125,16 +123,14 @@ def test_scales_of_a_weight_are_no_parameters(call, tmp_path: Path):
             ones = np.ones(count, np.float32)
             arrays |= {f"blk.0.ffn_{n}_exps.{s}": ones for n in ("gate", "up") for s in ("scale", "input_scale")}
         path = written(tmp_path / f"{count}.gguf", "qwen3moe", arrays, kinds, metadata)
-        code, out, err = call("params", path, "--json")
-        assert code == 0, err
-        counted.append(json.loads(out)["rows"][0])
+        counted.append(json_of("params", path)["rows"][0])
     bare, scaled, _ = counted
     assert scaled["model_params_total"] == bare["model_params_total"]
     assert scaled["ffn_stored_bytes"] == bare["ffn_stored_bytes"] + 4 * 3 * 4  # four tensors of three floats
     expect_refusal(call("trace", path), "is F32 [4]", "one for each of the 3 matrices")
 
 
-def test_more_experts_than_llama_cpp_used_to_take(call, tmp_path: Path):
+def test_more_experts_than_llama_cpp_used_to_take(json_of, tmp_path: Path):
     """Kimi-K3 has 896; LLAMA_MAX_EXPERTS was 512."""
     rng, experts = np.random.default_rng(0), 896
     arrays = {"blk.0.ffn_norm.weight": np.ones(32, np.float32)}
@@ -144,9 +140,7 @@ def test_more_experts_than_llama_cpp_used_to_take(call, tmp_path: Path):
     metadata = {"embedding_length": 32, "block_count": 1, "expert_count": experts, "expert_used_count": 16,
                 "expert_feed_forward_length": 32}  # fmt: skip
     path = written(tmp_path / "m.gguf", "qwen3moe", arrays, kinds_of(Q.Q4_0), metadata)
-    code, out, err = call("trace", path, "--json")
-    assert code == 0, err
-    assert json.loads(out)["block"]["experts"] == experts
+    assert json_of("trace", path)["block"]["experts"] == experts
 
 
 # --- the whole FFN ----------------------------------------------------------------------------------------------------
@@ -322,11 +316,10 @@ def llama(path: Path, **options: Any) -> str:
     return written(path, "llama", tensors, kinds_of(Q.Q8_0), {**metadata, **EPS}, **options)
 
 
-def test_the_evidence_names_the_format(call, tmp_path: Path):
+def test_the_evidence_names_the_format(json_of, tmp_path: Path):
     """Whose blocks have their scales in them."""
-    code, out, err = call("verify", llama(tmp_path / "model.gguf"), "--check", "layout", "--json")
-    assert code == 0, err
-    notes = {row["subject"]: row["note"] for row in json.loads(out)["rows"]}
+    rows = json_of("verify", llama(tmp_path / "model.gguf"), "--check", "layout")["rows"]
+    notes = {row["subject"]: row["note"] for row in rows}
     assert all("; stored as Q8_0, unpacked; " in f"{notes[f'{n}.weight']}; " for n in ("gate", "up", "down"))
 
 

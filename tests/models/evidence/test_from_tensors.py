@@ -14,6 +14,7 @@ from gguf.quants import quantize
 
 from ffncli.models.tensors.matching import stacks_of
 from tests.oracles.checkpoints import INDEX, LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
+from tests.oracles.gguf_files import finish
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
 D, F, E, LAYERS = 64, 96, 4, 2
@@ -306,9 +307,7 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
             writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router)
             stored.append((router.size, router.nbytes))
         writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(D, np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    finish(writer)
     return stored
 
 
@@ -324,12 +323,11 @@ def test_limits_in_a_gguf_files_metadata_are_noted_and_it_is_not_run(call, tmp_p
 
 @pytest.mark.parametrize("experts", [0, E])
 @pytest.mark.parametrize(("kind", "dtype"), [(Q.F32, "fp32"), (Q.F16, "fp16"), (Q.Q4_0, "q4_0"), (Q.Q8_0, "q8_0")])
-def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
+def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, json_of, tmp_path: Path):
     stored = written(tmp_path / "model.gguf", kind, experts)
     numbers, size = (sum(column) for column in zip(*stored, strict=True))
-    code, out, err = call("params", str(tmp_path / "model.gguf"), "--json")
-    (row,) = json.loads(out)["rows"]
-    assert (code, err, row["norm_params_per_layer"]) == (0, "", D)
+    (row,) = json_of("params", str(tmp_path / "model.gguf"))["rows"]
+    assert row["norm_params_per_layer"] == D
     assert row["ffn_params_total"] == row["ffn_params_stored"] == numbers
     assert (row["ffn_stored_bytes"], row["ffn_bits_per_weight"]) == (size, 8 * size / numbers)
     assert (row["stored_params"], row["stored_bytes"]) == (numbers + LAYERS * D, size + LAYERS * D * 4)
@@ -377,10 +375,9 @@ def test_an_architecture_that_is_not_known(call, tmp_path: Path):
     assert (row["activation"], row["d_ff"]) == (None, F)
 
 
-def test_a_gguf_file_beside_other_sources(call, tmp_path: Path):
+def test_a_gguf_file_beside_other_sources(stdout_of, tmp_path: Path):
     written(tmp_path / "model.gguf", Q.Q4_0)
-    code, out, _ = call("params", str(tmp_path / "model.gguf"), "gpt2")
-    assert code == 0
+    out = stdout_of("params", str(tmp_path / "model.gguf"), "gpt2")
     assert out.splitlines()[0].split() == ["quantity", "model", "gpt2"]
 
 
@@ -389,9 +386,7 @@ def test_a_gguf_file_without_ffn_and_one_cut_short(call, tmp_path: Path):
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_embedding_length(D)
     writer.add_tensor("token_embd.weight", np.ones((3, D), np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    finish(writer)
     expect_refusal(call("params", str(path)), "no FFN among 1 tensor names")
     written(path)
     path.write_bytes(path.read_bytes()[:-40_000])
@@ -414,9 +409,7 @@ def test_attention_and_totals_of_a_gguf_file(tied: bool, call, tmp_path: Path):
     )
     for name, shape in shapes.items():
         writer.add_tensor(name, np.ones(shape, dtype=np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    finish(writer)
     row = row_of(call("params", str(tmp_path / "a.gguf"), "--json"))
     everything = sum(math.prod(shape) for shape in shapes.values())
     assert row["attention_params_per_layer"] == sum(math.prod(shape) for shape in attention.values())

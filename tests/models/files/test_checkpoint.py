@@ -213,13 +213,11 @@ def test_one_tensor_of_another_shape_is_named(expert: int, call, tmp_path: Path)
         expect_refusal(call(command, source), tmp_path / "model.safetensors", name, "[5, 4], expected [6, 4]")
 
 
-def test_experts_of_two_dtypes_are_experts_all_the_same(call, tmp_path: Path):
+def test_experts_of_two_dtypes_are_experts_all_the_same(json_of, tmp_path: Path):
     stored = tensors("mixtral")
     stored[EXPERT] = stored[EXPERT].bfloat16()
-    code, out, err = call("params", folder(tmp_path, MIXTRAL, stored), "--json")
-    (row,) = json.loads(out)["rows"]
+    (row,) = json_of("params", folder(tmp_path, MIXTRAL, stored))["rows"]
     ffn = {name: tensor for name, tensor in stored.items() if "norm" not in name}
-    assert (code, err) == (0, "")
     assert row["ffn_params_stored"] == sum(tensor.numel() for tensor in ffn.values())
     assert row["ffn_stored_bytes"] == sum(tensor.nbytes for tensor in ffn.values())
     assert row["stored_bytes"] == sum(tensor.nbytes for tensor in stored.values())
@@ -267,7 +265,7 @@ def test_bytes_and_words_alone_are_refused_by_name(
     expect_refusal(call("trace", source), tmp_path / "model.safetensors", name, says)
 
 
-def test_packed_weights_are_counted_as_stored(call, tmp_path: Path):
+def test_packed_weights_are_counted_as_stored(call, json_of, tmp_path: Path):
     """GPTQ, 4 bits in groups of 32: eight values to a word, a scale and a zero for each group and output."""
     config = {**LLAMA, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -277,11 +275,8 @@ def test_packed_weights_are_counted_as_stored(call, tmp_path: Path):
         stored[f"{stem}qweight"] = torch.zeros(ins // 8, outs, dtype=torch.int32)
         stored[f"{stem}qzeros"] = torch.zeros(ins // 32, outs // 8, dtype=torch.int32)
         stored[f"{stem}scales"] = torch.zeros(ins // 32, outs, dtype=torch.float16)
-    source = folder(tmp_path, config, stored)
-    code, out, err = call("params", source, "--json")
-    (row,) = json.loads(out)["rows"]
+    (row,) = json_of("params", folder(tmp_path, config, stored))["rows"]
     packed = sum(tensor.nbytes for name, tensor in stored.items() if "norm" not in name)
-    assert (code, err) == (0, "")
     assert row["ffn_params_stored"] == row["ffn_params_total"] == 3 * 64 * 96
     assert row["ffn_stored_bytes"] == row["weight_bytes"] == packed == 3 * 64 * 96 * (4 + 20 / 32) / 8
     assert row["ffn_bits_per_weight"] == 4 + 20 / 32
@@ -290,7 +285,7 @@ def test_packed_weights_are_counted_as_stored(call, tmp_path: Path):
         expect_refusal(call(command, folder(tmp_path, config, torn)), "down_proj.qweight", "not a matrix")
 
 
-def test_mxfp4_experts_are_counted(call, tmp_path: Path):
+def test_mxfp4_experts_are_counted(json_of, tmp_path: Path):
     """gpt-oss: blocks of 32 values in 16 bytes, a scale of one byte for each."""
     d_model, d_ff, experts = 64, 96, 4
     config = {**MIXTRAL, "model_type": "gpt_oss", "hidden_size": d_model, "intermediate_size": d_ff}
@@ -301,11 +296,8 @@ def test_mxfp4_experts_are_counted(call, tmp_path: Path):
         stored[f"{stem}experts.{n}_blocks"] = torch.zeros(experts, outs, ins // 32, 16, dtype=torch.uint8)
         stored[f"{stem}experts.{n}_scales"] = torch.zeros(experts, outs, ins // 32, dtype=torch.uint8)
         stored[f"{stem}experts.{n}_bias"] = torch.zeros(experts, outs)
-    source = folder(tmp_path, config, stored)
-    code, out, err = call("params", source, "--json")
-    (row,) = json.loads(out)["rows"]
+    (row,) = json_of("params", folder(tmp_path, config, stored))["rows"]
     biases = experts * (2 * d_ff + d_model) + experts
-    assert (code, err) == (0, "")
     wanted = experts * 3 * d_model * d_ff + biases + experts * d_model
     assert row["ffn_params_total"] == row["ffn_params_stored"] == wanted
     assert row["ffn_stored_bytes"] == sum(tensor.nbytes for tensor in stored.values())

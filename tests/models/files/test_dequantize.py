@@ -238,16 +238,14 @@ def test_a_trace_is_that_of_the_unpacked_weights(made: Any, config: Any, dtype: 
 
 
 @pytest.mark.parametrize(("made", "config", "form"), [(gpt_oss, GPT_OSS, "mxfp4"), (deepseek, DEEPSEEK, "fp8-block4")])
-def test_the_evidence_of_a_packed_weight_names_its_format(made: Any, config: Any, form: str, call, tmp_path: Path):
+def test_the_evidence_of_a_packed_weight_names_its_format(made: Any, config: Any, form: str, json_of, tmp_path: Path):
     """Of those alone: what lies in the file as floats was not unpacked."""
     plain = {name: value for name, value in config.items() if name != "quantization_config"}
     said = f"; stored as {form}, unpacked with its scales"
-    found = []
-    for source in folder(tmp_path / "q", config, made(True)), folder(tmp_path / "p", plain, made(False)):
-        code, out, err = call("verify", source, "--check", "layout", "--json")
-        assert code == 0, err
-        found.append({row["subject"]: row["note"] for row in json.loads(out)["rows"]})
-    packed, floats = found
+    packed, floats = (
+        {row["subject"]: row["note"] for row in json_of("verify", source, "--check", "layout")["rows"]}
+        for source in (folder(tmp_path / "q", config, made(True)), folder(tmp_path / "p", plain, made(False)))
+    )
     names = [name for name in packed if name.endswith(("gate.weight", "up.weight", "down.weight"))]
     assert len(names) == 3
     assert [name for name, note in packed.items() if said in note] == names

@@ -1,6 +1,5 @@
 """Integers in words: GPTQ and AWQ as their packers write them, compressed-tensors as its library reads them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,7 @@ def packed_matrix(form: str, seed: int, rows: int, columns: int) -> tuple[dict[s
 
 
 @pytest.mark.parametrize(("form", "config"), [("gptq", GPTQ), ("awq", AWQ)])
-def test_a_trace_is_that_of_the_unpacked_weights(form: str, config: Any, call, tmp_path: Path):
+def test_a_trace_is_that_of_the_unpacked_weights(form: str, config: Any, json_of, tmp_path: Path):
     """Separate experts, each of whose matrices is packed by itself."""
     model = {**MIXTRAL, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     stem = "model.layers.0."
@@ -189,14 +188,11 @@ def test_a_trace_is_that_of_the_unpacked_weights(form: str, config: Any, call, t
         pieces, weight = packed_matrix(form, at, *((64, 96) if name.endswith("w2") else (96, 64)))
         packed |= {f"{name}.{piece}": tensor.contiguous() for piece, tensor in pieces.items()}
         plain[f"{name}.weight"] = weight
-    answers = []
     quantized = {**model, "quantization_config": config}
-    for source in folder(tmp_path / "q", quantized, packed), folder(tmp_path / "p", model, plain):
-        code, out, err = call("trace", source, "--show", "all", "--expert", "all", "--json")
-        assert code == 0, err
-        answers.append(json.loads(out))
-    assert answers[0]["steps"] == answers[1]["steps"]
-    assert answers[0]["block"]["weights"].endswith(f", unpacked from {form}-4bit")
+    sources = folder(tmp_path / "q", quantized, packed), folder(tmp_path / "p", model, plain)
+    answer, other = (json_of("trace", source, "--show", "all", "--expert", "all") for source in sources)
+    assert answer["steps"] == other["steps"]
+    assert answer["block"]["weights"].endswith(f", unpacked from {form}-4bit")
 
 
 # --- compressed-tensors -----------------------------------------------------------------------------------------------

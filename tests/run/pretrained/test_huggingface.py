@@ -340,11 +340,10 @@ def _stored(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 @pytest.mark.parametrize("given", ["randn", ",".join(f"{i / 7 - 2:.6f}" for i in range(2 * D_MODEL))])
-def test_trace_command(zoo: Zoo, call: Callable[..., tuple[int, str, str]], name: str, given: str) -> None:
+def test_trace_command(zoo: Zoo, stdout_of, name: str, given: str) -> None:
     made = zoo(name)
     options = ("--layer", "1", "--format", "json", "--show", "all", "--dtype", "fp64", f"--input={given}")
-    code, out, _ = call("trace", str(made.path), *options)
-    assert code == 0
+    out = stdout_of("trace", str(made.path), *options)
     answer = json.loads(out)
     values = {step["name"]: torch.tensor(step["values"], dtype=torch.float64) for step in answer["steps"]}
     if given != "randn":
