@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ffncli.block.steps import parameters
 from ffncli.kernels import inplace
-from ffncli.kernels.dense import Weights, refuses_all_but_dense
-from ffncli.kernels.kernel import REGISTERED, Build, Computes, Params, Steps, by_name, register
+from ffncli.kernels.dense import Part, Weights, refuses_all_but_dense
+from ffncli.kernels.kernel import REGISTERED, Build, Computes, Params, Steps, register
 from ffncli.kernels.per_weights import PerWeights, aliases, widened, widened_weights
 
 
@@ -61,8 +61,7 @@ def on_one_thread(build: Build) -> Build:
 
 def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Transpose matrices from [out, in] to [in, out]; leave all other weights unchanged, in step order."""
-    tensors = (weights[name].detach() for name in parameters(steps))
-    return tuple(t.T.contiguous() if t.dim() == 2 else t for t in tensors)
+    return tuple(t.T.contiguous() if t.dim() == 2 else t for t in aliases(steps, weights))
 
 
 @register(
@@ -71,19 +70,18 @@ def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     needs=("cpu",),
     refuses=refuses_all_but_dense,
     trains=False,
+    keeps="output",
 )
 @on_one_thread
 @widened(numpy_multiplies)
 def build_numpy(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the kernel `inplace` with numpy's products."""
-    buffers = inplace.Buffers()
 
-    def product(name: str, x: Tensor, w: Weights) -> Tensor:
-        weight, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
-        out = numpy_matmul(x, weight, buffers.of(name, x, weight.shape[1]))
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+        numpy_matmul(x, weight, out)
         return out if bias is None else out.add_(bias)
 
-    return by_name(parameters(steps), inplace.computing(steps, product))
+    return inplace.in_buffers(steps, multiply)
 
 
 def mkl_multiplies(device: str, dtype: torch.dtype) -> bool:
@@ -109,19 +107,18 @@ def mkl_linear(x: Tensor, weight: Tensor, plain: Tensor, bias: Tensor | None) ->
 )  # fmt: skip
 def build_mkl(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the kernel `inplace` with packed weights, and without its buffers."""
-    names = tuple(parameters(steps))
+    packed = len(parameters(steps)) + 1  # the place of the first packed weight
 
     def pack(x: Tensor, params: Params) -> Weights:
-        pairs = zip(names, params, strict=True)
-        return {f"{name}.packed": mkl_packed(tensor, len(x)) for name, tensor in pairs if tensor.dim() == 2}
+        return tuple(mkl_packed(tensor, len(x)) if tensor.dim() == 2 else None for tensor in params)
 
-    def product(name: str, x: Tensor, w: Weights) -> Tensor:
-        weight = f"{name}.weight"
-        return mkl_linear(x, w[f"{weight}.packed"], w[weight], w.get(f"{name}.bias"))
+    def product(weight: int, bias: int) -> Part:
+        return lambda x, p: mkl_linear(x, p[packed + weight], p[weight], p[bias])
 
-    matrices, block = PerWeights(pack), inplace.computing(steps, product)
+    matrices, compute = PerWeights(pack), inplace.computing(steps, product)
 
     def run(x: Tensor, params: Params) -> Tensor:
-        return block(x, {**dict(zip(names, params, strict=True)), **matrices.get(x, params)})
+        p: Weights = (*params, None, *matrices.get(x, params))
+        return compute(x, p)
 
     return run

@@ -13,11 +13,10 @@ from types import FunctionType
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import parameters
 from ffncli.errors import FFNError
 from ffncli.kernels import eager
-from ffncli.kernels.dense import Weights, between, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, cxx, register
+from ffncli.kernels.dense import body_of, plus, refuses_all_but_dense
+from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
 from ffncli.kernels.per_weights import PerWeights, aliases
 
 
@@ -94,22 +93,14 @@ def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     With one token a product is a matrix times a vector: torch.compile fuses multiplying and summing into one loop,
     which streams the weights once. Library products are made for matrices, and read the weights more slowly.
     """
-    shape = dense_block(steps)
-    middle, wide = between(shape), torch.promote_types(dtype, torch.float32)
+    wide = torch.promote_types(dtype, torch.float32)
+    compute = body_of(steps).composed(lambda weight, bias: lambda x, p: plus((p[weight].to(wide) * x).sum(-1), p[bias]))
 
-    def product(name: str, x: Tensor, w: Weights) -> Tensor:
-        y = (w[f"{name}.weight"].to(wide) * x).sum(-1)
-        bias = w.get(f"{name}.bias")
-        return y if bias is None else y + bias
+    def one(x: Tensor, params: Params) -> Tensor:
+        in_wide = tuple(tensor if tensor.dim() == 2 else tensor.to(wide) for tensor in params)
+        return compute(x[0].to(wide), in_wide)[None].to(x.dtype)
 
-    def one(x: Tensor, weights: Weights) -> Tensor:
-        w = {name: tensor if tensor.dim() == 2 else tensor.to(wide) for name, tensor in weights.items()}
-        token = x[0].to(wide)
-        gate = product("gate", token, w) if shape.gated else None
-        hidden = normed(shape, middle(gate, product("up", token, w), w), w)
-        return product("down", hidden, w)[None].to(x.dtype)
-
-    of_one, of_many = graph(by_name(parameters(steps), one), device), eager.build(steps, device, dtype)
+    of_one, of_many = graph(one, device), eager.build(steps, device, dtype)
 
     def run(x: Tensor, params: Params) -> Tensor:
         return of_one(x, params) if len(x) == 1 else of_many(x, params)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.steps import parameters
-from ffncli.kernels.dense import Weights, between, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, canonical, register
+from ffncli.kernels.dense import body_of, refuses_all_but_dense
+from ffncli.kernels.kernel import Computes, Params, Steps, canonical, register
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
@@ -19,14 +18,12 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @register("conv1x1", prepare=prepare, refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Map x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
-    shape = dense_block(steps)
-    middle = between(shape)
+    body = body_of(steps)
+    norm = body.norm
+    body.norm = lambda x, p: norm(x.mT, p).mT  # it is over d_ff, which is the second axis here
+    compute = body.nested(functional.conv1d)
 
-    def run(x: Tensor, w: Weights) -> Tensor:
-        turned = x.T[None]  # [1, d_model, tokens]
-        gate = functional.conv1d(turned, w["gate.weight"], w.get("gate.bias")) if shape.gated else None
-        up = functional.conv1d(turned, w["up.weight"], w.get("up.bias"))
-        hidden = normed(shape, middle(gate, up, w).mT, w).mT  # the norm is over d_ff, which is the second axis here
-        return functional.conv1d(hidden, w["down.weight"], w.get("down.bias"))[0].T
+    def run(x: Tensor, params: Params) -> Tensor:
+        return compute(x.T[None], params)[0].T
 
-    return by_name(parameters(steps), run)
+    return run

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import Experts, parameters
-from ffncli.kernels.dense import Weights, between
-from ffncli.kernels.eager import body
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
-from ffncli.kernels.routing import Summed, mixture, refuses_unknown_routing, routed_experts
+from ffncli.kernels.dense import Body, Place, Weights, layer, norm, places
+from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.routing import RoutedExperts, Summed, mixture, refuses_unknown_routing, routed_experts
 
 
 def refuses(steps: Steps) -> str | None:
@@ -45,15 +44,15 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @register("grouped", prepare=prepare, refuses=refuses, dtypes=("fp32", "bf16", "fp16"))
 def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: sort, grouped product, activation and gate, grouped product, weigh, add."""
-    return stacked_mixture(steps, partial(_in_groups, ordered=device.startswith("cuda")))
+    return stacked_mixture(steps, dtype, partial(_in_groups, ordered=device.startswith("cuda")))
 
 
 def _in_groups(made: "Made", weigh_output: bool, ordered: bool) -> Summed:
     """Compute the sum with grouped products; with `ordered`, the outputs of a token's experts are added in the order in
     which the token chose the experts."""
 
-    def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
-        top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]
+    def summed(x: Tensor, chosen: Tensor, share: Tensor, p: Weights) -> Tensor:
+        top_k, entries = chosen.shape[1], p[_INWARD].shape[0]
         expert, order = chosen.flatten().sort(stable=True)  # stable: each expert's tokens stay in order
         token, weight = order // top_k, share.flatten().index_select(0, order)[:, None]
         numbers = torch.arange(entries, device=x.device)
@@ -63,7 +62,7 @@ def _in_groups(made: "Made", weigh_output: bool, ordered: bool) -> Summed:
             return functional.grouped_mm(rows, matrices.mT, offs=ends)
 
         received = x.index_select(0, token)
-        out = made(received if weigh_output else received * weight, expert, w, product)
+        out = made(received if weigh_output else received * weight, expert, p, product)
         out = out * weight if weigh_output else out
         if not ordered:  # faster on a CPU; on a GPU index_add adds in any order, so its last bits differ between calls
             return torch.zeros_like(x).index_add_(0, token, out)
@@ -79,25 +78,26 @@ MOST_BYTES = 1 << 28  # maximum bytes of copied matrices at a time: more tokens 
 @register("batched", prepare=prepare, refuses=refuses, trains=False, most_tokens=MOST_TOKENS)
 def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: copy the matrices, batched product, activation and gate, batched product, weigh, add."""
-    return stacked_mixture(steps, _in_batches)
+    return stacked_mixture(steps, dtype, _in_batches)
 
 
 def _in_batches(made: "Made", weigh_output: bool) -> Summed:
-    def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
-        top_k = chosen.shape[1]
+    def summed(x: Tensor, chosen: Tensor, share: Tensor, p: Weights) -> Tensor:
         # copies for all tokens at once would take top_k expert matrices per token, so tokens go through in parts
-        most = max(1, MOST_BYTES // (top_k * w["inward.weight"][0].nbytes))  # tokens
+        most = max(1, MOST_BYTES // (chosen.shape[1] * p[_INWARD][0].nbytes))  # tokens
+        if len(x) <= most:
+            return part_of(x, chosen, share, p)
         parts = zip(*(torch.split(t, most) for t in (x, chosen, share)), strict=True)
-        return torch.cat([part_of(rows, experts, weights, w) for rows, experts, weights in parts])
+        return torch.cat([part_of(rows, experts, weights, p) for rows, experts, weights in parts])
 
-    def part_of(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
+    def part_of(x: Tensor, chosen: Tensor, share: Tensor, p: Weights) -> Tensor:
         expert, weight = chosen.flatten(), share.flatten()[:, None]
         received = x.repeat_interleave(chosen.shape[1], 0)
 
         def product(rows: Tensor, matrices: Tensor) -> Tensor:
             return torch.bmm(matrices.index_select(0, expert), rows[..., None])[..., 0]
 
-        out = made(received if weigh_output else received * weight, expert, w, product)
+        out = made(received if weigh_output else received * weight, expert, p, product)
         out = out * weight if weigh_output else out
         return out.view(*chosen.shape, -1).sum(1)
 
@@ -111,6 +111,7 @@ Made = Callable[[Tensor, Tensor, Weights, Product], Tensor]
 _MULTIPLE = 8
 _PARTS = tuple(f"{name}.{kind}" for name in ("gate", "up", "down") for kind in ("weight", "bias"))
 _STACKED = ("inward.weight", "inward.bias", "down.weight", "down.bias")
+_INWARD = 0  # the place of the first of these, which every block has
 
 
 def _stacked(steps: Steps, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -140,30 +141,30 @@ def padded(x: Tensor, axis: int) -> Tensor:
     return functional.pad(x, (0, 0) * after + (0, missing)) if missing else x
 
 
-def stacked_mixture(steps: Steps, summed: Callable[[Made, bool], Summed]) -> Computes:
+def stacked_mixture(steps: Steps, dtype: torch.dtype, summed: Callable[[Made, bool], Summed]) -> Computes:
     """Build the function of a kernel that computes all experts together.
 
     `summed` builds the sum over the chosen experts from two arguments: the function that maps rows of tokens to the
     outputs of their experts, and whether the route's weight multiplies these outputs (otherwise the rows).
     """
-    parts = {name for step in routed_experts(steps).sources for name in step.op.parameters()}
-    names = [name for name in _STACKED if name.replace("inward", "up") in parts] + _others(steps)
-    together = summed(experts_together(steps), routed_experts(steps).weigh == "output")
-    return by_name(names, mixture(steps, body, together))
-
-
-def experts_together(steps: Steps) -> Made:
-    """Return made(rows [n, width], expert of each row [n], weights, product) → the experts' outputs [n, width]."""
     experts = routed_experts(steps)
-    middle, gated = between(experts.shape), experts.shape.gated
+    parts = {name for step in experts.sources for name in step.op.parameters()}
+    place = places([*(name for name in _STACKED if name.replace("inward", "up") in parts), *_others(steps)])
+    return mixture(steps, place, dtype, summed(experts_together(experts, place), experts.weigh == "output"))
+
+
+def experts_together(experts: RoutedExperts, place: Place) -> Made:
+    """Return made(rows [n, width], expert of each row [n], weights, product) → the experts' outputs [n, width]."""
+    body, normed = Body(experts.shape, place), norm(experts.after, "expert_norm", place)
+    (_, inward_bias), (down, down_bias), is_gated = layer("inward", place), body.down, body.shape.gated
     d_ff = next(axes[-1].size for name, axes in experts.sources[0].op.parameters().items() if name == "down.weight")
 
-    def made(rows: Tensor, expert: Tensor, w: Weights, product: Product) -> Tensor:
-        inward = _with_bias(product(padded(rows, -1), w["inward.weight"]), expert, w.get("inward.bias"))
-        gate, up = inward.chunk(2, -1) if gated else (None, inward)
-        hidden = middle(None if gate is None else gate[:, :d_ff], up[:, :d_ff], w)
-        out = _with_bias(product(padded(hidden, -1), w["down.weight"]), expert, w.get("down.bias"))
-        return experts.normed(out[:, : rows.shape[1]], w)
+    def made(rows: Tensor, expert: Tensor, p: Weights, product: Product) -> Tensor:
+        inward = _with_bias(product(padded(rows, -1), p[_INWARD]), expert, p[inward_bias])
+        gate, up = inward.chunk(2, -1) if is_gated else (None, inward)
+        hidden = body.hidden(None if gate is None else gate[:, :d_ff], up[:, :d_ff], p)
+        out = _with_bias(product(padded(hidden, -1), p[down]), expert, p[down_bias])
+        return normed(out[:, : rows.shape[1]], p)
 
     return made
 

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.nn.functional import ScalingType
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import Weights, between, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
+from ffncli.kernels.dense import Weights, body_of, plus, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 _MATRICES = ("gate.weight", "up.weight", "down.weight")
 _DTYPES = ("bf16", "fp16", "fp32")
@@ -55,25 +55,23 @@ def _others(steps: Steps) -> list[str]:
 )  # fmt: skip
 def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: quantize, product, activation and gate, quantize, product."""
-    shape, names = dense_block(steps), _others(steps)
-    middle = between(shape)
+    body = body_of(steps, ["inward", "inward scale", "down", "down scale", *_others(steps)])
+    is_gated, (_, gate_bias), (_, up_bias), (_, down_bias) = body.shape.gated, body.gate, body.up, body.down
     made = torch.bfloat16 if device.startswith("cuda") else dtype  # the only output dtype that all such GPUs support
 
-    def product(x: Tensor, matrix: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def product(x: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:
         rows, by_row = quantized(x)
-        out = functional.scaled_mm(
+        return functional.scaled_mm(
             rows, matrix.T, by_row, ScalingType.RowWise, scale, ScalingType.RowWise, output_dtype=made,
             use_fast_accum=True,
         ).to(dtype)  # fmt: skip
-        return out if bias is None else out + bias
 
     def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params[4:], strict=True))
-        inward = product(x, params[0], params[1], None)
-        gate, up = inward.chunk(2, -1) if shape.gated else (None, inward)
-        gate = gate if gate is None or "gate.bias" not in w else gate + w["gate.bias"]
-        up = up if "up.bias" not in w else up + w["up.bias"]
-        return product(normed(shape, middle(gate, up, w), w), params[2], params[3], w.get("down.bias"))
+        p: Weights = (*params, None)
+        inward = product(x, p[0], p[1])
+        gate, up = inward.chunk(2, -1) if is_gated else (None, inward)
+        hidden = body.hidden(None if gate is None else plus(gate, p[gate_bias]), plus(up, p[up_bias]), p)
+        return plus(product(hidden, p[2], p[3]), p[down_bias])
 
     return run
 
@@ -126,19 +124,10 @@ def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Pa
 
 def computing(steps: Steps, multiply: Multiplies) -> Computes:
     """Build the block with products computed by `multiply(x, integers, scales)`."""
-    shape = dense_block(steps)
-    middle = between(shape)
-    keys = [key for name in parameters(steps) for key in ((name, f"{name} scale") if name in _MATRICES else (name,))]
-
-    def run(x: Tensor, w: Weights) -> Tensor:
-        def product(name: str, x: Tensor) -> Tensor:
-            y, bias = multiply(x, w[f"{name}.weight"], w[f"{name}.weight scale"]), w.get(f"{name}.bias")
-            return y if bias is None else y + bias
-
-        hidden = middle(product("gate", x) if shape.gated else None, product("up", x), w)
-        return product("down", normed(shape, hidden, w))
-
-    return by_name(keys, run)
+    names = [key for n in parameters(steps) for key in ((n, f"{n} scale") if n in _MATRICES else (n,))]
+    return body_of(steps, names).composed(
+        lambda weight, bias: lambda x, p: plus(multiply(x, p[weight], p[weight + 1]), p[bias])
+    )
 
 
 @register(

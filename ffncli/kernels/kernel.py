@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ffncli.block.dtypes import find
 from ffncli.block.steps import Dropout, Experts, Step, ffn_steps, parameters
@@ -32,16 +32,6 @@ Refuses: TypeAlias = Callable[[Steps], str | None]
 def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Return the weights unchanged, in step order."""
     return tuple(weights[name] for name in parameters(steps))
-
-
-def by_name(names: Iterable[str], compute: Callable[[Tensor, Mapping[str, Tensor]], Tensor]) -> Computes:
-    """Return f(x, params), which passes the params to `compute` under these names."""
-    names = tuple(names)
-
-    def run(x: Tensor, params: Params) -> Tensor:
-        return compute(x, dict(zip(names, params, strict=True)))
-
-    return run
 
 
 def any_block(steps: Steps) -> str | None:
@@ -67,7 +57,8 @@ class Kernel:
     this many, so benchmarks of more tokens skip it; None: no limit. `per_weights`: the first call with new params or a
     new number of tokens creates data for them and keeps it (`PerWeights`), so that call must precede timing. If the
     kernel also compiles, the weights are part of its code: a benchmark then has only one copy of the weights, and must
-    flush the caches to make that copy cold.
+    flush the caches to make that copy cold. `keeps`: what f keeps from one call to the next, so that only one thread at
+    a time may call it: the params of the last call, or buffers, which the next call overwrites, even the output.
     """
 
     name: str
@@ -82,6 +73,7 @@ class Kernel:
     computes: str = ""
     most_tokens: int | None = None
     per_weights: bool = False
+    keeps: Literal["", "params", "output"] = ""
 
     def forms(self, dtype: torch.dtype) -> int:
         """Return the most memory that the kernel's own form of the weights may take, as a multiple of the weights' size

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import Weights, dense, dense_block, normed, refuses_all_but_dense, refuses_odd_widths
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
+from ffncli.kernels.dense import Weights, body_of, dense, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def refuses_all_but_gated(steps: Steps, functions: Collection[str], products: bool = True) -> str | None:
@@ -63,15 +63,16 @@ _refuses_liger_act = partial(refuses_all_but_gated, functions=OF_ACT, products=F
 @register("liger_act", needs=("cuda", "liger_kernel"), refuses=_refuses_liger_act, compiles=True, dtypes=_DTYPES)
 def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(SiLUMul(gate(x), up(x)))."""
-    shape = dense_block(steps)
-    middle = getattr(import_module("liger_kernel.ops"), OF_ACT[shape.act.function]).apply
+    body, linear = body_of(steps), functional.linear
+    middle = getattr(import_module("liger_kernel.ops"), OF_ACT[body.shape.act.function]).apply
+    (gate, gate_bias), (up, up_bias), (down, down_bias) = body.gate, body.up, body.down
 
-    def run(x: Tensor, w: Weights) -> Tensor:
-        gate = functional.linear(x, w["gate.weight"], w.get("gate.bias"))
-        up = functional.linear(x, w["up.weight"], w.get("up.bias"))
-        return functional.linear(normed(shape, middle(gate, up), w), w["down.weight"], w.get("down.bias"))
+    def run(x: Tensor, params: Params) -> Tensor:
+        p: Weights = (*params, None)
+        hidden = middle(linear(x, p[gate], p[gate_bias]), linear(x, p[up], p[up_bias]))
+        return linear(body.norm(hidden, p), p[down], p[down_bias])
 
-    return by_name(parameters(steps), run)
+    return run
 
 
 QUACK_UNITS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # quack's names for the units
@@ -92,8 +93,7 @@ def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 )
 def build_quack(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Call quack's MLP on the packed weights. The first call tries several tile sizes."""
-    shape = dense_block(steps)
-    mlp, unit = import_module("quack.mlp").mlp_func, QUACK_UNITS[shape.act.function]
+    mlp, unit = import_module("quack.mlp").mlp_func, QUACK_UNITS[body_of(steps).shape.act.function]
 
     def run(x: Tensor, params: Params) -> Tensor:
         inward, down = params

@@ -8,18 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.steps import Axis, parameters
-from ffncli.kernels.dense import Dense, between, dense_block, normed, refuses_all_but_dense
+from ffncli.kernels.dense import Body, Weights, body_of, places, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-
-
-class _EmptyLinear(nn.Linear):
-    """nn.Linear that does not initialise its weights, because they would be replaced before the first call."""
-
-    def __init__(self, into: int, out: int, bias: bool) -> None:
-        super().__init__(into, out, bias, device="meta")
-
-    def reset_parameters(self) -> None:
-        """Do nothing."""
 
 
 class FeedForward(nn.Module):
@@ -28,31 +18,32 @@ class FeedForward(nn.Module):
     The weights must be set before the first call.
     """
 
-    def __init__(self, shape: Dense, axes: dict[str, tuple[Axis, ...]]) -> None:
+    def __init__(self, body: Body, axes: dict[str, tuple[Axis, ...]]) -> None:
         super().__init__()
-        layers = {
-            name: _EmptyLinear(axes[f"{name}.weight"][1].size, axes[f"{name}.weight"][0].size, f"{name}.bias" in axes)
-            for name in ("gate", "up", "down")
-            if f"{name}.weight" in axes
-        }
-        self.gate, self.up, self.down = layers.get("gate"), layers["up"], layers["down"]
-        self.shape, self.between = shape, between(shape)
-        self.others: dict[str, Tensor] = {}  # parameters of the activation and of the norm
+
+        def linear(name: str) -> nn.Linear:
+            out, into = axes[f"{name}.weight"]
+            return nn.Linear(into.size, out.size, f"{name}.bias" in axes, device="meta")
+
+        self.gate, self.up, self.down = linear("gate") if body.shape.gated else None, linear("up"), linear("down")
+        self.act, self.lift, self.norm = body.act, body.lift, body.norm
+        self.weights: Weights = ()  # for the activation and the norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, d_model] → [tokens, d_model]."""
-        gate = None if self.gate is None else self.gate(x)
-        hidden = normed(self.shape, self.between(gate, self.up(x), self.others), self.others)
-        out: Tensor = self.down(hidden)
+        p = self.weights
+        hidden = self.act(self.up(x), p) if self.gate is None else self.act(self.gate(x), p) * self.lift(self.up(x))
+        out: Tensor = self.down(self.norm(hidden, p))
         return out
 
 
-@register("module", refuses=refuses_all_but_dense)
+@register("module", refuses=refuses_all_but_dense, keeps="params")
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Call the module on x. Its parameters are looked up as in any module, and replaced if `params` change."""
-    shape, axes = dense_block(steps), parameters(steps)
-    module = FeedForward(shape, axes).eval()
-    places = [_place(module, name) for name in axes]
+    axes = parameters(steps)
+    module, place = FeedForward(body_of(steps), axes).eval(), places(axes)
+    linears = [(name, part._parameters) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    homes = [(home, key, place(f"{name}.{key}")) for name, home in linears for key in home]
     last: list[Params] = [()]
 
     def run(x: Tensor, params: Params) -> Tensor:
@@ -60,19 +51,11 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         # torch.func.functional_call, would add about 20 µs to each call, which a module in a notebook does not take.
         # Gradients flow to the tensors themselves.
         if params is not last[0]:
-            for (home, name), tensor in zip(places, params, strict=True):
-                home[name] = tensor
+            p = vars(module)["weights"] = (*params, None)
+            for home, key, at in homes:
+                home[key] = p[at]
             last[0] = params
         out: Tensor = module(x)
         return out
 
     return run
-
-
-def _place(module: FeedForward, name: str) -> tuple[dict[str, Tensor], str]:
-    """Return (the dict in which the module stores that parameter, its key there)."""
-    layer, _, key = name.rpartition(".")
-    linear = getattr(module, layer, None)
-    if isinstance(linear, nn.Linear):
-        return linear._parameters, key  # type: ignore[return-value]  # it accepts any tensor
-    return module.others, name

@@ -6,15 +6,14 @@ multiply 16-bit numbers, these kernels compute in float32. Forward only.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import Activation, parameters
+from ffncli.block.steps import parameters
 from ffncli.kernels import packed
-from ffncli.kernels.dense import Dense, Weights, between, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, by_name, register
+from ffncli.kernels.dense import Weights, body_of, refuses_all_but_dense
+from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, canonical, register
 from ffncli.kernels.per_weights import widened, widened_weights
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -49,10 +48,9 @@ def nbytes(tensor: Tensor) -> int:
     return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes
 
 
-def _reordered(names: list[str], tensors: Iterable[Tensor]) -> Params:
+def _reordered(names: Iterable[str], tensors: Params) -> Params:
     """Convert the matrices among the tensors to oneDNN's layout; leave all other tensors unchanged."""
-    matrices = ("weight", "gate.weight", "up.weight", "down.weight")
-    reorder = torch.ops.mkldnn._reorder_linear_weight
+    matrices, reorder = ("gate.weight", "up.weight", "down.weight"), torch.ops.mkldnn._reorder_linear_weight
     return tuple(
         reorder(tensor, _TOKENS) if name in matrices else tensor for name, tensor in zip(names, tensors, strict=True)
     )
@@ -60,8 +58,7 @@ def _reordered(names: list[str], tensors: Iterable[Tensor]) -> Params:
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Convert each matrix to oneDNN's layout, in step order."""
-    names = list(parameters(steps))
-    return _reordered(names, (weights[name] for name in names))
+    return _reordered(parameters(steps), canonical(steps, weights))
 
 
 def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
@@ -76,31 +73,23 @@ def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @widened(multiplies)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute two or three products; oneDNN applies the activation and multiplies by the gate while writing them."""
-    shape = dense_block(steps)
-    middle, writes = between(shape), _while_writing(shape)
+    body = body_of(steps)
+    shape, is_gated, norm = body.shape, body.shape.gated, body.norm
+    writes = _WHILE_WRITING.get(shape.act.function)
+    if writes is None or not shape.act.unlimited or shape.lift or shape.gate_scale != 1:
+        return body.nested(linear)
+    first, first_bias = body.gate if is_gated else body.up
+    (up, up_bias), (down, down_bias) = body.up, body.down
+    product, multiplied = torch.ops.mkldnn._linear_pointwise, torch.ops.mkldnn._linear_pointwise.binary
 
-    def product(name: str, x: Tensor, w: Weights, then: tuple[Any, ...] = _NOTHING) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w[f"{name}.weight"], w.get(f"{name}.bias"), *then)
-        return out
+    def run(x: Tensor, params: Params) -> Tensor:
+        p: Weights = (*params, None)
+        hidden = product(x, p[first], p[first_bias], *writes)
+        if is_gated:
+            hidden = multiplied(x, hidden, p[up], p[up_bias], "mul")
+        return linear(norm(hidden, p), p[down], p[down_bias])
 
-    def run(x: Tensor, w: Weights) -> Tensor:
-        if writes is None:
-            hidden = middle(product("gate", x, w) if shape.gated else None, product("up", x, w), w)
-        elif shape.gated:
-            gate = product("gate", x, w, writes)
-            multiplied = torch.ops.mkldnn._linear_pointwise.binary
-            hidden = multiplied(x, gate, w["up.weight"], w.get("up.bias"), "mul")
-        else:
-            hidden = product("up", x, w, writes)
-        return product("down", normed(shape, hidden, w), w)
-
-    return by_name(parameters(steps), run)
-
-
-def _while_writing(shape: Dense) -> tuple[Any, ...] | None:
-    """Return the activation as oneDNN's arguments, or None if the block does more between its products."""
-    plain = shape.act == Activation(shape.act.function) and shape.gate_scale == 1 and shape.lift is None
-    return _WHILE_WRITING.get(shape.act.function) if plain else None
+    return run
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.dense import Weights, between, dense, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, register
+from ffncli.kernels.dense import Linear, Weights, body_of, dense, refuses_all_but_dense
+from ffncli.kernels.kernel import Computes, Params, Steps, register
 
 
 def refuses(steps: Steps) -> str | None:
@@ -17,27 +17,18 @@ def refuses(steps: Steps) -> str | None:
     return refuses_all_but_dense(steps) or (None if shape and shape.gated else "a plain block has no gate to pack")
 
 
-def _names(steps: Steps) -> tuple[list[str], list[str]]:
-    """Return two lists of names: the packed parameters (weight, and bias if there is one), and the other parameters in
-    step order."""
-    every = list(parameters(steps))
-    return (
-        [name.removeprefix("gate.") for name in every if name.startswith("gate.")],
-        [name for name in every if not name.startswith(("gate.", "up."))],
-    )
-
-
 def names(steps: Steps) -> list[str]:
-    """Return the names of the tensors that `prepare` returns; `weight` and `bias` are the packed tensors."""
-    together, rest = _names(steps)
-    return [*together, *rest]
+    """Return the names of what `prepare` returns, in step order; gate's names are those of the packed tensors."""
+    return [name for name in parameters(steps) if not name.startswith("up.")]
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Stack gate above up, [2 · d_ff, d_model], and their biases; then everything else unchanged, in step order."""
-    packed, rest = _names(steps)
-    together = [torch.cat([weights[f"gate.{name}"], weights[f"up.{name}"]]) for name in packed]
-    return (*together, *(weights[name] for name in rest))
+    return tuple(
+        torch.cat([weights[name], weights[f"up.{kind}"]]) if of == "gate" else weights[name]
+        for name in names(steps)
+        for of, _, kind in [name.partition(".")]
+    )
 
 
 @register("packed", prepare=prepare, refuses=refuses)
@@ -46,13 +37,14 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     return computing(steps, functional.linear)
 
 
-def computing(steps: Steps, linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Computes:
-    """Return the packed block with products computed by `linear(x, weight, bias)`."""
-    shape = dense_block(steps)
-    middle = between(shape)
+def computing(steps: Steps, linear: Linear) -> Computes:
+    """Return the packed block with products computed by `linear`."""
+    body = body_of(steps, names(steps))
+    (weight, bias), (down, down_bias) = body.gate, body.down
+    hidden: Callable[..., Tensor] = body.hidden
 
-    def run(x: Tensor, w: Weights) -> Tensor:
-        gate, up = linear(x, w["weight"], w.get("bias")).chunk(2, -1)
-        return linear(normed(shape, middle(gate, up, w), w), w["down.weight"], w.get("down.bias"))
+    def run(x: Tensor, params: Params) -> Tensor:
+        p: Weights = (*params, None)
+        return linear(hidden(*linear(x, p[weight], p[bias]).chunk(2, -1), p), p[down], p[down_bias])
 
-    return by_name(names(steps), run)
+    return run

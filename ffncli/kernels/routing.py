@@ -1,20 +1,21 @@
 """Mixtures of experts in plain torch: the router chooses experts, each chosen expert computes its tokens, and the
 outputs are added with their weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.steps import Activation, Add, Experts, Norm, Route, Step, tables
-from ffncli.kernels.dense import Dense, Weights, activation, dense, norm
-from ffncli.kernels.kernel import Steps
+from ffncli.block.steps import Activation, Add, Experts, Op, Route, Step, tables
+from ffncli.kernels.dense import Body, Dense, Place, Weights, activation, dense, layer, norm, places, plus
+from ffncli.kernels.kernel import Computes, Params, Steps
 
-Body = Callable[[Tensor, Weights], Tensor]
 Summed: TypeAlias = Callable[[Tensor, Tensor, Tensor, Weights], Tensor]
+Chosen: TypeAlias = tuple[Tensor, Tensor]  # experts, their weights
 _COMPUTED = (
     "router", "router_scaled", "route", "latent", "latent_norm", "experts", "mixed_norm", "widened", "biased",
     "shared_gate", "shared_score", "shared", "moe",
@@ -49,13 +50,9 @@ class RoutedExperts:
     """
 
     shape: Dense
-    after: Step | None
+    after: Op | None
     weigh: Literal["output", "input"]
     sources: tuple[Step, ...]
-
-    def normed(self, x: Tensor, w: Weights) -> Tensor:
-        """Apply the norm after the experts to an expert's output [tokens, width]."""
-        return _normed(self.after, x, w)
 
 
 def routed_experts(steps: Steps) -> RoutedExperts:
@@ -65,116 +62,134 @@ def routed_experts(steps: Steps) -> RoutedExperts:
     assert isinstance(op, Experts)
     shape = dense(_body(op))
     assert shape is not None
-    after = next((step for step in op.program if step.output == "expert_norm"), None)
+    after = next((step.op for step in op.program if step.output == "expert_norm"), None)
     return RoutedExperts(shape, after, op.weigh, sources)
 
 
-def mixture(steps: Steps, body: Callable[[Dense], Body], summed: Summed) -> Body:
-    """Build the router's choice, the sum over the chosen experts, and the shared experts; `body` builds the shared
-    experts.
+def mixture(steps: Steps, place: Place, dtype: torch.dtype, summed: Summed) -> Computes:
+    """Build the router's choice, the sum over the chosen experts, and the shared experts.
 
     `summed(x, chosen, share, weights)` computes the sum; x is [tokens, width]; the chosen experts, `chosen`, and their
     routing weights, `share`, are [tokens, top_k].
     """
-    by: dict[str, Step] = {step.output: step for step in steps}
-    route, shared_shape = by["route"].op, dense(steps, "shared.")
+    ops = {step.output: step.op for step in steps}
+    route, mix, scaled = (ops.get(name, Add()) for name in ("route", "moe", "router_scaled"))
     assert isinstance(route, Route)
-    shared = body(shared_shape) if shared_shape else None
-    mix, scaled = (by[name].op if name in by else Add() for name in ("moe", "router_scaled"))
     assert isinstance(mix, Add)
     assert isinstance(scaled, Add)
-    scale = scaled.scale
+    choose = choice(route, lambda name: place(f"route.{name}"), dtype)
+    shared_shape, linear, scale, shared_scale = dense(steps, "shared."), functional.linear, scaled.scale, mix.scale
+    shared = Body(shared_shape, place).nested(linear) if shared_shape else None
+    (router, router_bias), (latent, latent_bias), (widened, widened_bias), (_, bias), (shared_gate, _) = (
+        layer(name, place) for name in ("router", "latent", "widened", "biased", "shared_gate")
+    )
+    latent_norm, mixed_norm = (norm(ops.get(name), name, place) for name in ("latent_norm", "mixed_norm"))
 
-    def ffn(x: Tensor, w: Weights) -> Tensor:
-        logits = functional.linear(x, w["router.weight"], w.get("router.bias"))
-        logits = logits if scale == 1 else logits * scale
-        chosen, share = choose(route, logits, {n.removeprefix("route."): w[n] for n in by["route"].parameters()})
-        inner = x
-        if "latent" in by:
-            inner = _normed(by.get("latent_norm"), functional.linear(x, w["latent.weight"], w.get("latent.bias")), w)
-        out = summed(inner, chosen, share, w)
-        if "widened" in by:
-            out = functional.linear(_normed(by.get("mixed_norm"), out, w), w["widened.weight"], w.get("widened.bias"))
-        out = out + w["biased.bias"] if "biased" in by else out
+    def ffn(x: Tensor, params: Params) -> Tensor:
+        p: Weights = (*params, None)
+        logits = linear(x, p[router], p[router_bias])
+        chosen, share = choose(logits if scale == 1 else logits * scale, p)
+        inner = x if p[latent] is None else latent_norm(linear(x, p[latent], p[latent_bias]), p)
+        out = summed(inner, chosen, share, p)
+        if p[widened] is not None:
+            out = linear(mixed_norm(out, p), p[widened], p[widened_bias])
+        out = plus(out, p[bias])
         if shared is None:
             return out
-        extra = shared(x, w)
-        if "shared_gate" in by:
-            extra = torch.sigmoid(functional.linear(x, w["shared_gate.weight"])) * extra
-        return out + (extra if mix.scale == 1 else extra * mix.scale)
+        extra = shared(x, p)
+        if p[shared_gate] is not None:
+            extra = torch.sigmoid(linear(x, p[shared_gate])) * extra
+        return out + (extra if shared_scale == 1 else extra * shared_scale)
 
     return ffn
 
 
-def looped(steps: Steps, body: Callable[[Dense], Body]) -> Summed:
-    """Compute the chosen experts in turn, each by `body`. Reading the choice makes a GPU wait for the host."""
+def looped(steps: Steps, place: Place) -> Summed:
+    """Compute the chosen experts in turn. Reading the choice makes a GPU wait for the host."""
     experts = routed_experts(steps)
-    expert, sources = body(experts.shape), _sources(experts)
+    names = list(experts.sources[0].op.parameters())
+    inner, weigh_input = places(names), experts.weigh == "input"
+    expert, normed = Body(experts.shape, inner).nested(functional.linear), norm(experts.after, "expert_norm", inner)
+    entries = [
+        (e, [(place(step.prefix + name), step.op.is_common(name)) for name in names])
+        for step in experts.sources
+        if isinstance(step.op, Experts)
+        for e in range(step.op.experts.size)
+    ]
 
-    def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
+    def summed(x: Tensor, chosen: Tensor, share: Tensor, p: Weights) -> Tensor:
         out = torch.zeros_like(x)
-        for e in sorted({*chosen.flatten().tolist()}):
-            token, slot = (chosen == e).nonzero(as_tuple=True)
+        for entry in sorted({*chosen.flatten().tolist()}):
+            token, slot = (chosen == entry).nonzero(as_tuple=True)
             weight = share[token, slot, None]
-            op, prefix, at = sources[e]
-            weights = op.of_one(w, at, prefix)
-            received = x[token] * weight if experts.weigh == "input" else x[token]
-            made = experts.normed(expert(received, weights), weights)
-            out.index_add_(0, token, made * weight if experts.weigh == "output" else made)
+            e, own = entries[entry]
+            weights = (*[p[at] if common else p[at][e] for at, common in own], None)
+            made = normed(expert(x[token] * weight if weigh_input else x[token], weights), weights)
+            out.index_add_(0, token, made if weigh_input else made * weight)
         return out
 
     return summed
 
 
-def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
-    """Apply a norm to x; return x unchanged if there is none."""
-    if step is None:
-        return x
-    assert isinstance(step.op, Norm)
-    return norm(step.op, step.output, x, w)
+def choice(op: Route, place: Place, dtype: torch.dtype) -> Callable[..., Chosen]:
+    """Return f(logits, weights, ids=None) → (chosen experts, their weights), both [tokens, top_k + always]; logits and
+    weights have this dtype, and `place` gets the route's own names (`correction`)."""
+    # cast only if the dtype changes: each operation costs a microsecond, even one that returns its argument
+    wide = op.score_dtype != "input" and dtype != torch.float32
+    made = partial(_one_by_one, op) if op.order == "one_by_one" else _together(op, place, wide)
+    factor = place("factor")
+
+    def choose(logits: Tensor, p: Weights, ids: Tensor | None = None) -> Chosen:
+        chosen, share = made(logits.float() if wide else logits, p, ids)
+        if op.learned_scale:
+            share = share * (p[factor].float() if wide else p[factor])
+        if op.scale != 1:
+            share = share * op.scale
+        return chosen, share.to(dtype) if wide else share
+
+    return choose
 
 
-def _sources(experts: RoutedExperts) -> list[tuple[Experts, str, int]]:
-    """Return route entry → (op with the expert, prefix of its weights' names, the expert's index in the weights)."""
-    ops = [(step.op, step.prefix) for step in experts.sources if isinstance(step.op, Experts)]
-    return [(op, prefix, e) for op, prefix in ops for e in range(op.experts.size)]
+def _together(op: Route, place: Place, wide: bool) -> Callable[..., Chosen]:
+    """Return the function for choices that do not depend on each other."""
+    score = partial(torch.softmax, dim=-1) if op.score == "softmax" else activation(Activation(op.score))
+    first, choosable = op.order == "score_first", op.experts.size - op.always
+    correction, lookup, in_groups = place("correction"), place("lookup"), first and 1 <= op.top_groups < op.groups
+    by_score = not (op.correction or op.always or op.lookup or in_groups)
 
-
-def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (chosen experts, their weights), both [tokens, top_k + always]; `params` have the route's own names."""
-    work = logits if op.score_dtype == "input" else logits.float()
-    chosen, share = _one_by_one(op, work) if op.order == "one_by_one" else _together(op, work, params, ids)
-    if op.learned_scale:
-        share = share * params["factor"].to(share.dtype)
-    return chosen, (share * op.scale).to(logits.dtype)
-
-
-def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (experts, weights) for choices that do not depend on each other."""
-    score = activation(Activation(op.score)) if op.score != "softmax" else lambda t, _: torch.softmax(t, -1)
-    first, correction = op.order == "score_first", params.get("correction")
-    every = score(work, {}) if first else work
-    scores = every[..., : op.experts.size - op.always]
-    judged = scores if correction is None else scores + correction.to(scores.dtype)
-    if first and 1 <= op.top_groups < op.groups:
-        groups = judged.reshape(*judged.shape[:-1], op.groups, -1)
+    def judged(scores: Tensor, p: Weights) -> Tensor:
+        if op.correction:
+            scores = scores + (p[correction].float() if wide else p[correction])
+        if not in_groups:
+            return scores
+        groups = scores.reshape(*scores.shape[:-1], op.groups, -1)
         best = groups.sort(-1, descending=True).values[..., : op.group_best].sum(-1)
         worst_kept = best.sort(-1, descending=True).values[..., op.top_groups - 1, None]
         outside = 0.0 if op.zero_outside else -torch.inf
-        judged = torch.where((best >= worst_kept)[..., None], groups, outside).flatten(-2)
-    chosen = judged.topk(op.top_k, -1).indices if ids is None else params["lookup"][ids[..., 0]]
-    for shared in range(scores.shape[-1], op.experts.size):
-        chosen = torch.cat([chosen, torch.full_like(chosen[..., :1], shared)], -1)
-    share = every.gather(-1, chosen)
-    if not first:
-        share = score(share, {})
-    elif op.renormalise:
-        share = share / (share.sum(-1, keepdim=True) + op.eps)
-    return chosen, share
+        return torch.where((best >= worst_kept)[..., None], groups, outside).flatten(-2)
+
+    def choose(work: Tensor, p: Weights, ids: Tensor | None) -> Chosen:
+        every = score(work) if first else work
+        if by_score:
+            share, chosen = every.topk(op.top_k, -1)
+        else:
+            scores = every[..., :choosable] if op.always else every
+            chosen = judged(scores, p).topk(op.top_k, -1).indices if ids is None else p[lookup][ids[..., 0]]
+            for shared in range(choosable, op.experts.size):
+                chosen = torch.cat([chosen, torch.full_like(chosen[..., :1], shared)], -1)
+            share = every.gather(-1, chosen)
+        if not first:
+            share = score(share)
+        elif op.renormalise:
+            total = share.sum(-1, keepdim=True)
+            share = share / (total + op.eps if op.eps else total)
+        return chosen, share
+
+    return choose
 
 
-def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (experts, weights); each choice is made among the experts that no earlier choice took."""
+def _one_by_one(op: Route, logits: Tensor, p: Weights, ids: Tensor | None) -> Chosen:
+    """Make each choice among the experts that no earlier choice took."""
     gone, picked, weights = torch.zeros_like(logits, dtype=torch.bool), [], []
     for _ in range(op.top_k):
         left = torch.where(gone, -torch.inf, logits)
@@ -183,5 +198,5 @@ def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
         far = (top - logits) / torch.maximum(logits.abs(), top) > op.threshold
         weights.append(torch.where(gone | far, -torch.inf, logits).softmax(-1).amax(-1))
         picked.append(left.argmax(-1))
-        gone = gone | torch.nn.functional.one_hot(picked[-1], op.experts.size).bool()
+        gone = gone | functional.one_hot(picked[-1], op.experts.size).bool()
     return torch.stack(picked, -1), torch.stack(weights, -1)

@@ -58,6 +58,9 @@ MIXED = {
         6, 24, "swiglu", norm="rmsnorm", norm_weight="one_plus", post_norm_eps=1e-3, post_norm_weigh="input",
         moe=MoE(4, 2, latent=3, latent_norm=True, expert_norm=True, router_scale=0.2),
     ),
+    "norm inside, without weights": FFNSpec(
+        6, 24, "relu2", gated=True, norm="rmsnorm", norm_weight="none", sub_norm=True, moe=MoE(4, 2)
+    ),
     "bias of the sum": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, order="choose_first", mixed_bias=True)),
     "sqrtsoftplus": FFNSpec(
         6, 24, "swiglu", moe=MoE(8, 3, 1, score="sqrtsoftplus", correction=True, eps=1e-3, score_dtype="input")
@@ -228,18 +231,18 @@ def test_in_inference_mode_and_out_of_it(name):
 @pytest.mark.parametrize("name", TABLE)
 def test_activations_are_those_of_the_formulas(name):
     x = torch.linspace(-12, 12, 97, dtype=torch.float64)
-    learned = {n: torch.tensor([v], dtype=torch.float64) for n, v in TABLE[name].learned.items()}
-    found = activation(Activation(name))(x, learned)
+    learned = [torch.tensor([v], dtype=torch.float64) for v in TABLE[name].learned.values()]
+    found = activation(Activation(name))(x, *learned)
     with torch.no_grad():
         assert torch.allclose(found, ORACLES[name](x), rtol=1e-12, atol=1e-12)
-    shifted = activation(Activation(name, -1.0, 0.5, 2.0))(x, learned)
-    assert torch.allclose(shifted, activation(Activation(name))(x.clamp(-1.0, 0.5), learned) + 2.0)
+    shifted = activation(Activation(name, -1.0, 0.5, 2.0))(x, *learned)
+    assert torch.allclose(shifted, activation(Activation(name))(x.clamp(-1.0, 0.5), *learned) + 2.0)
 
 
 def test_a_function_that_is_not_written_out_runs_by_its_formula(monkeypatch):
     monkeypatch.setattr("ffncli.kernels.dense._WRITTEN", {})
     x = torch.linspace(-3, 3, 7, dtype=torch.float64)
-    assert torch.equal(activation(Activation("quick_gelu"))(x, {}), x * torch.sigmoid(1.702 * x))
+    assert torch.equal(activation(Activation("quick_gelu"))(x), x * torch.sigmoid(1.702 * x))
 
 
 def test_kernels_see_no_dropout():
@@ -313,12 +316,12 @@ NEW = {"softplus", "sqrtsoftplus", "laplace", "prelu", "xielu"}  # torch has non
 @pytest.mark.parametrize("name", TABLE)
 def test_activations_in_place(name):
     x = torch.linspace(-12, 12, 97, dtype=torch.float64)
-    learned = {n: torch.tensor([v], dtype=torch.float64) for n, v in TABLE[name].learned.items()}
+    learned = [torch.tensor([v], dtype=torch.float64) for v in TABLE[name].learned.values()]
     given = x.clone()
-    found = changed(Activation(name))(given, learned)
+    found = changed(Activation(name))(given, *learned)
     with torch.no_grad():
         assert torch.allclose(found, ORACLES[name](x), rtol=1e-12, atol=1e-12)
-        limited = changed(Activation(name, -1.0, 0.5, 2.0))(x.clone(), learned)
+        limited = changed(Activation(name, -1.0, 0.5, 2.0))(x.clone(), *learned)
         assert torch.allclose(limited, ORACLES[name](x.clamp(-1.0, 0.5)) + 2.0, rtol=1e-12, atol=1e-12)
     assert (found.data_ptr() == given.data_ptr()) == (name not in NEW)
 

@@ -13,7 +13,7 @@ import torch
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs, parameters
 from ffncli.kernels import built_in
-from ffncli.kernels.dense import Dense, between
+from ffncli.kernels.dense import Body, Dense, places
 from ffncli.kernels.in_triton.kernels import FUNCTIONS, backward_launcher, launcher, split_launcher
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
@@ -199,10 +199,10 @@ def test_every_function_with_every_limit(name, limits):
     """gate is x itself, and up is x / 2 (in a plain block x): all as torch's own functions have it."""
     x, one = points()[0], torch.eye(21).double()
     for shape in shapes(name, limits):
-        up = x / 2 if shape.gated else x
-        w = {"gate.weight": one, "up.weight": one / 2 if shape.gated else one}
-        right = between(shape)(x, up, {})
-        assert relative_error(launcher(shape, torch.float64)(x, w, None), right) < 1e-14
+        body = Body(shape, places(["gate.weight", "up.weight"]))
+        weights = (one, one / 2 if shape.gated else one, None)
+        right = body.hidden(x, x / 2, weights) if shape.gated else body.hidden(None, x, weights)
+        assert relative_error(launcher(body, torch.float64)(x, weights, None), right) < 1e-14
 
 
 @pytest.mark.parametrize("limits", OPS)
@@ -212,7 +212,7 @@ def test_every_derivative_is_torchs(name, limits):
     d_hidden = torch.randn(gate.shape, generator=torch.Generator().manual_seed(4)).double()
     for shape in shapes(name, limits):
         leaves = [t.clone().requires_grad_() for t in ((gate, up) if shape.gated else (gate,))]
-        hidden = between(shape)(leaves[0], leaves[-1], {})
+        hidden = Body(shape, places(())).hidden(leaves[0] if shape.gated else None, leaves[-1], (None,))
         right = torch.autograd.grad(hidden, leaves, d_hidden)
         d_gate, d_up, again = backward_launcher(shape)((gate, up if shape.gated else gate), d_hidden)
         assert relative_error(again, hidden.detach()) < 1e-14

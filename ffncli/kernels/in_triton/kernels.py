@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ffncli.block.steps import Activation, parameters
-from ffncli.kernels.dense import Dense, Weights, dense, dense_block, normed, refuses_all_but_dense
-from ffncli.kernels.kernel import Computes, Params, Steps, by_name, interprets_triton, register
+from ffncli.block.steps import Activation
+from ffncli.kernels.dense import Body, Dense, Weights, body_of, dense, refuses_all_but_dense
+from ffncli.kernels.kernel import Computes, Params, Steps, interprets_triton, register
 
 FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "tanh", "silu", "quick_gelu", "gelu_tanh", "gelu")
 BLOCK = 1024  # columns per elementwise program: 8 elements for each of its 128 threads
@@ -96,7 +96,7 @@ def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
     return Tile(64, 64, 64, 4, 4) if tokens <= 64 else Tile(128, 64, 64, 8, 3)
 
 
-def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Products | None], Tensor]:
+def launcher(body: Body, dtype: torch.dtype) -> Callable[[Tensor, Weights, Products | None], Tensor]:
     """Return f(x, weights, products) → the input of down [tokens, d_ff], before any norm; x and the weights may have
     any strides.
 
@@ -105,16 +105,16 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
     """
     from ffncli.kernels.in_triton.launched import hidden_kernel
 
-    fixed = constants(shape) | widths(dtype)
-    first = "gate" if shape.gated else "up"
+    fixed = constants(body.shape) | widths(dtype)
+    (second, second_bias), (first, first_bias) = body.up, body.gate if body.shape.gated else body.up
 
-    def launch(x: Tensor, w: Weights, products: Products | None) -> Tensor:
-        gate, up = w[f"{first}.weight"], w["up.weight"]
+    def launch(x: Tensor, p: Weights, products: Products | None) -> Tensor:
+        gate, up = p[first], p[second]
         hidden = x.new_empty(x.shape[0], up.shape[0])
         tile = tile_for(x.shape[0], dtype)
         grid = (-(-hidden.shape[0] // tile.tokens) * -(-hidden.shape[1] // tile.rows),)
         hidden_kernel[grid](
-            x, gate, up, w.get(f"{first}.bias"), w.get("up.bias"), hidden, *(products or (None, None)),
+            x, gate, up, p[first_bias], p[second_bias], hidden, *(products or (None, None)),
             *hidden.shape, x.shape[1], *x.stride(), *gate.stride(), *up.stride(),
             **fixed, **tile.options, GROUP=GROUP,
         )  # fmt: skip
@@ -130,16 +130,18 @@ def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Pro
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call with each dtype and each divisibility of
     the sizes by 16."""
-    shape = dense_block(steps)
-    middle = act_launcher(shape)
+    body, linear = body_of(steps), functional.linear
+    middle = act_launcher(body.shape)
+    (gate, gate_bias), (up, up_bias), (down, down_bias) = body.gate, body.up, body.down
 
-    def run(x: Tensor, w: Weights) -> Tensor:
-        up = functional.linear(x, w["up.weight"], w.get("up.bias"))
-        gate = functional.linear(x, w["gate.weight"], w.get("gate.bias")) if shape.gated else up
-        hidden = middle(gate, up, torch.empty_like(up))
-        return functional.linear(normed(shape, hidden, w), w["down.weight"], w.get("down.bias"))
+    def run(x: Tensor, params: Params) -> Tensor:
+        p: Weights = (*params, None)
+        lifted = linear(x, p[up], p[up_bias])
+        driven = linear(x, p[gate], p[gate_bias]) if body.shape.gated else lifted
+        hidden = middle(driven, lifted, torch.empty_like(lifted))
+        return linear(body.norm(hidden, p), p[down], p[down_bias])
 
-    return by_name(parameters(steps), run)
+    return run
 
 
 def act_launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -176,8 +178,8 @@ def refuses_fused_gate(steps: Steps) -> str | None:
 def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, and again at the first call with
     gradients."""
-    shape = dense_block(steps)
-    block = FusedGate(tuple(parameters(steps)), shape.gated, launcher(shape, dtype), backward_launcher(shape))
+    body = body_of(steps)
+    block = FusedGate(body, launcher(body, dtype), backward_launcher(body.shape))
 
     def run(x: Tensor, params: Params) -> Tensor:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *params)):
@@ -190,33 +192,31 @@ def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 @dataclass(frozen=True)
 class FusedGate:
-    """A block's parameter names, and its forward and backward launchers."""
+    """A block, and its forward and backward launchers."""
 
-    names: tuple[str, ...]
-    gated: bool
-    hidden: Callable[[Tensor, dict[str, Tensor], Products | None], Tensor]
+    body: Body
+    hidden: Callable[[Tensor, Weights, Products | None], Tensor]
     backward: Callable[[Products, Tensor], tuple[Tensor, Tensor, Tensor]]
 
     def output(self, x: Tensor, params: Params, products: Products | None) -> Tensor:
         """Return the block's output; `products`, if given, receive gate and up."""
-        w = dict(zip(self.names, params, strict=True))
-        return functional.linear(self.hidden(x, w, products), w["down.weight"], w.get("down.bias"))
+        p: Weights = (*params, None)
+        down, down_bias = self.body.down
+        return functional.linear(self.hidden(x, p, products), p[down], p[down_bias])
 
     def gradients(self, d_out: Tensor, x: Tensor, products: Products, params: Params) -> list[Callable[[], Tensor]]:
         """Return the gradients of x and of each parameter, as functions that compute them on demand."""
-        w = dict(zip(self.names, params, strict=True))
-        d_gate, d_up, hidden = self.backward(products, d_out @ w["down.weight"])
-        sides = {"gate": (d_gate, x), "up": (d_up, x), "down": (d_out, hidden)}
-
-        def of(name: str) -> Tensor:
-            left, right = sides[name.partition(".")[0]]
-            return left.sum(0) if name.endswith(".bias") else left.T @ right
+        body = self.body
+        d_gate, d_up, hidden = self.backward(products, d_out @ params[body.down[0]])
 
         def of_x() -> Tensor:
-            d_x = d_up @ w["up.weight"]
-            return d_x.addmm_(d_gate, w["gate.weight"]) if self.gated else d_x
+            d_x = d_up @ params[body.up[0]]
+            return d_x.addmm_(d_gate, params[body.gate[0]]) if body.shape.gated else d_x
 
-        return [of_x, *(partial(of, name) for name in self.names)]
+        of: list[Callable[[], Tensor]] = [of_x] * (len(params) + 1)  # the last is of what the block has not
+        for (weight, bias), left, right in ((body.gate, d_gate, x), (body.up, d_up, x), (body.down, d_out, hidden)):
+            of[weight], of[bias] = partial(torch.mm, left.T, right), partial(torch.sum, left, 0)
+        return [of_x, *of[:-1]]
 
 
 class _Trained(torch.autograd.Function):
@@ -224,8 +224,8 @@ class _Trained(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, block: FusedGate, x: Tensor, *params: Tensor) -> Tensor:
-        gate = x.new_empty(x.shape[0], params[block.names.index("up.weight")].shape[0])
-        products = (gate, torch.empty_like(gate) if block.gated else gate)
+        gate = x.new_empty(x.shape[0], params[block.body.up[0]].shape[0])
+        products = (gate, torch.empty_like(gate) if block.body.shape.gated else gate)
         ctx.block = block
         ctx.save_for_backward(x, *products, *params)
         return block.output(x, params, products)
@@ -273,13 +273,14 @@ SUMMED = 128  # columns per program of the sum
 def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)); torch computes a norm before down, if there is one. Triton compiles at the
     first call."""
-    shape = dense_block(steps)
-    first, second = launcher(shape, dtype), split_launcher(dtype)
+    body = body_of(steps)
+    first, second, (down, down_bias) = launcher(body, dtype), split_launcher(dtype), body.down
 
-    def run(x: Tensor, w: Weights) -> Tensor:
-        return second(normed(shape, first(x, w, None), w), w["down.weight"], w.get("down.bias"))
+    def run(x: Tensor, params: Params) -> Tensor:
+        p: Weights = (*params, None)
+        return second(body.norm(first(x, p, None), p), p[down], p[down_bias])
 
-    return by_name(parameters(steps), run)
+    return run
 
 
 def splits(tokens: int, rows: int, columns: int, tile: Tile) -> tuple[int, int]:

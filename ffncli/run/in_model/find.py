@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Activation, Step, parameters, tables
 from ffncli.errors import FFNError, shown
-from ffncli.kernels.dense import activation, dense, learned
+from ffncli.kernels.dense import activation, dense
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.models.tensors.layout import Located
@@ -114,10 +114,10 @@ def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) ->
     """Return whether a module has no submodules and computes the activation `act`."""
     if next(part.children(), None) is not None or any(p.dim() > 1 for p in part.parameters()):
         return False
-    ours = learned(weights, "")
-    like = next(iter(ours.values()), torch.zeros(()))
+    ours = [weights[f"act.{name}"] for name in act.parameters()]
+    like = next(iter(ours), torch.zeros(()))
     x = torch.linspace(-4, 4, 33, dtype=like.dtype, device=like.device)[None]
-    expected = activation(act)(x, ours)
+    expected = activation(act)(x, *ours)
     try:
         with torch.no_grad():
             out: Any = part(x.clone())

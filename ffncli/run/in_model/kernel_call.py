@@ -1,7 +1,7 @@
 """A kernel as a function f(x): built once, for one block, device and dtype."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 
 import torch
@@ -18,41 +18,41 @@ from ffncli.run.user.kernels import kernel_of
 Block = FFNSpec | Sequence[Step]
 
 
-@dataclass
+@dataclass(frozen=True)
 class SharedKernel:
-    """A thread-safe kernel function: x [tokens, d_model] → output of the same shape, which no later call overwrites.
-
-    A lock admits one thread at a time, because kernels keep buffers. If `reuses`, the kernel overwrites its last
-    output, so the output is copied. `reuses` is None until the first call, which runs the kernel twice to find out. A
-    user's kernel may alternate between several buffers, so its output is always copied.
-    """
+    """A kernel that threads share: `compute(x [tokens, d_model], params)` returns a tensor of the same shape, which no
+    later call overwrites."""
 
     kernel: Kernel
     steps: tuple[Step, ...]
-    device: str
+    device: torch.device
     dtype: torch.dtype
     compute: Computes
-    reuses: bool | None = None
-    lock: Lock = field(default_factory=Lock)
-
-    def __call__(self, x: Tensor, params: Params) -> Tensor:
-        """Run the kernel."""
-        with self.lock:
-            out = self.compute(x, params)
-            if self.reuses is None and isinstance(out, Tensor):
-                first, again = out.clone(), self.compute(x, params)
-                same = again.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
-                self.reuses, out = bool(self.kernel.origin) or same, first
-            return out.clone() if self.reuses else out
 
 
-def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype) -> SharedKernel:
+def built(kernel: Kernel, block: Sequence[Step], device: torch.device, dtype: torch.dtype) -> SharedKernel:
     """Build the kernel for these steps; raise FFNError with the kernel's reason if it cannot compute them."""
     inputs = block_inputs(block)
     several = f"this block takes {' and '.join(inputs)}" if len(inputs) > 1 else None
-    if reason := several or kernel.refusal(block, device, dtype):
+    if reason := several or kernel.refusal(block, str(device), dtype):
         raise FFNError(f"{kernel.name}: {reason}", "ffncli.kernel_names() lists the others")
-    return SharedKernel(kernel, tuple(block), device, dtype, kernel.build(block, device, dtype))
+    compute = kernel.build(block, str(device), dtype)
+    if kernel.origin or kernel.keeps or kernel.per_weights or kernel.compiles:
+        compute = _in_turn(compute, copies=bool(kernel.origin) or kernel.keeps == "output")
+    return SharedKernel(kernel, tuple(block), device, dtype, compute)
+
+
+def _in_turn(compute: Computes, copies: bool) -> Computes:
+    """Admit one thread at a time, and copy the output if the next call may overwrite it: a user's kernel may keep
+    anything."""
+    lock = Lock()
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        with lock:
+            out = compute(x, params)
+            return out.clone() if copies and isinstance(out, Tensor) else out
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,29 @@ class KernelFunction:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the block's output for x."""
-        name, device = self.built.kernel.name, torch.device(self.built.device)
+        built, shape = self.built, x.shape if isinstance(x, Tensor) else ()
+        if (
+            not shape
+            or shape[-1] != self.d_model
+            or x.dtype is not built.dtype
+            or x.device != built.device
+            or (x.requires_grad and not built.kernel.trains and torch.is_grad_enabled())
+        ):
+            raise self._refusal(x)
+        if len(shape) == 2 and shape[0] and x.is_contiguous():
+            return built.compute(x, self.params)
+        return built.compute(x.reshape(-1, self.d_model).contiguous(), self.params).view(shape) if x.numel() else x
+
+    def _refusal(self, x: Tensor) -> FFNError:
+        name, device = self.built.kernel.name, self.built.device
         if not isinstance(x, Tensor):
-            raise FFNError(f"{name}: x must be a tensor [..., {self.d_model}], got a {type(x).__name__}")
+            return FFNError(f"{name}: x must be a tensor [..., {self.d_model}], got a {type(x).__name__}")
         if x.dim() == 0 or x.shape[-1] != self.d_model:
-            raise FFNError(f"{name}: x has shape {list(x.shape)}, expected [..., {self.d_model}]")
+            return FFNError(f"{name}: x has shape {list(x.shape)}, expected [..., {self.d_model}]")
         if x.dtype != self.built.dtype or x.device != device:
             there = f"{dtype_name(self.built.dtype)} on {device}"
-            raise FFNError(f"{name}: x is {dtype_name(x.dtype)} on {x.device}, the weights are {there}", "convert one")
-        if x.requires_grad and torch.is_grad_enabled() and not self.built.kernel.trains:
-            raise FFNError(f"{name} computes forward only, and x requires a gradient", "call it under torch.no_grad()")
-        return self.built(x.reshape(-1, self.d_model).contiguous(), self.params).view(x.shape) if x.numel() else x
+            return FFNError(f"{name}: x is {dtype_name(x.dtype)} on {x.device}, the weights are {there}", "convert one")
+        return FFNError(f"{name} computes forward only, and x requires a gradient", "call it under torch.no_grad()")
 
 
 def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Tensor]) -> KernelFunction:
@@ -94,7 +106,7 @@ def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Te
     if choice.file is not None and not isinstance(block, FFNSpec):
         raise FFNError(f"{shown(choice.text)} needs the block as an ffncli.FFNSpec", "steps alone do not name it")
     chosen = kernel_of(choice, inner, block if isinstance(block, FFNSpec) else FFNSpec(1, 1))
-    ready = built(chosen, inner, str(like.device), like.dtype)
+    ready = built(chosen, inner, like.device, like.dtype)
     axis = feature_axis(whole)
     return KernelFunction(ready, chosen.prepare(inner, given), axis.size if axis else like.shape[-1])
 

@@ -217,7 +217,7 @@ class _Replacing:
             if choice.factor is not None:
                 raise FFNError(f"{shown(choice.text)} can only be timed", f"name {shown(choice.kernel)} itself")
             try:
-                self._built[key] = built(kernel_of(choice, block, spec), block, str(like.device), like.dtype)
+                self._built[key] = built(kernel_of(choice, block, spec), block, like.device, like.dtype)
             except FFNError as error:
                 raise NotReplaced(error.message) from None
         return self._built[key]
@@ -287,7 +287,7 @@ def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name
     assert params is not None  # the weights were prepared just now
     before = [tensor._version for tensor in params if not tensor.is_inference()]
     try:
-        value = case.error(ready(x, params), ready.kernel.name)
+        value = case.error(ready.compute(x, params), ready.kernel.name)
     except NotReplaced as reason:
         raise FFNError(f"{where}: {reason}", "nothing was replaced", ExitCode.FAILED) from None
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:

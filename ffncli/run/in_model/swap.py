@@ -32,7 +32,6 @@ class FFNSwap:
         self.ffn, self.built = ffn, built
         self._tokens = tokens if built.kernel.compiles or built.kernel.per_weights else ()
         self.weights = PreparedWeights(model, ffn, built)
-        self._device = torch.device(built.device)
         self.calls: Counter[str] = Counter()
         self._links = [_link(model, path) for path in ffn.modules]
         self._modules = [link[2] for link in self._links]
@@ -93,9 +92,9 @@ class FFNSwap:
             return None
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         if not torch.is_grad_enabled():
-            return self.built(flat, params).view(x.shape)
+            return self.built.compute(flat, params).view(x.shape)
         with torch.no_grad():
-            return self.built(flat, params).view(x.shape)
+            return self.built.compute(flat, params).view(x.shape)
 
     def _params(self) -> tuple[Params | None, str]:
         """Return the kernel's weights, up to date with the model's weights, or None and the reason."""
@@ -120,7 +119,7 @@ class FFNSwap:
         return self._obstacle_inside()
 
     def _obstacle_of_input(self, x: Tensor) -> str:
-        if x.dtype != self.built.dtype or x.device != self._device or x.shape[-1] != self.ffn.width:
+        if x.dtype != self.built.dtype or x.device != self.built.device or x.shape[-1] != self.ffn.width:
             return self._other_input
         return self._ready_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
 
@@ -236,7 +235,7 @@ class PreparedWeights:
     def renew(self) -> None:
         """Prepare the kernel's weights from the model's current tensors."""
         tensors = [home[leaf] for home, leaf in self._places]
-        if self._built.device == "cpu":
+        if self._built.device.type == "cpu":
             needed = sum(t.nbytes for t in tensors) * max(1, self._built.kernel.forms(self._built.dtype))
             require_memory(needed, "a kernel's copy of an FFN's weights", "leave layers out")
         with torch.no_grad():

@@ -10,9 +10,10 @@ attribute `computes` declares the format ("fp8-rowwise").
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -196,13 +197,20 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         names = list(parameters(steps))
-        places = [(keyword, names.index(name)) for keyword, name in _arguments(call, path, steps).items()]
+        places = {argument: names.index(name) for argument, name in _arguments(call, path, steps).items()}
+        positional = _positional(call, places)
+        first, rest = [places.pop(argument) for argument in positional], list(places.items())
 
-        def compute(x: Tensor, params: Params) -> Tensor:
-            out: Tensor = call(x, **{keyword: params[at] for keyword, at in places})
+        def in_order(x: Tensor, params: Params) -> Tensor:
+            out: Tensor = call(x, *params)
             return out
 
-        return _Guarded(compute, path)
+        def compute(x: Tensor, params: Params) -> Tensor:
+            at = params.__getitem__
+            out: Tensor = call(x, *map(at, first), **{keyword: params[at] for keyword, at in rest})
+            return out
+
+        return _Guarded(in_order if first == [*range(len(names))] else compute, path)
 
     return Kernel(label, build)
 
@@ -225,6 +233,14 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     if missing := missing_weight([p.name for p in declared[1:] if p.default is p.empty], steps):
         raise FFNError(f"{label} {missing[0]}", missing[1])
     return {p.name: weights[p.name] for p in declared[1:] if p.name in weights}
+
+
+def _positional(call: Callable[..., Any], weights: Container[str]) -> list[str]:
+    """Return the arguments after x that can be given by position, which costs less than by name; none if a decorator
+    hides the function's own arguments."""
+    declared = list(inspect.signature(call, follow_wrapped=False).parameters.values())[1:]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in takewhile(lambda p: p.kind in kinds and p.name in weights, declared)]
 
 
 class _ModuleOnParams:

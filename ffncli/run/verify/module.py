@@ -13,8 +13,8 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE, Limits
 from ffncli.block.recipe import FFNSpec, route_of
 from ffncli.block.steps import Activation
-from ffncli.kernels.dense import activation
-from ffncli.kernels.routing import choose
+from ffncli.kernels.dense import activation, places
+from ffncli.kernels.routing import choice
 
 _MODULES: Mapping[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity, "relu": nn.ReLU, "relu6": nn.ReLU6, "leaky_relu": nn.LeakyReLU, "prelu": nn.PReLU,
@@ -35,7 +35,7 @@ class Act(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation of x."""
-        return activation(Activation(self.name))(x, dict(self.named_parameters()))
+        return activation(Activation(self.name))(x, *self.parameters())
 
 
 class FFNModule(nn.Module):
@@ -115,7 +115,8 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """Map x [tokens, d_model]; `ids` [tokens, 1] are needed if a table of token ids chooses the experts."""
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
-        chosen, weights = choose(self.route, self.moe.router_scale * self.router(x), params, ids)
+        choose = choice(self.route, places(params), x.dtype)
+        chosen, weights = choose(self.moe.router_scale * self.router(x), (*params.values(), None), ids)
         inner = self.latent_norm(self.latent(x)) if self.moe.latent else x
         mixed = torch.stack([self._one(inner[t], chosen[t], weights[t]) for t in range(len(x))])
         out: Tensor = self.biased(self.widened(self.mixed_norm(mixed)) if self.moe.latent else mixed)

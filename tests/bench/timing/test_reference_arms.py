@@ -107,7 +107,7 @@ def test_factor_1_is_the_code_itself():
 
     steps = Problem.of(Case("s", "s", FFNSpec(2, 4), 1), 0).steps
     kernel = slowed_kernel(built_in("eager"), 1.0)
-    assert kernel.build(steps, "cpu", torch.float32).__module__ == "ffncli.kernels.eager"
+    assert kernel.build(steps, "cpu", torch.float32).__module__ == "ffncli.kernels.dense"
 
 
 @pytest.mark.parametrize(("factor", "seconds"), [(1.05, 60e-6), (1.05, 1e-3), (2.0, 10e-6)])

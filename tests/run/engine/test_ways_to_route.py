@@ -29,7 +29,8 @@ from ffncli.block.steps import (
 )
 from ffncli.block.traffic import experts_touched, traffic
 from ffncli.errors import FFNError
-from ffncli.kernels.routing import choose
+from ffncli.kernels.dense import places
+from ffncli.kernels.routing import choice
 from ffncli.models.config.read import from_config
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import execute, route, run
@@ -57,7 +58,7 @@ def dense(chosen: torch.Tensor, weights: torch.Tensor, size: int) -> torch.Tenso
 def both(op: Route, params: dict[str, torch.Tensor], logits: torch.Tensor, ids: torch.Tensor | None = None):
     """The reference's weights, after the kernels' own were found to be the same."""
     found = route(op, params, logits, ids)
-    ours, weights = choose(op, logits, params, ids)
+    ours, weights = choice(op, places(params), logits.dtype)(logits, (*params.values(), None), ids)
     assert torch.allclose(dense(ours, weights, op.experts.size), found, atol=1e-14)
     return found
 

@@ -26,7 +26,7 @@ from tests.oracles.own_modules import MODULES
 
 GATED = FFNSpec(8, 24, "swiglu")
 KERNELS = """
-import torch, torch.nn.functional as F
+import functools, torch, torch.nn.functional as F
 from ffncli.kernels.kernel import Kernel
 
 def good(x, gate, up, down):
@@ -37,6 +37,13 @@ def scaled(x, down, gate, up, scale=1.0):
     return scale * good(x, gate, up, down)
 def everything(x, **w):
     return good(x, w["gate"], w["up"], w["down"])
+def by_position(x, gate, up, down, /):
+    return good(x, gate, up, down)
+def by_name(x, up, scale=1.0, *, down, gate):
+    return scale * good(x, gate, up, down)
+@functools.wraps(good)
+def hidden(x, **w):
+    return everything(x, **w)
 def raises(x, gate, up, down):
     raise ValueError("no such luck")
 def leaves(x, gate):
@@ -90,7 +97,10 @@ def verified(file, *names: str, spec: FFNSpec = GATED, **run):
     return {row.subject.removeprefix("mine.py:"): row for row in rows}
 
 
-@pytest.mark.parametrize("name", ["good", "scaled", "everything", "record", "SwiGLU", "instance"])
+RIGHT = ["good", "scaled", "everything", "by_position", "by_name", "hidden", "record", "SwiGLU", "instance"]
+
+
+@pytest.mark.parametrize("name", RIGHT)
 def test_right_ones_pass(file, name):
     row = verified(file, name)[name]
     assert row.passed is True
@@ -112,7 +122,7 @@ def test_biases(file):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("raises", "mine.py, line 14: ValueError: no such luck"),
+        ("raises", "mine.py, line 21: ValueError: no such luck"),
         ("leaves", "SystemExit: 3"),
         ("shape", "returns shape [16, 24], expected [16, 8]"),
         ("changes_x", "changes its input x"),
@@ -341,7 +351,7 @@ def test_without_its_guard_a_kernel_is_what_the_user_wrote(file):
     block = kernel_steps(steps(GATED))
     call = kernel_of(parse(f"{file}:raises"), block, GATED).build(block, "cpu", torch.float32)
     x, params = torch.zeros(2, 8), (torch.zeros(24, 8), torch.zeros(24, 8), torch.zeros(8, 24))
-    with pytest.raises(FFNError, match=r"mine.py, line 14: ValueError: no such luck"):
+    with pytest.raises(FFNError, match=r"mine.py, line 21: ValueError: no such luck"):
         call(x, params)
     with pytest.raises(ValueError, match="no such luck"):
         unguarded(call)(x, params)

@@ -89,7 +89,7 @@ def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
         return lambda params, x: run((step,), params, dict(zip(step.inputs, x, strict=True)))
     if isinstance(op, Activation):
         call = activation(op)
-        return lambda params, x: call(x[0], params)
+        return lambda params, x: call(x[0], *params.values())
     return lambda params, x: apply(step, params, x)
 
 

@@ -283,10 +283,10 @@ def test_tolerance_in_float32_finds_real_bugs(monkeypatch, bug, d_model, d_ff):
     right = functional.linear
     if bug == "tanh for erf":
         monkeypatch.setattr(
-            "ffncli.kernels.dense._function", lambda n: lambda x, own: functional.gelu(x, approximate="tanh")
+            "ffncli.kernels.dense._function", lambda n: lambda x: functional.gelu(x, approximate="tanh")
         )
     elif bug == "relu for gelu":
-        monkeypatch.setattr("ffncli.kernels.dense._function", lambda n: lambda x, own: torch.relu(x))
+        monkeypatch.setattr("ffncli.kernels.dense._function", lambda n: lambda x: torch.relu(x))
     elif bug == "no bias":
         monkeypatch.setattr(
             "ffncli.kernels.eager.functional", type("f", (), {"linear": lambda x, w, b=None: right(x, w)})
@@ -307,7 +307,7 @@ def test_tolerance_in_float32_finds_real_bugs(monkeypatch, bug, d_model, d_ff):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_tolerance_in_16_bits_finds_a_wrong_function(monkeypatch, dtype):
-    monkeypatch.setattr("ffncli.kernels.dense._function", lambda n: lambda x, own: torch.relu(x))
+    monkeypatch.setattr("ffncli.kernels.dense._function", lambda n: lambda x: torch.relu(x))
     assert "eager" in subjects(verified(FFNSpec(64, 256, "gelu"), "kernels", dtype=dtype), False)
 
 
