@@ -230,5 +230,5 @@ def _function(name: str) -> Function:
         native, options = row.native
         function: Function = getattr(functional, native)
         return partial(function, **options) if options else function
-    own = row.learned
-    return _WRITTEN.get(name) or (lambda x, *given: row.f(x, with_learned(torch, dict(zip(own, given, strict=True)))))
+    written = _WRITTEN.get(name)
+    return written or (lambda x, *learned: row.f(x, with_learned(torch, dict(zip(row.learned, learned, strict=True)))))

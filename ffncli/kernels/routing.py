@@ -122,8 +122,8 @@ def looped(steps: Steps, place: Place) -> Summed:
         for entry in sorted({*chosen.flatten().tolist()}):
             token, slot = (chosen == entry).nonzero(as_tuple=True)
             weight = share[token, slot, None]
-            e, own = entries[entry]
-            weights = (*[p[at] if common else p[at][e] for at, common in own], None)
+            e, parameters = entries[entry]
+            weights = (*[p[at] if common else p[at][e] for at, common in parameters], None)
             made = normed(expert(x[token] * weight if weigh_input else x[token], weights), weights)
             out.index_add_(0, token, made if weigh_input else made * weight)
         return out
