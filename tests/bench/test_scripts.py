@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import (
+    baseline,
     certificates,
     conv1x1,
     demo,
@@ -454,6 +455,56 @@ def test_the_claim_is_answered_by_the_ends():
     )
     assert "| 512x2048:relu | 32 | fp32 | 1 | 0.900 (0.890 to 0.910) | faster |" in conv1x1.summary(rows)
     assert conv1x1.sentence([]) == ""
+
+
+# --- the baseline and a function written by hand ----------------------------------------------------------------------
+
+
+def by_hand(case: str, compared: str, low: float, high: float, time_s: float = 2e-4, verdict: str = "same"):
+    return {
+        "date": "2026-11-26T00:00:00Z", "case": case, "compared": compared, "status": "ok", "time_s": str(time_s),
+        "verdict": verdict if compared == "bench" else "", "ratio": str((low + high) / 2), "low": str(low),
+        "high": str(high), **MACHINE,
+    }  # fmt: skip
+
+
+def test_the_baseline_is_judged_where_a_call_is_long():
+    case, short = "gated-256x688-16-fp32-1", "gated-64x256-1-fp32-1"
+    good = [by_hand(case, "bench", 0.995, 1.005), by_hand(case, "kernel", 0.99, 1.04)]
+    brief = [by_hand(short, "bench", 0.96, 1.1, 9e-6), by_hand(short, "kernel", 1.04, 1.08, 9e-6)]
+    text, reached = baseline.summary([*good, *brief])
+    assert reached
+    assert "| gated | 256x688:swiglu | 16 | fp32 | 1 | 200 µs | 1.000 (0.995 to 1.005) | same | 1.015 (" in text
+    assert figures(baseline.judged([*good, *brief])) == {
+        "verdict `same`": ("2 of 2", True),
+        "function ÷ eager: an end of an interval, farthest from 1": ("0.5% (1 of 1 within)", True),
+        'ffncli.kernel("eager") ÷ function, largest': ("1.015", True),
+    }
+    far = [by_hand(case, "bench", 0.98, 1.005, verdict="faster"), by_hand(case, "kernel", 1.02, 1.04)]
+    assert [reached for *_, reached in baseline.judged(far)] == [False, False, False]
+    assert [reached for *_, reached in baseline.judged([])] == [None, None, None]
+
+
+def test_every_case_of_the_baseline_has_a_function():
+    cases = [baseline.Case.of(text) for text in baseline.CASES]
+    assert len(cases) == len(set(cases)) == 12
+    assert all(callable(getattr(baseline, case.function)) for case in cases)
+    assert "--experts 8 --top-k 2" in " ".join(baseline.Case.of("mixture-64x256-1-fp32-1").words)
+
+
+def test_calls_in_turn_have_the_ratio_of_their_times(monkeypatch):
+    now = 0.0
+
+    def lasting(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(baseline.time, "perf_counter", lambda: now)
+    found = baseline.in_turn(lambda: lasting(3e-4), lambda: lasting(2e-4), seconds=0.2)
+    assert found == pytest.approx({"ratio": 1.5, "low": 1.5, "high": 1.5, "time_s": 2e-4})
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def test_models_with_kernels_name_the_best_of_each():

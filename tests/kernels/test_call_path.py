@@ -11,41 +11,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ffncli
+from benchmarks.baseline import gated, mixture, plain
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import Params, kernel_steps
 from ffncli.run.engine.weights import random_weights
 
 
-def plain(x, up, up_bias, down, down_bias):
-    return F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
-
-
 def plain_without_bias(x, up, down):
     return F.linear(F.gelu(F.linear(x, up), approximate="tanh"), down)
 
 
-def gated(x, gate, up, down):
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
-
-
-def mixture(x, router, gate, up, down):
-    logits = F.linear(x, router)
-    if x.dtype != torch.float32:
-        logits = logits.float()
-    share, chosen = torch.softmax(logits, -1).topk(2, -1)
-    share = share / share.sum(-1, keepdim=True)
-    if x.dtype != torch.float32:
-        share = share.to(x.dtype)
-    out = torch.zeros_like(x)
-    for e in sorted(set(chosen.flatten().tolist())):
-        token, slot = torch.where(chosen == e)
-        weight = share[token, slot, None]
-        out.index_add_(0, token, gated(x[token], gate[e], up[e], down[e]) * weight)
-    return out
-
-
-def gpt_oss(x, router, router_bias, gate, gate_bias, up, up_bias, down, down_bias):
+def chosen_first(x, router, router_bias, gate, gate_bias, up, up_bias, down, down_bias):
     share, chosen = F.linear(x, router, router_bias).topk(2, -1)
     share = torch.softmax(share, -1)
     out = torch.zeros_like(x)
@@ -65,7 +42,7 @@ BLOCKS: dict[str, tuple[FFNSpec, Callable[..., Tensor]]] = {
     "no bias": (FFNSpec(8, 24, "gelu_tanh", bias=False), plain_without_bias),
     "gated": (FFNSpec(8, 24, "swiglu"), gated),
     "mixture": (FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)), mixture),
-    "choose first": (FFNSpec(8, 24, "swiglu", bias=True, moe=CHOSEN_FIRST), gpt_oss),
+    "choose first": (FFNSpec(8, 24, "swiglu", bias=True, moe=CHOSEN_FIRST), chosen_first),
 }
 
 

@@ -108,14 +108,16 @@ class FFNSwap:
         """Return the reason why the model must compute this call itself; empty if the kernel can compute it."""
         if type(x) is not Tensor or x.numel() == 0:
             return "its input is not one non-empty tensor"
-        if any(part.training for part in self._inside):
-            return "train mode"
+        for part in self._inside:  # loops, here and below: generators would add microseconds to every call
+            if part.training:
+                return "train mode"
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters)):
             return "gradients are on: call the model under torch.no_grad()"
         if torch.is_autocast_enabled(x.device.type):
             return "autocast"
-        if any(home.get(leaf) is not part for home, leaf, part in self._links):
-            return "its modules were replaced"
+        for home, leaf, part in self._links:
+            if home.get(leaf) is not part:
+                return "its modules were replaced"
         return self._obstacle_inside()
 
     def _obstacle_of_input(self, x: Tensor) -> str:
@@ -125,12 +127,14 @@ class FFNSwap:
 
     def _obstacle_inside(self) -> str:
         """Check the submodules, too: the kernel would not call their hooks, and would ignore an exchanged submodule."""
-        if any(tuple(now.values()) != before for now, before in self._children):
-            return "its modules were replaced"
+        for now, before in self._children:
+            if (*now.values(),) != before:
+                return "its modules were replaced"
         whole = len(self._modules) == 1
         # A single module's own hooks still run around its forward, with the right input and output.
         for part in self._inside[1:] if whole else self._inside:
-            if part._forward_hooks or part._forward_pre_hooks or (whole and forward_replaced(part)):
+            replaced = whole and "forward" in vars(part) and forward_replaced(part)
+            if replaced or part._forward_hooks or part._forward_pre_hooks:
                 return "there are hooks on its modules"
         return ""
 
@@ -210,8 +214,8 @@ class _LiveTensor:
     seen: Tensor | None
     kept: list[int]
 
-    @property
     def unchanged(self) -> bool:
+        """Return whether the model still has this tensor, with the same values as far as it can be seen."""
         now = self.home.get(self.leaf)
         if now is not self.tensor or now.data_ptr() != self.pointer or _version(now) != self.version:
             return False
@@ -261,7 +265,7 @@ class PreparedWeights:
         does not count (through `.data`).
         """
         with self._lock:
-            if self._sources and all(source.unchanged for source in self._sources):
+            if self._sources and all(map(_LiveTensor.unchanged, self._sources)):
                 return self._params
             self._sources, self._params = (), ()  # frees the former tensors before new copies are made
             if [_kind(home.get(leaf)) for home, leaf in self._places] != self._kinds:
