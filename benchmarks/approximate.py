@@ -1,14 +1,14 @@
-"""How long `ffn approximate --target sin --d-ff 1,4,16,64` takes, and whether its errors do what theory says.
+"""How long `ffn approximate --target sin --d-ff 1,4,16,64` takes, and whether its errors behave as theory predicts.
 
-What: the wall and processor time of the whole process, default activations and seeds, and four marks: under 30 seconds;
-gelu's error at width 64 at most a hundredth of that at width 1; identity's nowhere below the best straight line, nor
-more than a thousandth above it; a second run the same bytes.
+What: the wall and processor time of the whole process, with default activations and seeds. Targets: the run takes less
+than 30 seconds; gelu's error at width 64 is at most a hundredth of its error at width 1; identity's error is nowhere
+below the best straight line's, and at most a thousandth above it; a second run prints the same bytes.
 
-Limits: one machine's wall time, with whatever else it does; nothing is compared with another program.
+Limits: the wall time of one machine, including other work on it; no other program is measured for comparison.
 
     python -m benchmarks.approximate [--save FILE]
 
-The exit code is 1 where a mark is missed.
+The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LIMIT_S, FALL, NEAR = 30.0, 100.0, 1.001
 
 
 def timed() -> tuple[bytes, float, float]:
-    """(what the command prints, wall seconds, processor seconds)."""
+    """Run the command; return its output, wall seconds and processor seconds."""
     before, start = os.times(), time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "ffncli", *COMMAND], capture_output=True, check=False)
     wall, after = time.perf_counter() - start, os.times()
@@ -38,7 +38,7 @@ def timed() -> tuple[bytes, float, float]:
 
 
 def measured(_: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each mark, from two runs."""
+    """Yield a row for each target, from two runs."""
     (first, wall, used), (second, again, _) = timed(), timed()
     rows = {(row["activation"], row["d_ff_plain"]): row for row in json.loads(first)["rows"]}
     gelu = rows["gelu", 1]["rmse"] / rows["gelu", 64]["rmse"]

@@ -1,15 +1,15 @@
-"""In how many text architectures of transformers do config, headers and module hold the same number of FFN parameters?
+"""For how many text architectures of transformers do config, headers and module give the same FFN parameter count?
 
 What: for every model_type with a model class that takes token ids (tests/oracles/architectures/walk.py finds them in
-the source of the installed release), a tiny model is built from its config class, saved as transformers saves it, and
-its FFN parameters are counted, those of the tower that the ids go to:
+the source of the installed release), a tiny model is built from its config class and saved with save_pretrained. The
+FFN parameters of the tower that receives the ids are then counted in three ways:
 
-- `module_count`: sum(numel) of the module's FFN parameters, which names written by hand pick out (tests/oracles)
-- `config_count`: what ffn makes of the saved config.json
-- `header_count`: what ffn recognises in the safetensors headers by names and shapes, without the config
+- `module_count`: sum(numel) of the module's FFN parameters, selected by a hand-written list of names (tests/oracles)
+- `config_count`: ffn's count from the saved config.json
+- `header_count`: ffn's count from names and shapes in the safetensors headers, without the config
 
-`result` is `same` where all three agree, and where `ffn params DIR`, which reads both files, counts the same and
-reports no difference. What is `not counted` has a reason: it has no FFN, it cannot be built, or ffn refuses it.
+`result` is `same` if all three agree, and `ffn params DIR`, which reads both files, gives the same count and reports
+no difference. A model that is `not counted` has a reason: it has no FFN, it cannot be built, or ffn refuses it.
 
     python -m benchmarks.architectures [--save FILE]
 """
@@ -27,14 +27,15 @@ from tests.oracles.architectures.tiny import COLUMNS, row
 
 
 def main() -> int:
-    """Count, print, save; 1 where any architecture differs or fails."""
+    """Count, print and save; return 1 if any architecture differs or fails."""
     about = "FFN parameters of every text architecture, counted in three ways."
     return report(about, COLUMNS, row, "text architectures agree")
 
 
 def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture], Sequence[object]], said: str) -> int:
-    """A row for each architecture: those with a reason printed, all saved where --save asks; 1 where any differs or
-    fails."""
+    """Compute a row for each architecture; print the rows that have a reason, and save all rows to --save FILE.
+
+    Return 1 if any architecture differs or fails."""
     options = script.options_of(about)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -52,7 +53,7 @@ def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture]
 def _tried(
     row: Callable[[str, Architecture], Sequence[object]], columns: Sequence[str], name: str, case: Architecture
 ) -> Sequence[object]:
-    """The row; where making it fails, one that says so, and the table goes on."""
+    """Return the row of an architecture, or a row with the error, so that the other rows are still computed."""
     try:
         return row(name, case)
     except Exception as error:  # whatever a model's own code raises

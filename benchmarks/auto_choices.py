@@ -1,11 +1,11 @@
-"""Is `--kernel auto` right? On cases that are drawn once the code is frozen, by a seed that the code cannot know.
+"""Does `--kernel auto` pick the fastest kernel? Cases are drawn after the code is frozen, from a seed it cannot know.
 
-What: `ffn bench` of all kernels that may be chosen, and of auto. It is right where its time over that of the fastest
-has an interval over the processes which reaches 1.00 or below; and where it is not slower than eager beyond the
-interval. Mark: 95 % of 40 cases.
+What: `ffn bench` of all kernels that auto may choose, and of auto. The choice is right if the interval of auto's time
+divided by the fastest kernel's time reaches 1.00 or below, and auto is not slower than eager beyond the interval.
+Target: 95 % of 40 cases.
 
-Cases: d_model 128 to 4096, d_ff 1 to 4 times that, gated or plain, 1 to 512 tokens, float32 and bfloat16, one thread or
-two; where a call of eager takes more than a fifth of a second, another is drawn.
+Cases: d_model 128 to 4096, d_ff 1 to 4 times d_model, gated or plain, 1 to 512 tokens, float32 and bfloat16, one thread
+or two. A case in which a call of eager takes more than a fifth of a second is replaced by another one.
 
     python -m benchmarks.auto_choices --seed TEXT [--save FILE]    # TEXT: the commit, say; about 40 minutes
     python -m benchmarks.auto_choices --summary FILE
@@ -22,16 +22,16 @@ from ffncli.bench.records import Case
 from ffncli.bench.request.grid import cached
 from ffncli.block.recipe import FFNSpec
 
-LONGEST = 0.2  # s of a call, about
-# FLOP/s of a core, by which cases are drawn, the same on every machine. torch multiplies bfloat16 slowly where the
-# processor does not.
+LONGEST = 0.2  # estimated seconds of the longest call
+# FLOP/s of a core, for the estimate: fixed, so that every machine draws the same cases. bfloat16 is slow in torch on a
+# processor without bfloat16 instructions.
 RATE = {"fp32": 60e9, "bf16": 9e9}
 COLUMNS = (*kernel_map.COLUMNS, "activation", "gated", "case", "draw")
 KERNELS = ("auto", "eager", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy")
 
 
 def drawn(seed: str, count: int) -> list[Case]:
-    """So many different cases."""
+    """Draw `count` different cases from the seed."""
     draw, cases = random.Random(seed), dict[str, Case]()
     while len(cases) < count:
         d_model = 64 * round(2 ** draw.uniform(1, 6))
@@ -48,7 +48,7 @@ def drawn(seed: str, count: int) -> list[Case]:
 
 
 def verdict(rows: Sequence[Row]) -> tuple[bool, str]:
-    """Whether auto was right in a case, and what it chose beside what was fastest."""
+    """Return whether auto was right in a case, and text with its choice, the fastest kernel and their ratio."""
     auto = next(row for row in rows if row["kernel"] == "auto")
     others = [row for row in rows if row["kernel"] != "auto"]
     best, eager = fastest(others), next(row for row in others if row["kernel"] == "eager")
@@ -61,7 +61,7 @@ def verdict(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """A line for every case, and the share that is right."""
+    """Return a line for every case, and the share of right choices."""
     cases: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         key = ("d_model", "d_ff", "activation", "gated", "tokens", "dtype", "threads")
@@ -76,7 +76,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """Every drawn case that is not there yet."""
+    """Measure every drawn case that has no rows yet."""
     for case in drawn(options.seed, options.count):
         if kept.has(case=case.key):
             continue

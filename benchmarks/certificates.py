@@ -2,10 +2,10 @@
 
 What: `ffn verify --referee` of every built-in kernel, in fp32 and bf16, on 1 and 2 threads.
 
-- `batch_invariant`: a token's bits are the same alone and in every batch that is tried
-- `other_bits`: the largest difference to the same token in the largest batch, over the largest output
+- `batch_invariant`: a token's output has the same bits alone and in every batch that is tried
+- `other_bits`: the largest difference from the same token's output in the largest batch, divided by the largest output
 
-Limits: one machine, one block. Bits depend on the libraries and on the processor's instructions.
+Limits: one machine, one block. The bits depend on the libraries and on the processor's instructions.
 
     python -m benchmarks.certificates [--save FILE]    # continues FILE
 """
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def measure(kept: Kept, _: argparse.Namespace) -> None:
-    """A certificate for each kernel, dtype and number of threads that lacks a row."""
+    """Make a certificate for each kernel, dtype and number of threads that has no row yet."""
     for kernel, dtype, threads in product(BUILT_IN, ("fp32", "bf16"), (1, 2)):
         case = {"source": SOURCE, "kernel": kernel, "dtype": dtype, "threads": threads}
         if kept.has(**case):
@@ -45,7 +45,7 @@ def measure(kept: Kept, _: argparse.Namespace) -> None:
 
 
 def summary(rows: Rows) -> str:
-    """A line for each kernel and dtype, the numbers of threads together."""
+    """Return a table with a line for each kernel and dtype, which combines all numbers of threads."""
     lines = []
     for kernel, dtype in dict.fromkeys((row["kernel"], row["dtype"]) for row in rows):
         mine = sorted((r for r in rows if (r["kernel"], r["dtype"]) == (kernel, dtype)), key=lambda r: r["threads"])
@@ -58,7 +58,7 @@ def summary(rows: Rows) -> str:
 
 
 def _invariant(rows: Rows) -> str:
-    """`yes`, `no (4.1e-07)`; by number of threads where these differ."""
+    """Return `yes` or text such as `no (4.1e-07)`, for each number of threads if they differ."""
 
     def text(row: Row) -> str:
         if not row["batch_invariant"]:

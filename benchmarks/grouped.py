@@ -1,12 +1,12 @@
-"""Is a mixture faster when its experts are computed together? Against the loop, and against transformers' own ways.
+"""Is a mixture faster if its experts are computed together? Compared with a loop and with transformers' own ways.
 
 What: `ffn bench` of mixtures of 8, 32 and 128 experts, top 1, 2 and 8, on 1, 32 and 512 tokens, with even routing and
-one in which few experts get most tokens (zipf:1.2). Kernels: eager (the loop), grouped, batched, and transformers'
-Qwen3-MoE with its experts as `eager`, `batched_mm` and `grouped_mm`. The ratio is a kernel's time over eager's, with
-its interval.
+with routing in which few experts receive most tokens (zipf:1.2). Kernels: eager (the loop), grouped, batched, and
+transformers' Qwen3-MoE with its experts as `eager`, `batched_mm` and `grouped_mm`. The ratio is a kernel's time divided
+by eager's, with its interval.
 
-Limits: one machine, one size of expert. Kernels that copy matrices for every token are left out beyond 64 rows (tokens
-times top_k), where one call takes seconds on a CPU. --max-time is seconds of a case, over all processes.
+Limits: one machine, one size of expert. Kernels that copy matrices for every token are left out above 64 rows (tokens
+times top_k), because a call then takes seconds on a CPU. --max-time limits a case, in seconds, over all processes.
 
     python -m benchmarks.grouped [--save FILE] ...    # continues FILE
     python -m benchmarks.grouped --summary FILE
@@ -23,7 +23,7 @@ KERNELS = {
     "eager": "eager", "grouped": "grouped", "batched": "batched", "hf-eager": f"hf-eager={THEIRS}:eager",
     "hf-batched_mm": f"hf-batched_mm={THEIRS}:batched_mm", "hf-grouped_mm": f"hf-grouped_mm={THEIRS}:grouped_mm",
 }  # fmt: skip
-MOST_ROWS = 64  # for which matrices are copied
+MOST_ROWS = 64  # the most rows for which matrices are copied
 CASE = ("source", "device", "dtype", "threads", "experts", "top_k", "routing", "tokens")
 COLUMNS = (
     "date", *CASE, "kernel", "status", "verdict", "ratio", "low", "high", "time_s", "aa_low", "aa_high", "launch",
@@ -32,12 +32,12 @@ COLUMNS = (
 
 
 def kernels(tokens: int, top_k: int) -> list[str]:
-    """The labels of the kernels that are timed on so many tokens."""
+    """Return the labels of the kernels that are timed with this number of tokens."""
     return [name for name in KERNELS if "batched" not in name or tokens * top_k <= MOST_ROWS]
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """An invocation for each mixture and list of kernels, over the numbers of tokens and routings that lack a row."""
+    """Run `ffn bench` for each mixture and list of kernels, on the token counts and routings that have no row yet."""
     for dtype, experts, top_k in product(options.dtypes, options.experts, options.top_k):
         same = {"source": options.source, "device": options.device, "dtype": dtype, "threads": options.threads,
                 "experts": experts, "top_k": top_k}  # fmt: skip
@@ -53,7 +53,7 @@ def measure(kept: Kept, options: argparse.Namespace) -> None:
 
 
 def summary(rows: Rows) -> str:
-    """A line for each case: eager's time, the others' ratios."""
+    """Return a table with a line for each case: eager's time and the other kernels' ratios."""
     others, lines = [name for name in KERNELS if name != "eager"], []
     cases = dict.fromkeys(tuple(row[name] for name in CASE) for row in rows)
     for case in sorted(cases, key=lambda c: (c[:4], int(c[4]), int(c[5]), c[6], int(c[7]))):

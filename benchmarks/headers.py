@@ -1,20 +1,20 @@
-"""How fast `ffn params DIR` reads the headers of a checkpoint of 689 GB, against the least that could read them.
+"""How fast `ffn params DIR` reads the headers of a checkpoint of 689 GB, compared with a minimal program.
 
-What: a checkpoint of DeepSeek-V3's shape, 163 shards and some 92,000 tensors, whose data are holes in sparse files. The
-yardstick is a program of one Typer command that runs json.loads over the same headers and prints a rich table. Limits:
-1.6 times its CPU time, and 100 MB. The same with half the experts, that is with half the tensors, and with widths
-so small that the bytes are a thousandth, shows what the time grows with.
+What: a checkpoint of DeepSeek-V3's shape: 163 shards and about 92,000 tensors, whose data are holes in sparse files.
+The yardstick is a program with one Typer command that runs json.loads over the same headers and prints a rich table.
+Targets: at most 1.6 times its CPU time, and 100 MB. Two more checkpoints show what the time depends on: one has half
+the experts and so half the tensors; the other has such small widths that it has a thousandth of the bytes.
 
-How: every round runs every command once, in random order, each process by itself. A ratio is the median over rounds of
-CPU seconds (user + system) over the yardstick's in the same round: on a machine with other work, wall time is that
-work's too. Wall time and its ratio stand beside it. stdout is a file, so that `ffn` prints plain text.
+How: every round runs every command once, in random order, one process at a time. A ratio is the median over rounds of
+CPU seconds (user + system) divided by the yardstick's in the same round, because wall time would include other work on
+the machine. Wall time and its ratio are reported too. stdout is a file, so that `ffn` prints plain text.
 
 Limits: warm caches. The yardstick checks nothing, and does not read the index, whose 92,000 entries `ffn` compares with
 the headers.
 
     python -m benchmarks.headers [--rounds N] [--dir DIR] [--save FILE]
 
-The exit code is 1 where a limit is missed.
+The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import script
 
-# The bare program of script.py, which reads the headers of a folder.
+# The bare program of script.py, extended to read the headers in a folder.
 BARE = (
     script.BARE.replace("import typer", "import json\nfrom pathlib import Path\n\nimport typer")
     .replace(
@@ -52,7 +52,7 @@ Tensor = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
 @dataclass(frozen=True)
 class Shape:
-    """DeepSeek-V3's widths; `scale` divides them, for the same tensors with fewer bytes."""
+    """DeepSeek-V3's dimensions; `scale` divides the widths, so that the same tensors have fewer bytes."""
 
     experts: int = 256
     scale: int = 1
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def config(self) -> dict[str, object]:
-        """config.json, as far as it says something of the shape."""
+        """The fields of config.json that describe the shape."""
         return {
             "model_type": "deepseek_v3", "hidden_size": self.of(7168), "intermediate_size": self.of(18432),
             "moe_intermediate_size": self.of(2048), "num_hidden_layers": self.layers, "hidden_act": "silu",
@@ -78,7 +78,7 @@ class Shape:
 
 
 def tensors(shape: Shape) -> Iterator[Tensor]:
-    """All of them, layer by layer; the layer after the last predicts a second token."""
+    """Yield all tensors, layer by layer; an extra layer after the last one predicts a second token."""
     d, vocabulary = shape.of(7168), (129280, shape.of(7168))
     yield "model.embed_tokens.weight", "BF16", vocabulary
     for layer in range(shape.layers + 1):
@@ -94,7 +94,7 @@ def tensors(shape: Shape) -> Iterator[Tensor]:
 
 
 def attention(stem: str, shape: Shape) -> Iterator[Tensor]:
-    """Latent attention and the norms of one layer."""
+    """Yield the tensors of the latent attention and the norms of one layer."""
     d, heads, query, latent = shape.of(7168), shape.of(128), shape.of(1536), shape.of(512)
     plain, rotary = shape.of(128), shape.of(64)
     sizes = {
@@ -111,7 +111,7 @@ def attention(stem: str, shape: Shape) -> Iterator[Tensor]:
 
 
 def ffn_tensors(stem: str, shape: Shape, dense: bool) -> Iterator[Tensor]:
-    """A dense FFN, or the router, the shared expert and the routed ones."""
+    """Yield the tensors of a dense FFN, or of the router, the shared expert and the routed experts."""
     if dense:
         yield from gated(stem, shape.of(7168), shape.of(18432))
         return
@@ -128,13 +128,13 @@ def gated(stem: str, d_model: int, d_ff: int) -> Iterator[Tensor]:
 
 
 def matrix(name: str, rows: int, columns: int) -> Iterator[Tensor]:
-    """FP8 values with a scale for each block of 128 × 128."""
+    """Yield a matrix of FP8 values, and its scales, one for each block of 128 × 128."""
     yield name, "F8_E4M3", (rows, columns)
     yield name + "_scale_inv", "F32", (-(-rows // 128), -(-columns // 128))
 
 
 def write(shape: Shape, folder: Path) -> tuple[int, int]:
-    """The checkpoint in shards of about equal size, data as holes; (how many tensors, how many bytes)."""
+    """Write the checkpoint in shards of about equal size, with holes as data; return how many tensors and bytes."""
     folder.mkdir()
     everything = list(tensors(shape))
     total = sum(map(size_of, everything))
@@ -155,7 +155,7 @@ def write(shape: Shape, folder: Path) -> tuple[int, int]:
 
 
 def write_shard(path: Path, held: Sequence[Tensor]) -> None:
-    """A header as safetensors writes it, and a hole of the size of its data."""
+    """Write a header as safetensors does, followed by a hole of the size of its data."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, dtype, shape in held:
@@ -182,7 +182,7 @@ CHECKPOINTS = {
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for every command on every checkpoint, all of them in the same rounds."""
+    """Yield a row for every command on every checkpoint, all measured in the same rounds."""
     with script.scratch("headers", options.dir) as root:
         bare = root / "bare.py"
         bare.write_text(BARE, "utf-8")

@@ -1,11 +1,11 @@
 """Tokens per second of whole models: as transformers runs them, and with kernels in place of their FFNs, in one run.
 
-What: `ffn bench DIR --in-model` of models of random weights that this script makes, a Llama with a gated FFN and a
-GPT-2 with a plain one, 4 layers of d_model 512 or as `--d-model` says, on 1, 32 and 512 tokens. Speed does not depend
-on the weights. The ratio is the time of a forward with kernels over that of the same model without, with its interval.
+What: `ffn bench DIR --in-model` of models with random weights that this script creates: a Llama with a gated FFN and a
+GPT-2 with a plain one, 4 layers of d_model 512 (or `--d-model`), on 1, 32 and 512 tokens. Speed does not depend on the
+weights. The ratio is the time of a forward pass with kernels divided by the unchanged model's, with its interval.
 
-Limits: one machine; a batch of one, without a cache of keys and values; small models, whose head and attention take a
-larger share than in large ones. `--source DIR` measures a real one. --max-time is seconds of a case.
+Limits: one machine; a batch of one, without a KV cache; small models, in which head and attention take a larger share
+than in large models. `--source DIR` measures a real model. --max-time limits a case, in seconds.
 
     python -m benchmarks.in_model [--save FILE] ...    # continues FILE
     python -m benchmarks.in_model --summary FILE
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def made(name: str, d_model: int, layers: int, folder: Path) -> None:
-    """A model of random weights in a folder, as transformers saves it."""
+    """Save a model with random weights in a folder, with save_pretrained."""
     import torch
     import transformers
 
@@ -45,7 +45,7 @@ def made(name: str, d_model: int, layers: int, folder: Path) -> None:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """An invocation for each model, dtype and number of threads that lacks a row."""
+    """Run `ffn bench` for each model, dtype and number of threads that has no row yet."""
     names = (Path(options.source).name,) if options.source else options.models
     with tempfile.TemporaryDirectory() as folder:
         for model, dtype, threads in product(names, options.dtypes, options.threads):
@@ -69,18 +69,19 @@ def measure(kept: Kept, options: argparse.Namespace) -> None:
 
 
 def sentence(rows: Rows) -> str:
-    """The answer in one line: of every model the kernel with the least ratio, and where; "" without rows."""
+    """Return the answer in one line: for every model, the smallest ratio with its kernel and case; "" without rows."""
     known, parts = [row for row in rows if row["ratio"]], []
     for model in dict.fromkeys(row["model"] for row in known):
         best = min((row for row in known if row["model"] == model), key=lambda row: float(row["ratio"]))
         where = f"{best['tokens']} tokens, {best['dtype']}, {best['threads']} threads"
         parts.append(f"{model} with {best['kernel']} {ratio_text(best)} at {where}")
-    about = f"time of a forward over the model's alone, {about_line(known, 'cpu', 'torch')}" if known else ""
+    what = "time of a forward pass divided by the unchanged model's"
+    about = f"{what}, {about_line(known, 'cpu', 'torch')}" if known else ""
     return f"{about}: {'; '.join(parts)}" if parts else ""
 
 
 def summary(rows: Rows) -> str:
-    """A table with every case, and the sentence."""
+    """Return a table with every case, and the sentence."""
     ordered = sorted(rows, key=lambda r: (r["model"], r["dtype"], int(r["threads"]), int(r["tokens"]), r["kernel"]))
     names, lines = ("model", "kernel", "tokens", "dtype", "threads"), []
     for row in ordered:

@@ -1,30 +1,30 @@
-"""Which kernel for which shape, and how far is it from what this machine can do?
+"""Which kernel is the fastest for which shape, and how close does it get to this machine's limit?
 
-What: gated blocks (silu), d_model 1024 and 4096, d_ff 4 and 2.6875 times that, 1, 16, 128 and 512 tokens, in float32 on
-one thread and on two, in bfloat16 on one: `ffn bench` of the built-in kernels that reorder weights once, beside
-eager; gemv at one token. In a third of the cases, which a seed draws, all take part that differ in their products:
-packed, conv1x1, compiled, and frozen where weights are warm. Up to 16 tokens have cold weights.
+What: gated blocks (silu) with d_model 1024 and 4096, d_ff 4 and 2.6875 times d_model, 1, 16, 128 and 512 tokens;
+float32 on one and two threads, bfloat16 on one. `ffn bench` times eager and the built-in kernels that reorder weights
+once; gemv at one token. In a third of the cases, drawn with a seed, the kernels that multiply differently are timed
+too: packed, conv1x1, compiled and, with warm weights, frozen. Cases of up to 16 tokens have cold weights.
 
-Marks, for the fastest kernel of each case:
+Targets for the fastest kernel of each case:
 
-- its time over that of the three bare products of torch: the interval reaches 1.00 or below;
-- beside `compiled`, where that took part: not slower beyond the interval;
-- float32, from 128 tokens: at least 90 % of the best product measured in the run with as many threads;
+- its time divided by that of torch's three bare matrix products: the interval reaches 1.00 or below;
+- compared with `compiled`, if that was timed: not slower beyond the interval;
+- float32, from 128 tokens: at least 90 % of the best matrix product measured in the run on as many threads;
 - float32, one token: at least 85 % of the bandwidth measured in the run.
 
-A roof is the best of many short blocks, a kernel's time what it takes in the mean: on a machine that gives and takes
-processor time the two are apart for that alone. So the table also has the kernel's own best block.
+A roof is the best of many short blocks, but a kernel's time is a mean. On a machine whose processor time varies, this
+difference alone keeps a kernel below the roof, so the table also shows the kernel's own best block.
 
-Limits: one machine. Each process places warm weights twice (once where a call of eager takes more than a third of a
-second), cold ones once, which are several copies, and times as many rounds as take some seconds. Calls of more than a
-third of a second are timed without packed and conv1x1, of more than a tenth without frozen, which times its ways to
-multiply in every process, of more than five without compiled. Blocks of d_model 4096, whose weights take long to
-prepare, are timed in three processes, and without onednn, packed and conv1x1.
+Limits: one machine. Each process places warm weights twice (once if a call of eager takes more than a third of a
+second), and cold weights, which are several copies, once; it times as many rounds as take a few seconds. packed and
+conv1x1 are left out if a call takes more than a third of a second; frozen, which times its ways to multiply in every
+process, above a tenth of a second; compiled above five seconds. Blocks of d_model 4096, whose weights take long to
+prepare, are timed in three processes, without onednn, packed and conv1x1.
 
     python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 100 minutes
     python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
 
---max-time is seconds of a case; --most leaves out cases whose calls take longer, in seconds.
+--max-time limits a case, in seconds; --most leaves out cases whose calls take more seconds.
 """
 
 import argparse
@@ -56,12 +56,12 @@ COLUMNS = (
 )  # fmt: skip
 D_MODEL, WIDER, TOKENS = (1024, 4096), (4.0, 2.6875), (1, 16, 128, 512)
 SETTINGS = (("fp32", 1), ("fp32", 2), ("bf16", 1))
-# FLOP/s of a core in eager, for estimates only: torch multiplies bfloat16 slowly where the processor does not.
+# FLOP/s of a core in eager, for estimates only: torch multiplies bfloat16 slowly on a processor that cannot.
 RATE = {"fp32": 60e9, "bf16": 120e9 if onednn.available("cpu") and onednn.multiplies(torch.bfloat16) else 9e9}
-READ = 15e9  # B/s, likewise
-TUNED, LONG, LONGEST = 0.1, 0.3, 5.0  # s of a call
+READ = 15e9  # bytes read per second, also for estimates only
+TUNED, LONG, LONGEST = 0.1, 0.3, 5.0  # seconds of a call
 LARGE = 2048  # d_model from which a process takes long to prepare its weights
-ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # by the seconds of a call
+ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # (a call takes less than, rounds)
 
 
 @dataclass(frozen=True, order=True)
@@ -76,26 +76,26 @@ class Shape:
 
     @property
     def seconds(self) -> float:
-        """Of a call, about."""
+        """The estimated seconds of a call."""
         weights = 3 * self.d_model * self.d_ff
         computing = 2 * self.tokens * weights / RATE[self.dtype] / self.threads
         return max(computing, weights * (4 if self.dtype == "fp32" else 2) / READ)
 
     @property
     def rounds(self) -> int:
-        """In each placement: the bare products are timed in every fourth, and a placement costs seconds anyway."""
+        """The rounds in each placement: every fourth times the bare products, and a placement costs seconds anyway."""
         return next(rounds for most, rounds in ROUNDS if self.seconds < most)
 
     @property
     def case(self) -> Case:
-        """As `ffn bench` has it."""
+        """The case of `ffn bench`."""
         spec, cache = FFNSpec(self.d_model, self.d_ff, "swiglu"), cached("auto", self.tokens)
         label = f"{self.d_model}x{self.d_ff}:swiglu"
         return Case(label, label, spec, self.tokens, self.dtype, cache=cache, threads=self.threads)
 
 
 def shapes() -> list[Shape]:
-    """All cases, those of short calls first."""
+    """Return all cases, those with short calls first."""
     every = [
         Shape(d_model, round(d_model * wider), tokens, dtype, threads)
         for (dtype, threads), d_model, wider, tokens in itertools.product(SETTINGS, D_MODEL, WIDER, TOKENS)
@@ -104,13 +104,13 @@ def shapes() -> list[Shape]:
 
 
 def drawn_third(every: Sequence[Shape]) -> set[Shape]:
-    """The third of the cases in which more kernels take part."""
+    """Draw the third of the cases in which more kernels are timed."""
     ordered = sorted(every, key=lambda shape: str(vars(shape)))
     return set(random.Random(19).sample(ordered, len(ordered) // 3))
 
 
 def kernels_of(shape: Shape, with_all: bool) -> list[str]:
-    """The kernels that are timed."""
+    """Return the names of the kernels that are timed in a case."""
     names = ["eager", "onednn_packed", "numpy", *(["mkl"] if shape.dtype == "fp32" else [])]
     if shape.d_model < LARGE:
         names.append("onednn")
@@ -124,7 +124,7 @@ def kernels_of(shape: Shape, with_all: bool) -> list[str]:
 
 
 def measured(shape: Shape, kernels: Sequence[str], options: argparse.Namespace) -> list[dict[str, object]]:
-    """A row for every kernel: what `ffn bench` makes of the case, with fewer rounds where a call takes long."""
+    """Measure a case with `ffn bench`, in fewer rounds if a call takes long; return a row for every kernel."""
     placements = 2 if shape.case.cache == "warm" and shape.seconds < LONG else 1
     processes = min(options.processes, 3) if shape.d_model >= LARGE else options.processes
     method = Method(processes, max_time=options.max_time, placements=placements, rounds=shape.rounds)
@@ -141,7 +141,7 @@ def measured(shape: Shape, kernels: Sequence[str], options: argparse.Namespace) 
 
 
 def least_seconds(rounds: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """Seconds of a call in the best block of all processes, by case and kernel."""
+    """Return the seconds of a call in the best block of all processes, by case and kernel."""
     least: dict[tuple[str, str], float] = {}
     for row in rounds:
         key, seconds = (row["case"], row["kernel"]), float(row["seconds"]) / int(row["inner"])
@@ -153,26 +153,26 @@ def least_seconds(rounds: Iterable[Row]) -> dict[tuple[str, str], float]:
 
 
 def fastest(rows: Iterable[Row]) -> Row | None:
-    """The kernel of a case with the least time, and all of the dtype's bits."""
+    """Return the row with the least time among the rows of a case, or None."""
     timed = [row for row in rows if row["status"] == "ok" and row["time_s"]]
     return min(timed, key=lambda row: float(row["time_s"]), default=None)
 
 
 def best_fraction(row: Row) -> float:
-    """Of the roof, in the kernel's best block."""
+    """Return the share of the roof that the kernel reaches in its best block."""
     least, seconds = number(row, "least_s"), number(row, "time_s")
     return (number(row, "roof_fraction") or 0.0) * (seconds / least if seconds and least else 1.0)
 
 
 def beside(row: Row, other: Row) -> tuple[float, float, float]:
-    """The ratio of two kernels of a case with its interval over the processes, both paired with eager in each."""
+    """Return the ratio of two kernels of a case with its interval, from their ratios to eager in each process."""
     pairs = zip(row["process_ratios"].split(";"), other["process_ratios"].split(";"), strict=True)
     interval = t_interval([log(float(a) / float(b)) for a, b in pairs]).map(exp)
     return interval.value, interval.low, interval.high
 
 
 def missed(rows: Rows) -> list[str]:
-    """The marks that the fastest kernel of a case misses, in words; `rows` are those of the case."""
+    """Return, in words, the targets that the fastest kernel of a case misses; `rows` are the rows of that case."""
     best = fastest(rows)
     if best is None:
         return ["no kernel was timed"]
@@ -180,7 +180,8 @@ def missed(rows: Rows) -> list[str]:
     low = number(best, "gemm_low")
     if low is None or low > 1.0:
         said.append(
-            f"{best['kernel']} takes {best['gemm_ratio']} of the bare products' time, at least {best['gemm_low']}"
+            f"{best['kernel']} takes {best['gemm_ratio']} of the bare matrix products' time, "
+            f"at least {best['gemm_low']}"
         )
     for other in rows:
         if other["kernel"] == "compiled" and other["status"] == "ok" and best is not other:
@@ -190,14 +191,14 @@ def missed(rows: Rows) -> list[str]:
         return [*said, "its weights were not cold: memory had room for one copy, of which the caches may hold a part"]
     mark = {"1": 0.85, "128": 0.90, "512": 0.90}.get(best["tokens"]) if best["dtype"] == "fp32" else None
     if mark is not None and (roof is None or roof < mark):
-        what = "bandwidth" if best["tokens"] == "1" else "best product"
+        what = "bandwidth" if best["tokens"] == "1" else "best matrix product"
         reached = f"{100 * (roof or 0):.0f} % of the {what}, {100 * best_fraction(best):.0f} % in its best block"
         said.append(f"{best['kernel']} reaches {reached}; target {100 * mark:.0f} %")
     return said
 
 
 def by_case(rows: Iterable[Row]) -> dict[tuple[str, str, str, str, str], list[Row]]:
-    """The rows by (dtype, threads, d_model, d_ff, tokens), in that order."""
+    """Group the rows by (dtype, threads, d_model, d_ff, tokens), in that order."""
     cases: dict[tuple[str, str, str, str, str], list[Row]] = {}
     for row in rows:
         cases.setdefault((row["dtype"], row["threads"], row["d_model"], row["d_ff"], row["tokens"]), []).append(row)
@@ -205,8 +206,8 @@ def by_case(rows: Iterable[Row]) -> dict[tuple[str, str, str, str, str], list[Ro
 
 
 def cell(rows: Rows) -> str:
-    """`onednn 0.61 [0.60, 0.62], 93 % (98 %)`: the fastest kernel, its share of the bare products' time, of the roof,
-    and of that in its best block."""
+    """Return text such as `onednn 0.61 [0.60, 0.62], 93 % (98 %)`: the fastest kernel, its time divided by the bare
+    matrix products' time, its share of the roof, and that share in its best block."""
     best = fastest(rows)
     if best is None:
         return ""
@@ -218,7 +219,7 @@ def cell(rows: Rows) -> str:
 
 
 def summary(rows: Rows) -> str:
-    """A table for each dtype and number of threads, the machine, and the marks that are missed."""
+    """Return a table for each dtype and number of threads, the machine, and the missed targets."""
     cases, parts = by_case(rows), []
     for dtype, threads in dict.fromkeys(key[:2] for key in cases):
         mine = {key[2:]: group for key, group in cases.items() if key[:2] == (dtype, threads)}
@@ -254,7 +255,7 @@ _WIDE, _HIGH, _LEFT, _TOP = 150, 44, 210, 60
 
 
 def picture(rows: Rows) -> str:
-    """The map as SVG: a field for each case with its fastest kernel and the share of the roof, coloured by kernel."""
+    """Return the map as SVG: a cell for each case, coloured by its fastest kernel, with the share of the roof."""
     cases = by_case(rows)
     columns = sorted({key[4] for key in cases}, key=int)
     lines = list(dict.fromkeys(key[:4] for key in cases))
@@ -286,7 +287,7 @@ def _text(x: int, y: int, text: str, size: int = 13) -> str:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """Every case that is not there yet."""
+    """Measure every case that has no rows yet."""
     third = drawn_third(shapes())
     for shape in shapes():
         wanted = shape.seconds <= options.most and shape.dtype in options.dtypes
@@ -297,7 +298,7 @@ def measure(kept: Kept, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure what is missing, print the tables."""
+    """Measure the missing cases, and print the tables."""
     options = script.options_of(__doc__, picture=None, processes=5, max_time=20.0, most=1e9, dtypes=("fp32", "bf16"))
     rows = script.rows_of(options, ("ffncli", "torch", "numpy"), COLUMNS, measure)
     if options.picture:

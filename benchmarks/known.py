@@ -1,12 +1,12 @@
-"""Kernels whose ratio to each other is known: for `ffn bench --kernel benchmarks/known.py:NAME`, and for its peers.
+"""Kernels whose time ratio is known: for `ffn bench --kernel benchmarks/known.py:NAME`, and for other timers.
 
-Each runs the block's own products and then waits, on the clock, until FACTOR times what they have just taken has
-passed. `base` and `same` go through the same code with FACTOR 1, which never waits, so that what looking at the clock
-costs is in every arm and cancels. The ratio of `slow` to `base` is 1.05 whatever the shape, the threads and the load;
-`injected()` says how near to it the waiting came.
+Each kernel computes the block and then waits until `factor` times the time of that computation has passed. `base` and
+`same` run the same code with factor 1, which never waits, so that reading the clock costs the same in every kernel. The
+ratio of `slow` to `base` is 1.05 for every shape, number of threads and load; `injected()` returns the ratio that the
+waits really produced.
 
-`sweep` and `threaded` disturb: after the block one writes more memory than the last-level cache holds, the other wakes
-a thread for every core.
+`sweep` and `threaded` disturb the other kernels: `sweep` writes more memory than the last-level cache holds, and
+`threaded` runs on every core.
 """
 
 import math
@@ -37,7 +37,7 @@ def _plain(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tens
 
 
 def _until(y: Tensor, start: float, factor: float) -> Tensor:
-    """Wait until `factor` times the time since `start` has passed, and keep count of both."""
+    """Wait until `factor` times the time since `start` has passed; add up the times without and with the wait."""
     own = now = time.perf_counter()
     end = start + factor * (own - start)
     while now < end:
@@ -48,49 +48,49 @@ def _until(y: Tensor, start: float, factor: float) -> Tensor:
 
 
 def injected(factor: float = SLOWER) -> float:
-    """The ratio that was truly injected into all calls so far: their seconds over those of their own work."""
+    """Return the ratio injected into all calls so far: their time with the waits divided by their time without."""
     return _ALL[factor] / _OWN[factor] if _OWN[factor] else math.nan
 
 
 def base(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """A gated block."""
+    """Compute a gated block."""
     return _gated(x, gate, up, down, 1.0)
 
 
 def same(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """The same once more."""
+    """Compute the block exactly as `base` does."""
     return _gated(x, gate, up, down, 1.0)
 
 
 def slow(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """1.05 times as slow."""
+    """Compute the block as `base` does, but take 1.05 times as long."""
     return _gated(x, gate, up, down, SLOWER)
 
 
 def base_plain(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """A plain block with biases."""
+    """Compute a plain block with biases."""
     return _plain(x, up, up_bias, down, down_bias, 1.0)
 
 
 def same_plain(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """The same once more."""
+    """Compute the block exactly as `base_plain` does."""
     return _plain(x, up, up_bias, down, down_bias, 1.0)
 
 
 def slow_plain(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """1.05 times as slow."""
+    """Compute the block as `base_plain` does, but take 1.05 times as long."""
     return _plain(x, up, up_bias, down, down_bias, SLOWER)
 
 
 def sweep(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """A gated block, then a pass over three times the last-level cache."""
+    """Compute a gated block, then write memory of three times the last-level cache's size."""
     y = linear(silu(linear(x, gate)) * linear(x, up), down)
     _memory().fill_(0.0)
     return y
 
 
 def threaded(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """A gated block on all cores."""
+    """Compute a gated block on all cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 2)
     try:
@@ -105,7 +105,7 @@ def _memory() -> Tensor:
 
 
 def _llc_bytes() -> int:
-    """The largest cache of core 0, at least 32 MiB, also where Linux does not say."""
+    """Return the size of core 0's largest cache, but at least 32 MiB, also if Linux does not report it."""
     sizes = [32 * 2**20]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text("ascii").strip()

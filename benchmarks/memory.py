@@ -1,22 +1,23 @@
-"""How much memory `ffn trace` takes for one layer of a checkpoint that is many times larger.
+"""How much memory `ffn trace` takes for one layer of a checkpoint that is many times larger than the layer.
 
-What: the peak resident memory of `ffn trace DIR --layer 1 --tokens 4 --dtype ...`, less that of a process that imports
-torch and safetensors and ends. The limit is 50 MB + 2.5 × the bytes of the layer's FFN in the compute dtype. The
-checkpoints are written here, one per way of storing an FFN (`CASES` below), with real, non-zero values: several GB in
-llama's layout, some hundred MB to 1.3 GB in the others. Each is sharded and has one attention matrix per layer, which
+What: the peak resident memory of `ffn trace DIR --layer 1 --tokens 4 --dtype ...`, minus the peak of a process that
+only imports torch and safetensors. The limit is 50 MB + 2.5 × the bytes of the layer's FFN in the compute dtype. The
+script writes the checkpoints, one for each way of storing an FFN (`CASES` below), with non-zero values: several GB in
+llama's layout, a few hundred MB to 1.3 GB in the others. Each is sharded and has one attention matrix per layer, which
 no trace needs.
 
 How: every run is a fresh process that runs the command line as the console script does and, at its end, reads VmHWM
-from /proc/self/status. Each is run twice, first with the checkpoint dropped from the file cache, so that /proc/self/io
-tells how much of it was read, then with it cached; the larger peak counts. The baseline is the smallest of three.
+from /proc/self/status. Each command runs twice: first after the checkpoint was dropped from the file cache, so that
+/proc/self/io shows how much of it was read, then with a warm cache; the larger peak counts. The baseline is the
+smallest of three runs.
 
-Limits: Linux only. Pages of a mapped file count as resident while they are mapped, though the system can take them
-back. The bytes read include the kernel's read-ahead; they are `-` where the file system does not count them (tmpfs) or
-does not drop its cache. MB and GB are powers of ten.
+Limits: Linux only. Pages of a mapped file count as resident while they are mapped, though the system can reclaim them.
+The bytes read include the kernel's read-ahead; they are `-` if the file system does not count them (tmpfs) or does not
+drop its cache. MB and GB are powers of ten.
 
     python -m benchmarks.memory [--layers N] [--case NAME,...] [--dir DIR] [--keep] [--save FILE]
 
-The exit code is 1 where a peak is above its limit.
+The exit code is 1 if a peak is above its limit.
 """
 
 import argparse
@@ -47,7 +48,7 @@ TRACE = "import atexit; atexit.register(finish); from ffncli.cli.main import mai
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint to write: `ffn` and `other` are a layer's tensors by name, after `stem`."""
+    """A checkpoint to write: `ffn` and `other` map names, which follow `stem`, to the shapes of a layer's tensors."""
 
     name: str
     config: Mapping[str, object]
@@ -72,7 +73,7 @@ class Case:
 
 
 def llama(layers: int) -> Case:
-    """Gate, up and down apart, stored as they are multiplied: Llama-2-7B's widths."""
+    """Store gate, up and down as separate matrices in nn.Linear's layout, with Llama-2-7B's widths."""
     d, f = 4096, 11008
     config = {"model_type": "llama", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers}
     ffn = {"mlp.gate_proj.weight": (f, d), "mlp.up_proj.weight": (f, d), "mlp.down_proj.weight": (d, f)}
@@ -80,7 +81,7 @@ def llama(layers: int) -> Case:
 
 
 def mixtral() -> Case:
-    """One tensor per expert and matrix."""
+    """Store one tensor for each expert and matrix."""
     d, f, experts, layers = 2048, 4096, 8, 3
     config = {
         "model_type": "mixtral", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
@@ -93,7 +94,7 @@ def mixtral() -> Case:
 
 
 def gpt2() -> Case:
-    """Matrices stored transposed, in float32."""
+    """Store matrices transposed, in float32."""
     d, f, layers = 2048, 8192, 4
     config = {"model_type": "gpt2", "n_embd": d, "n_inner": f, "n_layer": layers}
     ffn = {
@@ -104,7 +105,7 @@ def gpt2() -> Case:
 
 
 def phi3() -> Case:
-    """Gate and up in one matrix, one after the other."""
+    """Store gate and up in one matrix, one after the other."""
     d, f, layers = 3072, 8192, 4
     config = {"model_type": "phi3", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers}
     ffn = {"mlp.gate_up_proj.weight": (2 * f, d), "mlp.down_proj.weight": (d, f)}
@@ -112,7 +113,7 @@ def phi3() -> Case:
 
 
 def gpt_oss() -> Case:
-    """All experts in one tensor, transposed, gate and up in alternate columns."""
+    """Store all experts in one tensor, transposed, with gate and up in alternate columns."""
     d, f, experts, layers = 1024, 2048, 8, 3
     config = {
         "model_type": "gpt_oss", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
@@ -127,7 +128,7 @@ def gpt_oss() -> Case:
 
 
 def _attention(d: int) -> Shapes:
-    """What a layer holds beside its FFN: a matrix that nobody should touch, and the norm before the FFN."""
+    """Return a layer's other tensors: an attention matrix that must not be read, and the norm before the FFN."""
     return {"self_attn.q_proj.weight": (d, d), "post_attention_layernorm.weight": (d,)}
 
 
@@ -141,7 +142,7 @@ CASES: Mapping[str, Callable[[int], Case]] = {
 
 
 def write(case: Case, folder: Path) -> None:
-    """The checkpoint in shards of a third of its layers, the index, and config.json. Holds some MB at a time."""
+    """Write the checkpoint in three shards, its index and config.json, with only a few MB in memory at a time."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(case.config), "utf-8")
     each = -(-case.layers // 3)
@@ -162,7 +163,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 def write_shard(path: Path, shapes: Shapes, stored: str, values: bytes) -> None:
-    """One safetensors file; every tensor is filled with `values`, over and over."""
+    """Write a safetensors file in which every tensor repeats `values`."""
     header, at = {}, 0
     for name, shape in shapes.items():
         size = prod(shape) * STORED[stored]
@@ -185,7 +186,7 @@ def _chunks(total: int, most: int) -> Iterator[int]:
 
 
 def pattern(stored: str, count: int = 4_000_000) -> bytes:
-    """`count` values of random sign and mantissa between 2⁻⁷ and 2⁻⁵ in size. A bfloat16 is a float32's upper half."""
+    """Return the bytes of `count` values with random signs and magnitudes from 2⁻⁷ to 2⁻⁵, in float32 or bfloat16."""
     draw, width = random.Random(0), STORED[stored]
     values = bytearray(draw.randbytes(width * count))
     sign_and_exponent = bytes(0x3C | (byte & 0x80) for byte in range(256))
@@ -197,14 +198,14 @@ def pattern(stored: str, count: int = 4_000_000) -> bytes:
 
 
 def forget(folder: Path) -> None:
-    """Drop the checkpoint from the file cache."""
+    """Drop the checkpoint's files from the file cache."""
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(case: Case, folder: Path, dtype: str, base: int) -> dict[str, Any]:
-    """One trace, with a cold and with a warm file cache; `read_bytes` is None if they are not known."""
+    """Run a trace with a cold and with a warm file cache, and return its row; `read_bytes` is None if not known."""
     arguments = ["trace", str(folder), "--layer", str(LAYER), "--tokens", str(TOKENS), "--dtype", dtype]
     forget(folder)
     cold, warm = (script.child(TRACE, *arguments) for _ in range(2))
@@ -219,7 +220,7 @@ def measure(case: Case, folder: Path, dtype: str, base: int) -> dict[str, Any]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each checkpoint and dtype."""
+    """Yield a row for each checkpoint and dtype."""
     if options.layers < 2:
         raise SystemExit("--layers must be at least 2: the trace is of layer 1")
     base = min(script.child(IMPORTS)["peak"] for _ in range(3))  # which also fill the file cache
@@ -233,7 +234,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def checkpoint(case: Case, root: Path, keep: bool = False) -> Iterator[Path]:
-    """The checkpoint in a folder of `root`, for as long as it is needed."""
+    """Write the checkpoint to a folder in `root` and yield the folder; delete it afterwards unless `keep`."""
     folder, free = root / case.name, shutil.disk_usage(root).free
     if case.bytes * 1.05 > free:
         raise SystemExit(f"{case.name} needs {case.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: use --dir")

@@ -1,30 +1,31 @@
-"""Does the method of `ffn bench` hold on this machine? Its verdicts and intervals where the truth is known.
+"""Does the method of `ffn bench` hold on this machine? Its verdicts and intervals are checked where the truth is known.
 
-What, each on three shapes, every invocation with fresh processes:
+What, on three shapes each, every invocation with fresh processes:
 
-- `aa`: identical code is never called faster or slower by more than 2 %, at most 5 % of the verdicts are that, and
-  --fail-if-slower never fires on it (at least 100 repeats)
-- `slower`: a kernel that takes 1.05 times as long is called slower, named by the gate, exit 1, in at least 95 % (40
-  repeats)
-- `lead-in`: an added arm that sweeps three times the last-level cache, or wakes every core, leaves every other ratio
-  inside its interval, 19 of 20: the interval beside it holds the median of the runs without it
-- `cache`: weights out of the cache are never faster than in it, their intervals apart
-- `agreement`: of the intervals of packed over base, from separate invocations, at least 80 % hold the median of the
-  other invocations (48 of 60), and none says faster where another says slower
+- `aa`: at most 5 % of the verdicts call identical code faster or slower, and --fail-if-slower never fails on it (at
+  least 100 repeats)
+- `slower`: in at least 95 % of 40 repeats, a kernel that takes 1.05 times as long gets the verdict slower, is listed by
+  the gate, and the exit code is 1
+- `lead-in`: in 19 of 20 cases, adding a kernel that sweeps three times the last-level cache, or that wakes every core,
+  leaves the others' ratios unchanged: their intervals contain the median ratio of the runs without it
+- `cache`: cold weights are never faster than warm ones with disjoint intervals
+- `agreement`: at least 80 % (48 of 60) of the intervals of packed's ratio to base contain the median of the other
+  invocations, and no verdict is faster if another is slower
 
-How: invocations are shared. Each `plain` one (base, same, slow, packed; --fail-if-slower 2%) tells of `aa` and
-`agreement` in every shape; `sweep` and `threads` ones have the disturbing arm besides; `slower` ones time base and slow
-alone, for longer; `cache` ones time base warm and cold. base, same and slow are those of benchmarks/known.py.
+How: invocations are shared. Each `plain` one (base, same, slow, packed; --fail-if-slower 2%) gives rows for `aa` and
+`agreement` in every shape; `sweep` and `threads` ones also time the disturbing kernel; `slower` ones time only base and
+slow, for longer; `cache` ones time base warm and cold. base, same and slow are those of benchmarks/known.py.
 
-Limits: repeats over shapes of one invocation share its worker processes, though nothing that is measured.
+Limits: the shapes of one invocation share its worker processes, but no measurement.
 
     python -m benchmarks.method [--save FILE] [--repeats N] ...    # continues FILE where a run has ended; about an hour
     python -m benchmarks.method --summary FILE                     # the figures of FILE as Markdown
 
---repeats are plain invocations, --disturbed those with a disturbing arm, --slower-repeats those of base and slow alone,
---slower-time and --max-time seconds of a case, --small the block for --cache, of which several copies fit in the cache.
+--repeats, --disturbed and --slower-repeats count the plain invocations, those with a disturbing kernel, and those of
+base and slow alone; --slower-time and --max-time limit a case, in seconds; --small is the block for `cache`, several
+copies of which fit in the cache.
 
-The exit code is 1 where a mark is missed.
+The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -46,13 +47,13 @@ FALSE, POWER, INSIDE, AGREE = 0.05, 0.95, 0.95, 0.8
 
 
 def kernels(*names: str) -> list[str]:
-    """The options that choose kernels of known.py (`packed` is built in) with base as the baseline."""
+    """Return the options that choose these kernels of known.py (`packed` is built in), with base as the baseline."""
     chosen = ",".join(name if name == "packed" else f"{name}={KNOWN}:{name}" for name in names)
     return ["--kernel", chosen, "--baseline", "base"]
 
 
 def invocation(kind: str, at: int, options: argparse.Namespace) -> Answer:
-    """Run one of that kind: plain, slower, sweep, threads or cache."""
+    """Run an invocation of a kind: plain, slower, sweep, threads or cache."""
     if kind == "slower":
         options = argparse.Namespace(**vars(options) | {"max_time": options.slower_time})
     method = script.how(options, seed=at)
@@ -69,7 +70,7 @@ def invocation(kind: str, at: int, options: argparse.Namespace) -> Answer:
 
 
 def fired(answer: Answer) -> set[tuple[str, str]] | None:
-    """(case, kernel) for which --fail-if-slower fired, by `gate` of the JSON; None without the option."""
+    """Return each (case, kernel) that --fail-if-slower failed, from `gate` in the JSON; None without the option."""
     gate = answer.json.get("gate")
     if not isinstance(gate, dict):
         return None
@@ -77,7 +78,7 @@ def fired(answer: Answer) -> set[tuple[str, str]] | None:
 
 
 def rows_of(answer: Answer) -> list[dict[str, object]]:
-    """A row for each case and kernel, as COLUMNS has them."""
+    """Return a row for each case and kernel, with the keys in COLUMNS."""
     regressions = fired(answer)
     return [
         {
@@ -94,7 +95,7 @@ def rows_of(answer: Answer) -> list[dict[str, object]]:
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """The invocations, kinds mixed, so that a run that is cut short has some of each."""
+    """Return the invocations with kinds mixed, so that an interrupted run has some of each kind."""
     counts = {
         "plain": options.repeats, "sweep": (options.disturbed + 1) // 2, "threads": options.disturbed // 2,
         "cache": options.cache_repeats, "slower": options.slower_repeats,
@@ -104,13 +105,13 @@ def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def holds(row: Row, truth: float) -> bool:
-    """Whether the interval of a row holds a ratio."""
+    """Return whether the interval of a row contains a ratio."""
     low, high = number(row, "low"), number(row, "high")
     return low is not None and high is not None and low <= truth <= high
 
 
 def aa(rows: Rows) -> list[Mark]:
-    """Identical code: verdicts that are false, and gates that fired."""
+    """Judge identical code: count false verdicts and failed gates."""
     mine = [row for row in rows if row["invocation"] == "plain" and row["kernel"] == "same"]
     if not mine:
         return [("A/A", "", "", None)]
@@ -128,7 +129,7 @@ def aa(rows: Rows) -> list[Mark]:
 
 
 def slower(rows: Rows) -> list[Mark]:
-    """x 1.05: called slower, with exit 1, by the gate's own word; and what the shorter plain runs make of it."""
+    """Judge the slower kernel: count runs with the right verdict, gate and exit code, also in shorter plain runs."""
     mine = [row for row in rows if row["invocation"] == "slower" and row["kernel"] == "slow"]
     plain = [row for row in rows if row["invocation"] == "plain" and row["kernel"] == "slow"]
     if not mine:
@@ -148,13 +149,13 @@ def slower(rows: Rows) -> list[Mark]:
 
 
 def undisturbed(rows: Rows) -> list[Mark]:
-    """The ratios beside a disturbing arm: inside their intervals or not."""
+    """Judge runs with a disturbing kernel: count ratios that are inside their intervals."""
     alone = defaultdict(list)
     for row in rows:
         if row["invocation"] == "plain" and row["ratio"]:
             alone[row["case"], row["kernel"]].append(float(row["ratio"]))
     found: list[Mark] = []
-    for kind, said in (("sweep", "an arm that sweeps 3 x the last-level cache"), ("threads", "an arm on every core")):
+    for kind, said in (("sweep", "sweeps 3 x the last-level cache"), ("threads", "uses every core")):
         mine = [row for row in rows if row["invocation"] == kind and row["kernel"] in (*TRUTHS, "packed")]
         known = [
             holds(row, statistics.median(alone[row["case"], row["kernel"]]))
@@ -163,13 +164,13 @@ def undisturbed(rows: Rows) -> list[Mark]:
         inside = sum(known)
         reached = inside >= INSIDE * len(known) if known else None
         found.append(
-            (f"ratios inside their intervals next to {said}", f"{inside} of {len(known)}", "19 of 20", reached)
+            (f"ratios inside their intervals if a kernel {said}", f"{inside} of {len(known)}", "19 of 20", reached)
         )
     return found
 
 
 def cold(rows: Rows) -> list[Mark]:
-    """Cold weights against warm ones, of the same block in the same invocation."""
+    """Judge cold weights compared with warm ones, of the same block in the same invocation."""
     times: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         if row["invocation"] == "cache" and row["time_low_s"] and row["kernel"] == "base":
@@ -186,7 +187,7 @@ def cold(rows: Rows) -> list[Mark]:
 
 
 def agreement(rows: Rows) -> list[Mark]:
-    """Each interval of packed against the median of the other invocations, and verdicts that contradict each other."""
+    """Judge packed: compare each interval with the median of the other invocations, and count contradictions."""
     groups = defaultdict(list)
     for row in rows:
         if row["invocation"] == "plain" and row["kernel"] == "packed" and row["ratio"]:
@@ -208,7 +209,7 @@ def agreement(rows: Rows) -> list[Mark]:
 
 
 def summary(rows: Rows) -> tuple[str, bool]:
-    """(Markdown, whether every mark is reached)."""
+    """Return the Markdown, and whether every target is reached."""
     found = [*aa(rows), *slower(rows), *undisturbed(rows), *cold(rows), *agreement(rows)]
     text = script.marks(found)
     if rows:
@@ -217,7 +218,7 @@ def summary(rows: Rows) -> tuple[str, bool]:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """Every invocation that is not there yet."""
+    """Run every invocation that has no rows yet."""
     for kind, at in plan(options):
         if kept.has(invocation=kind, repeat=at):
             continue

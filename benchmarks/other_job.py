@@ -1,4 +1,4 @@
-"""Another job on the machine: matrix products of numpy on one core, for as long as the process that asked for it lives.
+"""Another job on the machine: numpy computes matrix products on one core, until the process that started it ends.
 
 with other_job(): ...
 """
@@ -17,7 +17,7 @@ ONE = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS
 
 @contextmanager
 def other_job() -> Iterator[None]:
-    """Start it, give it a second to reach its stride, and end it."""
+    """Start the job, wait a second until it is running, and end it at the end of the block."""
     words = [sys.executable, "-m", "benchmarks.other_job", str(os.getpid())]
     job = subprocess.Popen(words, cwd=ROOT, env=environment() | ONE)
     try:
@@ -29,7 +29,7 @@ def other_job() -> Iterator[None]:
 
 
 def main() -> None:
-    """Multiply until the parent is gone."""
+    """Multiply matrices until the parent process has ended."""
     import numpy as np
 
     parent = int(sys.argv[1])

@@ -1,20 +1,20 @@
-"""How long counting one FFN takes: `ffn params` beside other counters, and which of them count it right.
+"""How long counting one FFN takes with `ffn params` and with other counters, and which of them count correctly.
 
 What: Llama-2-7B's FFN, one SwiGLU block of 4096 × 11008 on one token: 135,266,304 parameters, as many multiply-adds
-(MACs), twice as many FLOPs. `ffn params llama-2-7b`, `ffn params 4096x11008:swiglu` and each counter in a fresh process
-that builds the block on the meta device, where the counter can (no weights are allocated), counts it as the counter's
-documentation says, and prints what it found. `bare` is a program of one Typer command that prints a rich table. The
-limits: `ffn` is at least 8 times faster, in wall time, and takes a seventh of the memory, than each of the counters.
+(MACs), and twice as many FLOPs. `ffn params llama-2-7b`, `ffn params 4096x11008:swiglu` and each counter run in fresh
+processes. A counter's process builds the block on the meta device (no weights are allocated), counts it as the
+counter's documentation says, and prints the counts. `bare` is a program with one Typer command that prints a rich
+table. Targets: every counter takes at least 8 times the wall time and 7 times the memory of `ffn`.
 
-How: every round runs every command once, in random order, each process by itself (wait4). Figures are medians over
-rounds, ratios the medians of the ratios within a round to `ffn params llama-2-7b`. Two rounds before that fill caches.
-What a counter prints is kept beside the truth, in the counter's own unit.
+How: every round runs every command once, in random order, one process at a time (wait4). Figures are medians over
+rounds; ratios are medians over rounds of the ratio to `ffn params llama-2-7b` in the same round. Two rounds before that
+fill caches. A counter's result is stored with the true count, in the counter's own unit.
 
-Limits: warm caches. Nearly all of a counter's time is importing torch, which is what it takes to use one.
+Limits: warm caches. Nearly all of a counter's time is importing torch, which every user of a counter has to do.
 
     python -m benchmarks.peers [--rounds N] [--save FILE]
 
-A counter that is not installed or does not run is named and left out. The exit code is 1 where a limit is missed.
+A counter that is not installed or does not run is reported and left out. The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -56,7 +56,7 @@ with torch.device("meta"):
 
 
 class Peer(NamedTuple):
-    """A counter: the package that has it, its program after BLOCK (prints [parameters, operations]), its unit."""
+    """A counter: its package, the code that follows BLOCK and prints [parameters, operations], and its unit."""
 
     package: str
     program: str
@@ -100,7 +100,7 @@ FIRST, *_ = OURS
 
 
 def said(name: str, done: Run) -> tuple[int | None, int | None, str]:
-    """(parameters, operations, unit) in what a program wrote; None for one that counts nothing."""
+    """Return the parameters, operations and unit that a program printed; None for the program that counts nothing."""
     if name in PEERS:
         params, operations = json.loads(done.output.splitlines()[-1])
         return int(params), int(operations), PEERS[name].unit
@@ -111,7 +111,7 @@ def said(name: str, done: Run) -> tuple[int | None, int | None, str]:
 
 
 def installed(peer: Peer) -> str:
-    """The version of a counter's package; empty where it is not installed."""
+    """Return the version of a counter's package, or an empty string if it is not installed."""
     try:
         return version(peer.package)
     except PackageNotFoundError:
@@ -119,7 +119,7 @@ def installed(peer: Peer) -> str:
 
 
 def usable(name: str, peer: Peer, command: Sequence[str]) -> bool:
-    """Whether a counter runs here; says why not."""
+    """Return whether a counter runs here; print the reason if it does not."""
     if not installed(peer):
         print(f"{name}: {peer.package} is not installed; `make bench-peers` installs it")
         return False
@@ -132,7 +132,7 @@ def usable(name: str, peer: Peer, command: Sequence[str]) -> bool:
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for every program that runs, in the same rounds."""
+    """Yield a row for every program that runs, all measured in the same rounds."""
     with script.scratch("peers") as folder:
         commands: dict[str, list[str]] = {name: ffn("params", source) for name, source in OURS.items()}
         commands["bare"] = written(folder / "bare.py", script.BARE)
@@ -146,17 +146,17 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def written(path: Path, program: str) -> list[str]:
-    """The command that runs a program, which is put into `path`."""
+    """Write a program to `path`, and return the command that runs it."""
     path.write_text(program, "utf-8")
     return [sys.executable, str(path)]
 
 
 def row(name: str, runs: Sequence[Run], everyone: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """A program's figures; ratios to `ffn params llama-2-7b`, `right` whether both counts are the truth."""
+    """Return a program's row; ratios are to `ffn params llama-2-7b`, and `right` says whether both counts are true."""
     params, operations, unit = said(name, runs[-1])
     truth = {"MACs": MACS, "FLOPs": FLOPS}.get(unit)
     passed = None
-    if name in PEERS:  # against the slower and the larger of ours
+    if name in PEERS:  # compared with both of our commands
         pairs = [(ratio(runs, everyone[ours], "wall_s"), ratio(runs, everyone[ours], "peak_bytes")) for ours in OURS]
         passed = all(wall >= FASTER and peak >= SMALLER for wall, peak in pairs)
     of = installed(PEERS[name]) if name in PEERS else version("ffncli" if name in OURS else "typer")

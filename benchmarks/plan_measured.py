@@ -1,16 +1,16 @@
 """How well does `ffn plan --device cpu --measured FILE` predict this CPU, for blocks that were not measured?
 
-What: `ffn bench` of some blocks (plain, gated, a mixture; 1 to 512 tokens; float32 and bfloat16) into one file. From it
-`ffn plan` predicts other blocks, with other numbers of tokens in between, and these are benched too. The error is
-predicted over measured, less 1; the mark is a median of 25 %.
+What: `ffn bench` measures some blocks (plain, gated, a mixture; 1 to 512 tokens; float32 and bfloat16) into one file.
+From this file `ffn plan` predicts other blocks, also with token counts in between, which are then measured too. The
+error is predicted ÷ measured − 1; the target for the median absolute error is 25 %.
 
-How: one kernel, eager, so that a row is a block; 78 cases, about 10 minutes; blocks to learn from and others in turn.
-All is measured in one run of this script: a machine that another job slows down for a part of it shows as an error.
+How: one kernel, eager, so that each row is a block; 78 cases, about 10 minutes. Blocks to learn from and blocks to
+predict alternate. If another job slows the machine during a part of the run, this appears as an error.
 
     python -m benchmarks.plan_measured [--save FILE] [--max-time 2] [--quick]    # 2 s a case; quick: 2 processes, 0.5 s
     python -m benchmarks.plan_measured --summary FILE
 
-The exit code is 1 where the median of the error's size is above 25 %.
+The exit code is 1 if the median absolute error is above 25 %.
 """
 
 import argparse
@@ -33,7 +33,7 @@ COLUMNS = ("date", "part", "source", "kind", "tokens", "dtype", "cache", "time_s
 
 @dataclass(frozen=True)
 class Block:
-    """What is typed for a block, and which numbers of tokens are measured of it."""
+    """A block as typed on the command line, and the token counts for which it is measured."""
 
     kind: str
     words: tuple[str, ...]
@@ -41,11 +41,11 @@ class Block:
 
     @property
     def source(self) -> str:
-        """As in the rows."""
+        """SOURCE and options as one string, as in the rows."""
         return " ".join(self.words)
 
 
-# Up to 16 tokens `ffn bench` reads weights from memory, above that from where they are: both ends of both are measured.
+# Up to 16 tokens, `ffn bench` uses cold weights, above that warm ones; the counts cover both ranges.
 TOKENS, OTHER_TOKENS = "1,4,16,32,128,512", "1,8,64,256,512"
 SEEN = (
     Block("plain", ("512x2048:gelu",), TOKENS),
@@ -61,7 +61,7 @@ NEW = (
 
 
 def benched(block: Block, method: Sequence[str], path: Path) -> Rows:
-    """The rows of one invocation, which stay in that file."""
+    """Measure a block into the file `path`, and return its rows."""
     words = command(
         "bench", *block.words, "-n", block.tokens, "--dtype", TYPES, "--device", "cpu", "-k", "eager",
         *method, "--save", str(path), "--json", "-q",
@@ -71,7 +71,7 @@ def benched(block: Block, method: Sequence[str], path: Path) -> Rows:
 
 
 def predictions(block: Block, path: Path) -> dict[tuple[str, str], float]:
-    """(dtype, tokens) → seconds, as `ffn plan` predicts from that file."""
+    """Return a mapping from (dtype, tokens) to the seconds that `ffn plan` predicts from that file."""
     words = command(
         "plan", *block.words, "-n", block.tokens, "--dtype", TYPES, "--tp", "1", "--device", "cpu", "--measured",
         str(path), "--json", "-q",
@@ -80,13 +80,13 @@ def predictions(block: Block, path: Path) -> dict[tuple[str, str], float]:
 
 
 def joined(paths: Sequence[Path], into: Path) -> Path:
-    """One result of several."""
+    """Join several results into one file, and return its path."""
     into.write_text("".join(path.read_text("utf-8") for path in paths), "utf-8")
     return into
 
 
 def row_of(block: Block, part: str, row: Row, predicted_s: float | None = None) -> dict[str, object]:
-    """As the results have it."""
+    """Return the row of a measurement, with its prediction if there is one."""
     time_s = number(row, "time_s")
     error = None if predicted_s is None or not time_s else predicted_s / time_s - 1
     return {
@@ -99,7 +99,7 @@ def row_of(block: Block, part: str, row: Row, predicted_s: float | None = None) 
 def measure(
     kept: Kept, method: Sequence[str], folder: Path, seen: Sequence[Block] = SEEN, new: Sequence[Block] = NEW
 ) -> None:
-    """Bench the blocks to learn from and the others in turn, as a machine's speed drifts; then predict the others."""
+    """Measure blocks of both groups alternately, because a machine's speed drifts; then predict the new blocks."""
     rows: dict[Block, Rows] = {}
     turns = [block for pair in zip_longest(seen, new) for block in pair if block is not None]
     for block in turns:
@@ -118,12 +118,12 @@ def _file(block: Block, folder: Path) -> Path:
 
 
 def errors_of(rows: Rows) -> list[float]:
-    """The errors of what was predicted."""
+    """Return the errors of all predictions."""
     return [error for row in rows if (error := number(row, "error")) is not None]
 
 
 def summary(rows: Rows) -> str:
-    """The mark, then the medians and the worst by kind, dtype and few or many tokens."""
+    """Return the target, then medians and worst errors by kind, by dtype, and for few or many tokens."""
     whole = _middle(errors_of(rows))
     found: list[Mark] = [
         ("median absolute error", _text(rows), f"{100 * MARK:.0f} %", None if whole is None else whole <= MARK)
@@ -149,7 +149,7 @@ def _text(rows: Rows) -> str:
 
 
 def measured(kept: Kept, options: argparse.Namespace) -> None:
-    """Measure in a folder that goes afterwards."""
+    """Measure in a temporary folder."""
     if options.quick:
         options.processes, options.max_time = 2, 0.5
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def measured(kept: Kept, options: argparse.Namespace) -> None:
 
 
 def judged(rows: Rows) -> tuple[str, bool]:
-    """The summary, and whether the mark is reached."""
+    """Return the summary, and whether the target is reached."""
     return summary(rows), (_middle(errors_of(rows)) or 0) <= MARK
 
 

@@ -1,16 +1,16 @@
-"""How well does `ffn plan` predict what others measured? Its defaults against published times, rates and bandwidths.
+"""How well does `ffn plan` predict what others measured? Its defaults compared with published times and rates.
 
-What: `plan_published.toml` has the figures, the rule by which they were chosen before any was predicted, those from
-which the defaults come, and those that were found and left out, with the reason. Here each is a time: of an FFN or a
-mixture what `ffn plan` says of that block on one device, of a single product the same roofline with its own FLOPs and
-bytes, of an all-reduce the plan's ring. The error is predicted over measured, less 1. What is bound by memory and fits
-in the device's last-level cache is listed, but not counted.
+What: `plan_published.toml` has the published figures, the rule by which they were chosen before any was predicted, the
+figures from which the defaults come, and the figures that were left out, with the reason. Each figure is compared as a
+time. For an FFN or a mixture, this is the time that `ffn plan` predicts for the block on one device; for a single
+matrix product, the time from the same roofline; for an all-reduce, the time of the plan's ring. The error is predicted
+÷ measured − 1. Work that is bound by memory and fits in the device's last-level cache is listed, but not counted.
 
-Limits: the sources' figures are as good as they are; most are kernels in a loop, of which the fastest is taken.
+Limits: the figures are only as good as their sources; most are the fastest of several kernels that ran in a loop.
 
     python -m benchmarks.plan_published [--save FILE]
 
-The exit code is 1 where the median of the error's size is above 20 %.
+The exit code is 1 if the median absolute error is above 20 %.
 """
 
 import csv
@@ -48,7 +48,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure. `tokens` are an all-reduce's bytes; `shape` is a product's (d_in, d_out), else a block."""
+    """A published figure. For an all-reduce, `tokens` is its bytes; a matrix product's `shape` is (d_in, d_out)."""
 
     source: str
     device: str
@@ -65,7 +65,7 @@ class Figure:
 
     @property
     def work(self) -> Traffic:
-        """FLOPs and bytes of a single product."""
+        """The FLOPs and bytes of a single matrix product."""
         assert isinstance(self.shape, tuple)
         weights, (k, n) = storage(self.dtype), self.shape
         ends = self.tokens * (k + n) * activation_dtype(weights).block_bytes
@@ -73,13 +73,13 @@ class Figure:
 
     @property
     def planner(self) -> Planner:
-        """The block, planned."""
+        """The planner of the block."""
         options = Dimensions(experts=self.experts, top_k=self.top_k)
         return Planner(load(str(self.shape), options).model, storage(self.dtype))
 
     @property
     def measured_s(self) -> float:
-        """The time that the figure says."""
+        """The figure as a time in seconds."""
         match self.unit:
             case "us":
                 return self.reported * 1e-6
@@ -92,7 +92,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan says of a figure; `cached`: bound by memory, and all bytes fit in the last-level cache."""
+    """The plan's prediction of a figure; `cached`: bound by memory, and all bytes fit in the last-level cache."""
 
     figure: Figure
     seconds: float
@@ -101,12 +101,12 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted ÷ measured − 1."""
         return self.seconds / self.figure.measured_s - 1
 
 
 def figures(path: Path = FIGURES) -> Iterator[Figure]:
-    """Every figure of the file."""
+    """Yield every figure in the file."""
     for part in tomllib.loads(path.read_text("utf-8"))["figures"]:
         for series in part["series"]:
             for tokens, reported in series["values"].items():
@@ -127,7 +127,7 @@ def _figure(part: Mapping[str, Any], series: Mapping[str, Any], tokens: int, rep
 
 
 def predicted(figure: Figure) -> Prediction:
-    """The plan's time with its defaults."""
+    """Predict a figure with the plan's defaults."""
     device = next(one for one in devices() if one.name == figure.device)
     cluster = cluster_of(device, assumed(device, Assumptions()))
     if figure.what == "all-reduce":
@@ -143,7 +143,7 @@ def predicted(figure: Figure) -> Prediction:
 
 
 def all_predictions() -> tuple[Prediction, ...]:
-    """Of every figure."""
+    """Predict every figure."""
     return tuple(predicted(figure) for figure in figures())
 
 
@@ -156,7 +156,7 @@ def _product(figure: Figure, device: Device, cluster: Accelerators) -> Predictio
 
 
 def row(prediction: Prediction) -> dict[str, str]:
-    """As the CSV has it."""
+    """Return the CSV row of a prediction."""
     figure = prediction.figure
     shape = "x".join(map(str, figure.shape)) if isinstance(figure.shape, tuple) else figure.shape
     experts = f" {figure.experts} experts, {figure.top_k} a token" if figure.experts else ""
@@ -170,7 +170,7 @@ def row(prediction: Prediction) -> dict[str, str]:
 
 
 def csv_of(predictions: Sequence[Prediction]) -> str:
-    """The file of the results."""
+    """Return the results as CSV."""
     text = io.StringIO()
     out = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     out.writeheader()
@@ -179,12 +179,12 @@ def csv_of(predictions: Sequence[Prediction]) -> str:
 
 
 def median_error(predictions: Sequence[Prediction]) -> float:
-    """The median of the error's size over what counts."""
+    """Return the median absolute error of the counted predictions."""
     return statistics.median(abs(one.error) for one in predictions if not one.cached)
 
 
 def median_of_sources(predictions: Sequence[Prediction]) -> float:
-    """The same with each source and device counted once: the median of their medians."""
+    """Return the median of the median absolute errors of each source and device, so that each counts once."""
     groups: dict[tuple[str, str], list[float]] = {}
     for one in predictions:
         if not one.cached:
@@ -193,7 +193,7 @@ def median_of_sources(predictions: Sequence[Prediction]) -> float:
 
 
 def summary(predictions: Sequence[Prediction]) -> str:
-    """The mark, then the median and the worst by class."""
+    """Return the target, then the median and worst errors by class."""
     counted = [one for one in predictions if not one.cached]
     whole, by_source = median_error(predictions), median_of_sources(predictions)
     figure = f"{100 * whole:.1f} % of {len(counted)}"
@@ -212,7 +212,7 @@ def summary(predictions: Sequence[Prediction]) -> str:
 
 
 def main() -> int:
-    """Predict all, print the summary, write the rows."""
+    """Predict every figure, print the summary, and write the rows to --save FILE."""
     options, predictions = script.options_of(__doc__), all_predictions()
     if options.save:
         Path(options.save).write_text(csv_of(predictions), "utf-8")

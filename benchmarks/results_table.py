@@ -1,12 +1,12 @@
-"""docs/results.md: the public table of a suite, from the results in benchmarks/results/ffn-1. Times nothing.
+"""docs/results.md: the public table of a suite, from the results in benchmarks/results/ffn-1. Measures nothing.
 
-    python -m benchmarks.results_table [--check]      write it; or exit 1 if it is out of date
+    python -m benchmarks.results_table [--check]      write the page; with --check, exit 1 if it is out of date
 
-A result stands in the table only if `ffn bench --suite ffn-1 --admit FILE.csv` admits it; one that is not stays in the
-folder, and stands at the end with what it fails. So do rows that `withdrawn.toml` there takes back, with the reason.
-Ratios are ranked by their intervals, within one case, one machine's hardware and one error class: rank 1 + the number
-of kernels whose whole interval lies below. Of a kernel that was measured several times on the same hardware the newest
-result counts.
+A result is in the table only if `ffn bench --suite ffn-1 --admit FILE.csv` admits it. A result that is not admitted is
+listed at the end, with the conditions that it fails; rows that `withdrawn.toml` lists appear there with the reason.
+Ratios are ranked by their intervals, within one case, one machine's hardware and one error class: a rank is 1 + the
+number of kernels whose whole interval lies below. If a kernel was measured several times on the same hardware, only its
+newest result counts.
 """
 
 import math
@@ -42,35 +42,35 @@ against float64, divided by the largest value.
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel's row of one case, and the result that it is from, relative to the repository."""
+    """A kernel's row for one case, and the path of the result that has it, relative to the repository."""
 
     row: ResultRow
     file: str
 
     @property
     def kernel(self) -> tuple[str, str]:
-        """What makes two entries the same kernel: its name, and the sha256 of a user's file."""
+        """The kernel's identity: its name, and the sha256 of a user's file."""
         return self.row.kernel, kernel_sha256(self.row)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The ratio's; an unknown end is as far away as can be."""
+        """The interval of the ratio; an unknown end is 0 or infinity."""
         row = self.row
         return row.ratio_low or 0.0, math.inf if row.ratio_high is None else row.ratio_high
 
     @property
     def error_class(self) -> str:
-        """The format that it computes in."""
+        """The format that the kernel computes in."""
         return self.row.computes or self.row.dtype
 
 
 def ranks(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """The rank of each interval: 1 + how many others lie wholly below it."""
+    """Return the rank of each interval: 1 + the number of intervals that lie wholly below it."""
     return [1 + sum(high < low for _, high in intervals) for low, _ in intervals]
 
 
 def ranked(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
-    """(rank, entry) by error class, then rank, then ratio."""
+    """Yield (rank, entry), ordered by error class, then rank, then ratio."""
     classes: dict[str, list[Entry]] = {}
     for entry in entries:
         classes.setdefault(entry.error_class, []).append(entry)
@@ -80,7 +80,7 @@ def ranked(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
 
 
 def withdrawn(results: Path) -> dict[tuple[str, str], str]:
-    """(a result's name, a kernel) → why its rows say something wrong of it: a defect of the benchmark, say."""
+    """Return a mapping from (result's name, kernel) to the reason why these rows were withdrawn."""
     path = results / "withdrawn.toml"
     rows = tomllib.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
     return {(row["result"], row["kernel"]): row["reason"] for row in rows}
@@ -89,7 +89,7 @@ def withdrawn(results: Path) -> dict[tuple[str, str], str]:
 def newest(
     admissions: Iterable[Admission], root: Path = ROOT, without: Collection[tuple[str, str]] = ()
 ) -> dict[str, dict[str, list[Entry]]]:
-    """Hardware → case → its entries, of each kernel the newest; `without` rows that are withdrawn."""
+    """Return the newest entry of each kernel, by hardware, then by case, except the withdrawn rows in `without`."""
     tables: dict[str, dict[str, dict[tuple[str, str], Entry]]] = {}
     for admission in sorted(admissions, key=lambda one: one.rows[0].started_utc):
         for row in admission.rows:
@@ -101,7 +101,7 @@ def newest(
 
 
 def command_of(admission: Admission) -> str:
-    """The command that measures the same kernels; of a user's file, the name that the result has."""
+    """Return the command that measures the same kernels; a user's file has the name that the result recorded."""
     names = []
     for row in {row.kernel: row for row in admission.rows}.values():
         file = row.note.partition(", sha256 ")[0].rpartition("; ")[2]
@@ -112,7 +112,7 @@ def command_of(admission: Admission) -> str:
 
 
 def page(results: Path = RESULTS, root: Path = ROOT) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_HEAD]
     for name in SUITES:
         admitted: list[Admission] = []
@@ -184,7 +184,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    """Write the page, or check it."""
+    """Write the page, or check whether it is up to date."""
     check = script.options_of(__doc__, check=False).check
     text = page()
     if PAGE.exists() and PAGE.read_text("utf-8") == text:

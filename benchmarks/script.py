@@ -1,7 +1,7 @@
-"""What the scripts of this folder share: options, rows that grow in a CSV, other programs, marks and tables.
+"""What the scripts in this folder share: options, rows that are added to a CSV, other programs, targets and tables.
 
-A script states its question and its limits in its docstring, measures rows that are not in its file yet, and judges the
-rows that are. It asks `ffn` as a user does: by a command line, an exit code, and the files that this leaves.
+A script states its question and its limits in its docstring, measures the rows that its file lacks, and judges all
+rows. It uses `ffn` as a user does: through a command line, its exit code, and the files that the command writes.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from typing import Any, NoReturn, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 Row = Mapping[str, str]
 Rows = Sequence[Row]
-Mark = tuple[str, str, str, bool | None]  # what, figure, mark, whether it is reached; None: no data
+Mark = tuple[str, str, str, bool | None]  # what was measured, figure, target, whether it is reached (None: no data)
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-KNOWN = "benchmarks/known.py"  # user kernels whose true ratio is known, and arms that disturb others
-START_S = 4.0  # what a run of `ffn bench` costs before it measures, for each worker process; for estimates only
-# The least that a command line with a table can be: typer and rich and nothing of ours.
+KNOWN = "benchmarks/known.py"  # user kernels whose true ratio is known, and kernels that disturb others
+START_S = 4.0  # seconds that `ffn bench` takes before it measures, per worker process; for estimates only
+# The smallest command line that prints a table: typer and rich, without any code of ffn.
 BARE = """
 import typer
 from rich.console import Console
@@ -58,13 +58,13 @@ app()
 
 
 def options_of(about: str | None, words: Sequence[str] | None = None, **defaults: Any) -> argparse.Namespace:
-    """The options of a script, `--max-time` for `max_time`; --save and --summary are options of all.
+    """Parse a script's options: --save, --summary, and one for each keyword, such as `--max-time` for `max_time`.
 
-    A default has the type: a number, a text (None: no text), False for a switch, a tuple for a list, typed as `1,2`.
+    A default sets the option's type: a number, a string (or None), False for a switch, a tuple for a list (`1,2`).
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", help="write the rows there as CSV; an interrupted run goes on")
-    parser.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
+    parser.add_argument("--save", metavar="FILE", help="write the rows to FILE as CSV; continues an interrupted run")
+    parser.add_argument("--summary", metavar="FILE", help="measure nothing; print the figures of FILE")
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
         if default is False:
@@ -91,7 +91,7 @@ def main(
     summary: Callable[[Rows], str | tuple[str, bool]],
     **defaults: Any,
 ) -> NoReturn:
-    """A script whose rows grow: `measure` adds what --save FILE lacks, `summary` judges; exit 1 if a mark is missed."""
+    """Run a script: `measure` adds the rows that --save FILE lacks, `summary` judges; exit 1 if a target is missed."""
     answer = summary(rows_of(options_of(about, **defaults), packages, columns, measure))
     text, reached = (answer, True) if isinstance(answer, str) else answer
     print(text)
@@ -99,7 +99,7 @@ def main(
 
 
 def rows_of(options: argparse.Namespace, packages: Sequence[str], columns: Sequence[str], measure: Measure) -> Rows:
-    """The rows of --summary FILE; else those of --save FILE with what `measure` adds to them."""
+    """Return the rows of --summary FILE, or else the rows of --save FILE with the rows that `measure` adds."""
     if options.summary:
         return read(options.summary)
     kept = Kept(options.save, columns, machine(*packages))
@@ -113,7 +113,7 @@ def main_once(
     measure: Callable[[argparse.Namespace], Iterable[Mapping[str, Any]]],
     **defaults: Any,
 ) -> NoReturn:
-    """A script that measures all rows in one go, and prints them as they come; exit 1 if one has not `passed`."""
+    """Run a script that measures all rows at once, and print each row when it is known; exit 1 if a row fails."""
     options, rows = options_of(about, **defaults), []
     print(", ".join(f"{name} {value}" for name, value in machine(*packages).items()), flush=True)
     for row in measure(options):
@@ -124,35 +124,35 @@ def main_once(
 
 
 def save(path: str | None, rows: Sequence[Mapping[str, object]], *packages: str) -> None:
-    """All rows of a run into a new file, if one was named; the columns are those of the first row."""
+    """Write all rows of a run to a new file, if `path` is given; the columns are the keys of the first row."""
     if path:
         Path(path).unlink(missing_ok=True)
         Kept(path, tuple(rows[0]), machine(*packages) if packages else {}).add_all(rows)
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; a line may be shorter than the head."""
+    """Return a Markdown table; a line may be shorter than the head."""
     names = list(head)
     lines = names, ["---"] * len(names), *([*map(shown, row)] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def shown(value: object) -> str:
-    """A cell to read: four digits of a float, thousands apart."""
+    """Return a value as shown in tables: floats with four digits, large numbers with thousands separators."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else cell(value)
 
 
 def marks(verdicts: Iterable[Mark]) -> str:
-    """A table of marks; "" as a mark is none, only a figure."""
+    """Return a table of targets; an empty target means that only the figure is reported."""
     words = {True: "reached", False: "**missed**", None: "no data"}
     lines = [(what, figure, mark, "" if good and not mark else words[good]) for what, figure, mark, good in verdicts]
     return table(("what", "measured", "target", ""), lines).replace("target |  |", "target | |", 1)
 
 
 def about_line(rows: Rows, *names: str) -> str:
-    """`2026-11-22, cpu ..., torch ...`: when and on what rows were measured."""
+    """Return text such as `2026-11-22; cpu ...; torch ...`: when and on what the rows were measured."""
     days = sorted({row["date"][:10] for row in rows})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     versions = [f"{name} {', '.join(sorted({row[name] for row in rows}))}" for name in names if name != "cpu"]
@@ -160,12 +160,12 @@ def about_line(rows: Rows, *names: str) -> str:
 
 
 def now() -> str:
-    """UTC, to the second."""
+    """Return the current time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def ratio_text(row: Row) -> str:
-    """`0.953 (0.947 to 0.960)`; the status of a kernel without a time."""
+    """Return text such as `0.953 (0.947 to 0.960)`, or the status of a kernel without a time."""
     value, low, high = (number(row, name) for name in ("ratio", "low", "high"))
     if value is None:
         return row["status"]
@@ -173,7 +173,7 @@ def ratio_text(row: Row) -> str:
 
 
 def number(row: Row, name: str) -> float | None:
-    """A figure of a row; None for an empty cell."""
+    """Return a cell of a row as a float, or None if the cell is empty."""
     return float(row[name]) if row.get(name) else None
 
 
@@ -181,7 +181,7 @@ def number(row: Row, name: str) -> float | None:
 
 
 def machine(*packages: str) -> dict[str, str]:
-    """Python, the packages' versions and the processor: no host name, no path."""
+    """Return the versions of Python and the packages, and the processor, without a host name or a path."""
     versions = {name: version(name) for name in packages}
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -193,7 +193,7 @@ def machine(*packages: str) -> dict[str, str]:
 
 
 def cell(value: object) -> str:
-    """A value as the results have it: full precision, `true|false`, empty for unknown."""
+    """Return a value as written to results: nine digits, `true` or `false`, empty for unknown."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -202,15 +202,15 @@ def cell(value: object) -> str:
 
 
 def read(path: str | Path) -> list[dict[str, str]]:
-    """The whole rows of a CSV, without a last line that a stopped run has not ended."""
+    """Return the complete rows of a CSV, without a last line that an interrupted run left incomplete."""
     text = Path(path).read_text("utf-8") if Path(path).exists() else ""
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
 class Kept:
-    """The rows of a CSV, and the place where new ones go; without a path, rows in memory alone.
+    """The rows of a CSV file, to which new rows are appended; without a path, the rows are only in memory.
 
-    A row is on the disk as soon as it is known. `about` (machine and versions) stands in every new row.
+    A row is written to the disk as soon as it is known. Every new row contains `about` (machine and versions).
     """
 
     def __init__(self, path: str | None, columns: Sequence[str], about: Mapping[str, str]) -> None:
@@ -221,18 +221,18 @@ class Kept:
         head = _line(self.columns)
         there = Path(path).read_text("utf-8") if Path(path).exists() else ""
         if self.rows and not there.startswith(head):
-            raise SystemExit(f"{path} has other columns than this script writes: move it away, or give another --save")
+            raise SystemExit(f"{path} has other columns than this script writes: move it, or use another --save")
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         whole = there[: there.rfind("\n") + 1] if there.startswith(head) else head
         if whole != there:
             Path(path).write_text(whole, "utf-8")
 
     def add(self, row: Mapping[str, object]) -> None:
-        """Append a row and wait until the disk has it."""
+        """Append a row, and wait until it is on the disk."""
         self.add_all([row])
 
     def add_all(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Append rows that belong together, in one write: what is of one piece is there or it is not."""
+        """Append rows that belong together, in a single write, so that the file has all of them or none."""
         full = [{name: cell({**self.about, **row}.get(name)) for name in self.columns} for row in rows]
         self.rows += full
         if self.path:
@@ -242,11 +242,11 @@ class Kept:
                 os.fsync(file.fileno())
 
     def has(self, **values: object) -> bool:
-        """Whether a row with these values is there."""
+        """Return whether there is a row with these values."""
         return bool(self.of(**values))
 
     def of(self, **values: object) -> list[dict[str, str]]:
-        """The rows with these values."""
+        """Return the rows with these values."""
         wanted = {name: cell(value) for name, value in values.items()}
         return [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
 
@@ -259,7 +259,7 @@ def _line(cells: Iterable[str]) -> str:
 
 @contextmanager
 def scratch(name: str, where: str | None = None, keep: bool = False) -> Iterator[Path]:
-    """A new folder in `where`, which goes afterwards."""
+    """Create a folder in `where`, and delete it afterwards unless `keep`."""
     root = Path(tempfile.mkdtemp(prefix=f"ffn-{name}-", dir=where))
     try:
         yield root
@@ -274,7 +274,7 @@ def scratch(name: str, where: str | None = None, keep: bool = False) -> Iterator
 
 
 def environment() -> dict[str, str]:
-    """The caller's, with this working tree, without what changes colours, widths or bytecode, or reaches a network."""
+    """Return the caller's environment with this working tree, offline, without settings for colours or widths."""
     drop = {
         "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES",
         "PYTHONDONTWRITEBYTECODE",
@@ -284,25 +284,25 @@ def environment() -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    """How `ffn` is started from this working tree."""
+    """Return the words that run `ffn` from this working tree."""
     return [sys.executable, "-m", "ffncli", *arguments]
 
 
 def ffn(*arguments: str) -> list[str]:
-    """How a user starts `ffn`: by the console script beside the interpreter, if it is installed."""
+    """Return the words that run `ffn` as a user does: with the console script if it is installed."""
     script = Path(sys.executable).parent / "ffn"
     return [str(script), *arguments] if script.exists() else command(*arguments)
 
 
 def output_of(words: Sequence[str], codes: Sequence[int] = (0,), cwd: Path = ROOT) -> str:
-    """What a program prints. Ends the script if its exit code is another."""
+    """Run a program and return what it prints. Ends the script if the exit code is not one of `codes`."""
     done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=environment(), check=False)
     if done.returncode not in codes:
         raise SystemExit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr}")
     return done.stdout
 
 
-# A child's program ends with `finish(figure=...)`; its peak and what it read from disk are reported with that.
+# A child's program ends with `finish(figure=...)`, which also reports its memory peak and the bytes read from disk.
 _CHILD = """
 import json, sys, time
 
@@ -318,7 +318,7 @@ path = sys.argv.pop(1)
 
 
 def child(program: str, *arguments: str) -> dict[str, Any]:
-    """What a program in a fresh process reports; ends the script if it fails. Linux only."""
+    """Run a program in a fresh process and return its reported figures; end the script if it fails. Linux only."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
         output_of([sys.executable, "-c", _CHILD + program, report.name, *arguments])
         figures: dict[str, Any] = json.load(report)
@@ -327,7 +327,7 @@ def child(program: str, *arguments: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Answer:
-    """An invocation of `ffn bench`: its exit code, rows of the CSV and of the rounds file, the JSON object, seconds."""
+    """A run of `ffn bench`: exit code, rows of its CSV and of the rounds file, JSON object, seconds, arguments."""
 
     code: int
     rows: Rows
@@ -338,26 +338,26 @@ class Answer:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Seconds of all workers together by what they were spent on; empty if nothing is known."""
+        """The seconds that all workers together spent on each activity; empty if not known."""
         spent = self.json.get("spent")
         return {str(k): float(v) for k, v in spent.items()} if isinstance(spent, dict) else {}
 
 
 def how(options: argparse.Namespace, seed: int = 0) -> list[str]:
-    """--processes, --max-time and --precision of a script, as `ffn bench` has them."""
+    """Return a script's --processes, --max-time and --precision, and the seed, as arguments of `ffn bench`."""
     words = ["--processes", str(options.processes), "--max-time", f"{options.max_time:g}s"]
     return [*words, "--precision", getattr(options, "precision", "1%"), "--seed", str(seed)]
 
 
 def benched(columns: Sequence[str], *words: str, **same: object) -> list[dict[str, object]]:
-    """The rows of an invocation of `ffn bench`, with these columns: `low` and `high` are those of the ratio."""
+    """Run `ffn bench` and return its rows with these columns; `low` and `high` are the ends of the ratio's interval."""
     answer, renamed = bench(*words), {"low": "ratio_low", "high": "ratio_high"}
     stamp = {"date": now(), "wall_s": answer.wall_s, **same}
     return [{name: row.get(renamed.get(name, name), "") for name in columns} | stamp for row in answer.rows]
 
 
 def bench(*arguments: str) -> Answer:
-    """Run `ffn bench` in a process of its own. Ends the script if it refuses its input or is interrupted."""
+    """Run `ffn bench` in a separate process. Ends the script if the command refuses its input or is interrupted."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "bench.csv")
         words = command("bench", *arguments, "--save", str(path), "--json", "-q")
@@ -375,7 +375,7 @@ def bench(*arguments: str) -> Answer:
 
 
 def in_background(*arguments: str) -> subprocess.Popen[str]:
-    """`ffn bench`, to be interrupted or killed; its errors can be read."""
+    """Start `ffn bench` in the background, so that it can be interrupted or killed; its stderr can be read."""
     words = command("bench", *arguments)
     return subprocess.Popen(
         words, cwd=ROOT, env=environment(), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -383,14 +383,14 @@ def in_background(*arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], within: float = 900.0) -> tuple[int, str]:
-    """(exit code, stderr) of a program in the background, once it ends."""
+    """Wait until a program in the background ends; return its exit code and stderr."""
     _, errors = process.communicate(timeout=within)
     return process.returncode, errors
 
 
 @dataclass(frozen=True)
 class Run:
-    """One process: wall and CPU (user + system) seconds, peak resident bytes, exit code, what it wrote."""
+    """One process: wall and CPU (user + system) seconds, peak resident bytes, exit code, output and errors."""
 
     wall_s: float
     cpu_s: float
@@ -401,10 +401,10 @@ class Run:
 
 
 def run(words: Sequence[str]) -> Run:
-    """Start a program, wait for it alone, and read what the kernel counted for it (wait4).
+    """Run a program, wait until it ends, and read the resources that the kernel counted for it (wait4).
 
-    Both its outputs go to files: a reader of pipes would take turns with it on a small machine. The peak starts at what
-    this process holds when it starts the other one, so whoever measures must hold little.
+    Its stdout and stderr go to files, because on a small machine the reader of a pipe would compete with the program.
+    The program's peak is never below this process's memory at the start, so this process must use little memory.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.perf_counter()
@@ -421,9 +421,9 @@ def run(words: Sequence[str]) -> Run:
 
 
 def interleaved(measures: Mapping[Name, Callable[[], Any]], rounds: int, warm_ups: int) -> dict[Name, list[Any]]:
-    """Every measure once a round, in random order, so that a machine that slows down slows all of them.
+    """Take every measure once per round, in random order, so that a machine that slows down affects all of them.
 
-    The first `warm_ups` rounds fill the bytecode and file caches and do not count.
+    The first `warm_ups` rounds fill the bytecode and file caches, and are not counted.
     """
     order = random.Random(0)
     taken: dict[Name, list[Any]] = {name: [] for name in measures}
@@ -436,7 +436,7 @@ def interleaved(measures: Mapping[Name, Callable[[], Any]], rounds: int, warm_up
 
 
 def runs_of(commands: Mapping[Name, Sequence[str]], rounds: int, warm_ups: int) -> dict[Name, list[Run]]:
-    """Every program once a round; ends the script if one fails."""
+    """Run every program once per round; end the script if one fails."""
 
     def once(words: Sequence[str]) -> Run:
         done = run(words)
@@ -448,10 +448,10 @@ def runs_of(commands: Mapping[Name, Sequence[str]], rounds: int, warm_ups: int) 
 
 
 def ratio(runs: Sequence[Run], base: Sequence[Run], figure: str) -> float:
-    """The median over rounds of a figure of one program over that of another in the same round."""
+    """Return the median over rounds of a program's figure divided by another program's figure in the same round."""
     return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in zip(runs, base, strict=True))
 
 
 def median(runs: Sequence[Run], figure: str) -> float:
-    """The median of a figure over rounds."""
+    """Return the median of a figure over rounds."""
     return float(statistics.median(getattr(one, figure) for one in runs))

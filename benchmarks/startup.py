@@ -1,21 +1,21 @@
-"""How long `ffn` takes to start, against the smallest program that Typer and rich allow.
+"""How long `ffn` takes to start, compared with the smallest program that Typer and rich allow.
 
-What: the wall time from starting a process to its end, for commands that need no tensor (`COMMANDS` below), and for
-completion on Tab (`TABS`). The yardstick is a program of one Typer command that prints a rich table, written to a
-temporary directory and run by the same interpreter. A ratio of 1 means that `ffn` takes as long as its two libraries
-need for that.
+What: the wall time from the start of a process to its end, for commands that need no tensor (`COMMANDS` below), and for
+completion on Tab (`TABS`). The yardstick is a program with one Typer command that prints a rich table, written to a
+temporary directory and run by the same interpreter. A ratio of 1 means that `ffn` takes as long as this program.
 
-How: every round runs every command once, in random order, and divides its time by that of the round's yardstick run, so
-that a machine that slows down slows both. The ratio is the median over rounds, with the order-statistic (sign) interval
-that holds the true median with at least 95 %. Three rounds before that are thrown away: they fill the bytecode and file
-caches. All of it happens twice, with stdout as a pipe and under a pseudo-terminal, where `ffn` loads rich.
+How: every round runs every command once, in random order, and divides its time by the yardstick's time in this round,
+so that a machine that slows down affects both. The ratio is the median over rounds, with the order-statistic (sign)
+interval that contains the true median with a probability of at least 95 %. Three rounds before that, which fill the
+bytecode and file caches, are discarded. Everything is measured twice: with stdout as a pipe, and under a
+pseudo-terminal, where `ffn` loads rich.
 
-Limits: warm caches only; the first start after an installation takes longer. The yardstick moves with Typer and rich,
-whose versions are printed. `bare again` is the yardstick against itself: what it differs from 1 is noise.
+Limits: warm caches only; the first start after an installation takes longer. The yardstick depends on the versions of
+Typer and rich, which are printed. `bare again` compares the yardstick with itself: its difference from 1 is noise.
 
     python -m benchmarks.startup [--rounds N] [--save FILE]
 
-The exit code is 1 where a median ratio is above its limit.
+The exit code is 1 if a median ratio is above its limit.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks import script
 
 AGAIN = "bare again"
-FRONT, HELP, PLAIN = 0.6, 0.9, 1.45  # the most that a ratio may be: of `ffn --help`, of a command's help, of an answer
+FRONT, HELP, PLAIN = 0.6, 0.9, 1.45  # the largest ratio allowed for `ffn --help`, a command's help, a command's answer
 COMMANDS: dict[str, float | None] = {
     **dict.fromkeys(("-h", "--help", "--version"), FRONT),
     **dict.fromkeys(("params llama-2-7b", "plan llama-2-7b", "activations"), PLAIN),
@@ -45,7 +45,7 @@ COMMANDS: dict[str, float | None] = {
         "params", "trace", "plan", "activations", "approximate", "verify", "bench", "compare", "doctor",
     )), HELP),
 }  # fmt: skip
-TABS = (  # what stands before the cursor when Tab is pressed; a shell reads the answer in a pipe
+TABS = (  # the line before the cursor when Tab is pressed; a shell reads the answer from a pipe
     "ffn tr", "ffn trace gp", "ffn trace --d", "ffn activations ge", "ffn bench -k ea", "ffn verify --check m",
     "ffn params --dtype q",
 )  # fmt: skip
@@ -55,7 +55,7 @@ TERMINAL = {"TERM": "xterm-256color"}
 
 
 def in_pipe(command: Sequence[str], tab: str = "") -> float:
-    """Seconds until the end of `command`, whose output goes to a pipe; of a completion where `tab` is the line."""
+    """Return the seconds that `command` takes with its output in a pipe, or its completion of the line `tab`."""
     env = (
         script.environment()
         | TERMINAL
@@ -69,7 +69,7 @@ def in_pipe(command: Sequence[str], tab: str = "") -> float:
 
 
 def in_terminal(command: Sequence[str]) -> float:
-    """The same under a pseudo-terminal."""
+    """Return the seconds that `command` takes under a pseudo-terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, SIZE)
     start = time.perf_counter()
@@ -84,7 +84,7 @@ def in_terminal(command: Sequence[str]) -> float:
 
 
 def _until_closed(terminal: int) -> bytes:
-    """All output; Linux reports the end of a pseudo-terminal as an error, others as no bytes."""
+    """Return all output; Linux reports the end of a pseudo-terminal as an error, other systems as no bytes."""
     output = b""
     while True:
         try:
@@ -103,7 +103,7 @@ def _must_work(command: Sequence[str], code: int, output: bytes) -> None:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each place and command, in random order after the warm-ups."""
+    """Yield a row for each command, in a pipe and under a pseudo-terminal."""
     if options.rounds < 25:
         raise SystemExit("--rounds must be at least 25")
     with script.scratch("startup") as folder:
@@ -129,9 +129,9 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The narrowest pair of order statistics, the same rank from each end, that holds the median this surely.
+    """Return the narrowest pair of order statistics, of the same rank from each end, that reaches this confidence.
 
-    The number of values below the median is binomial(n, 1/2), whatever the distribution.
+    The number of values below the median has the distribution binomial(n, 1/2), for any distribution of the values.
     """
     ordered, n = sorted(values), len(values)
     rank, outside = 0, 0.0

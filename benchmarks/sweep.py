@@ -1,19 +1,19 @@
-"""What a sweep of `ffn bench` costs, where its time goes, and whether it survives being killed.
+"""What a sweep of `ffn bench` costs, where its time goes, and whether it can be resumed after being killed.
 
 What: tiny blocks (tokens x d_model x d_ff), eager and packed.
 
-- `cost`: seconds for each case of 20 and of 200, beyond what one case alone takes (starting, importing torch, the
-  roof); they differ by at most 10 %
+- `cost`: the seconds per case in sweeps of 20 and of 200 cases, minus the time for a single case (which includes the
+  start, importing torch and the roof); the two differ by at most 10 %
 - `share`: of the time after start, verification and warm-up, at least 80 % is spent in timed blocks and their lead-in
-  (`spent` of the JSON, all workers together), in the sweeps and in `ffn bench` without arguments
-- `kill`: 20 sweeps are killed (SIGKILL, the parent alone) at a random moment and resumed with --resume; the cases are
-  complete, no row and no block is there twice, none is damaged, and no worker outlives its parent by 5 seconds
+  (`spent` in the JSON, all workers together), in the sweeps and in `ffn bench` without arguments
+- `kill`: the parents of 20 sweeps are killed (SIGKILL) at a random moment, and the sweeps continued with --resume; then
+  all cases are complete, no row or block is repeated or damaged, and no worker outlives its parent by 5 seconds
 
     python -m benchmarks.sweep [--save FILE] [--cases 20,200] [--kills 20] ...    # continues FILE
     python -m benchmarks.sweep --summary FILE
 
-0 of --cases is `ffn bench` without arguments; killed sweeps have --kill-cases, and 1, 2 and 3 processes in turn. The
-exit code is 1 where a mark is missed.
+The value 0 in --cases means `ffn bench` without arguments; killed sweeps have --kill-cases cases, and 1, 2 or 3
+processes. The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ BLOCK_KEY = ("process", "case", "placement", "round", "position")
 
 
 def grid(cases: int) -> list[str]:
-    """SOURCE and options of a grid of that many cases: 1 to 9, or a multiple of 20."""
+    """Return SOURCE and options of a grid of `cases` cases: 1 to 9, or a multiple of 20."""
     if cases < 10:
         return ["16x32:swiglu", "--tokens", _upto(cases)]
     d_model, d_ff = (",".join(map(str, widths)) for widths in DIMS)
@@ -53,13 +53,13 @@ def _upto(n: int) -> str:
 
 
 def method(processes: int, options: argparse.Namespace) -> list[str]:
-    """The other options: as little as one case may take."""
+    """Return the other options, which make a case as short as possible."""
     time_limit = ["--max-time", f"{options.max_time:g}s", "--precision", "1%", "--processes", str(processes)]
     return ["--kernel", "eager,packed", "--threads", "1", "--cache", "warm", *time_limit]
 
 
 def cost(cases: int, processes: int, options: argparse.Namespace) -> dict[str, object]:
-    """One sweep: its seconds, and what they were spent on. 0 cases: `ffn bench` without arguments."""
+    """Run a sweep; return its seconds, and how they were spent. 0 cases: `ffn bench` without arguments."""
     answer = bench(*(grid(cases) + method(processes, options) if cases else []))
     found = len({row["case"] for row in answer.rows})
     if cases and found != cases:
@@ -68,7 +68,7 @@ def cost(cases: int, processes: int, options: argparse.Namespace) -> dict[str, o
 
 
 def killed(moment: float, processes: int, cases: int, options: argparse.Namespace) -> dict[str, object]:
-    """Start a sweep, kill it after that many seconds, resume it, look at what there is."""
+    """Start a sweep, kill it after `moment` seconds, resume it, and inspect the result."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sweep.csv")
         words = [*grid(cases), *method(processes, options), "--save", str(path), "-q"]
@@ -80,7 +80,7 @@ def killed(moment: float, processes: int, cases: int, options: argparse.Namespac
         left = survivors(children)
         before, blocks = len(read(path)), len(read(path.with_suffix(".rounds.csv")))
         if code == -signal.SIGKILL:
-            # Killed before it had written its request, a sweep has nothing to resume: it starts anew.
+            # A sweep that was killed before it wrote its request has nothing to resume, so it starts again.
             begun = any(Path(folder).glob("sweep*.jsonl"))
             code, errors = ended(in_background(*(["--resume", str(path), "-q"] if begun else [*words, "--force"])))
         elif process.stderr:  # it was quicker than the moment
@@ -94,7 +94,10 @@ def killed(moment: float, processes: int, cases: int, options: argparse.Namespac
 
 
 def inspected(path: Path, cases: int, processes: int) -> dict[str, object]:
-    """complete: every case with both kernels, ok, of all processes; doubled, damaged: how many rows and blocks are."""
+    """Return `complete`: whether every case has ok rows of both kernels from all processes; and counts of faulty lines.
+
+    `doubled` and `damaged` count rows and blocks.
+    """
     rows, blocks = read(path), read(path.with_suffix(".rounds.csv"))
     keys = [(row["case"], row["kernel"]) for row in rows]
     places = [tuple(block[name] for name in BLOCK_KEY) for block in blocks]
@@ -106,7 +109,7 @@ def inspected(path: Path, cases: int, processes: int) -> dict[str, object]:
     doubled = len(keys) - len(set(keys)) + len(places) - len(set(places))
     damaged = sum(_damaged(row, ("time_s", "ratio")) for row in rows)
     damaged += sum(_damaged(block, ("seconds", "inner")) for block in blocks)
-    # What reads as CSV from its first byte to its last: a torn line at the end is damage too.
+    # An incomplete last line is damage, too.
     damaged += sum(not p.read_bytes().endswith(b"\n") for p in (path, path.with_suffix(".rounds.csv")) if p.exists())
     return {"complete": complete, "doubled": doubled, "damaged": damaged}
 
@@ -121,7 +124,7 @@ def _damaged(row: Mapping[str | None, str | None], numbers: Sequence[str]) -> bo
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Every process below `pid` → when it started, as /proc has it."""
+    """Return a mapping from every descendant process of `pid` to its start time in /proc."""
     parents: dict[int, list[int]] = {}
     started: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -140,7 +143,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def survivors(children: Mapping[int, str]) -> int:
-    """How many of these processes are still there after 5 seconds; zombies are not."""
+    """Return how many of these processes are still alive after 5 seconds; zombies do not count."""
     end = time.monotonic() + GONE_S
     while True:
         there = sum(_alive(pid, started) for pid, started in children.items())
@@ -158,7 +161,10 @@ def _alive(pid: int, started: str) -> bool:
 
 
 def each_case(rows: Rows) -> dict[int, float]:
-    """Cases → seconds for each beyond the first, where one alone was measured with as many processes."""
+    """Return a mapping from a sweep's number of cases to its seconds per case after the first.
+
+    Only sweeps are included for which a single case was measured with the same number of processes.
+    """
     alone = {row["processes"]: float(row["wall_s"]) for row in rows if row["what"] == "cost" and row["cases"] == "1"}
     return {
         int(row["cases"]): (float(row["wall_s"]) - alone[row["processes"]]) / (int(row["cases"]) - 1)
@@ -168,14 +174,14 @@ def each_case(rows: Rows) -> dict[int, float]:
 
 
 def share(row: Row) -> float | None:
-    """Blocks and lead-in over all that is not preparing; None where nothing is known of it."""
+    """Return the share of blocks and lead-in in the time after the preparation, or None if it is not known."""
     spent = {name: number(row, name) or 0.0 for name in SPENT}
     rest = sum(seconds for name, seconds in spent.items() if name not in PREPARING)
     return (spent["blocks"] + spent["lead_in"]) / rest if rest else None
 
 
 def summary(rows: Rows) -> tuple[str, bool]:
-    """(Markdown, whether every mark is reached)."""
+    """Return the Markdown, and whether every target is reached."""
     found: list[Mark] = []
     each = each_case(rows)
     if len(each) > 1:
@@ -209,14 +215,14 @@ def summary(rows: Rows) -> tuple[str, bool]:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """Every row that is not there yet."""
+    """Measure every row that the file lacks."""
     for cases in options.cases:
         if not kept.has(what="cost", cases=cases):
             row = cost(cases, options.processes, options)
             kept.add({**row, "date": script.now(), "what": "cost"})
             print(json.dumps(row), flush=True)
     draw = random.Random(0)
-    lengths: dict[int, float] = {}  # processes → seconds of the sweep undisturbed
+    lengths: dict[int, float] = {}  # number of processes → seconds of an undisturbed sweep
     for at in range(options.kills):
         processes, moment = at % 3 + 1, draw.random()
         if kept.has(what="kill", repeat=at):

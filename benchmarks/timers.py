@@ -1,25 +1,26 @@
-"""How far off are ratios by `ffn bench` and by other timers, where the true ratio is known?
+"""How large are the errors of ratios measured by `ffn bench` and by other timers, if the true ratio is known?
 
-What: `ffn bench` beside torch.utils.benchmark (Timer.blocked_autorange), a loop like triton's do_bench, run on the CPU,
-and pytest-benchmark's fixture. All time the same three functions of benchmarks/known.py: `base`, `same` (ratio 1) and
-`slow` (ratio 1.05). Four shapes, 1 and 2 threads, on a quiet machine and beside another job (numpy GEMMs on one core).
+What: `ffn bench` is compared with torch.utils.benchmark (Timer.blocked_autorange), a loop like triton's do_bench on the
+CPU, and pytest-benchmark's fixture. All time the same three functions of benchmarks/known.py: `base`, `same` (ratio 1)
+and `slow` (ratio 1.05). Four shapes, 1 and 2 threads, on a quiet machine and with another job (numpy GEMMs on a core).
 
-How: a repeat is one `ffn bench` invocation per block, over all its tokens and threads, and then, in random order, a
-fresh process of each peer that gets for each shape the very time that `ffn bench` measured for (blocks, lead-in and new
-placements, its own reference arms included), a third of it for each of the three functions, one after the other; their
-ratio is that of medians. The error is log(ratio / truth), over repeats and both truths a root mean square (rms).
+How: a repeat is one `ffn bench` invocation per block, over all its tokens and threads, followed by a fresh process of
+each other timer, in random order. For each shape, the other timer gets exactly the time that `ffn bench` spent on
+measuring (blocks, lead-in and new placements, including references), and spends a third of it on each function, one
+after the other; its ratio is the ratio of medians. The error is log(ratio / truth); errors over repeats and both truths
+are combined as the root mean square (rms).
 
-Marks: our rms over that of the best peer of each cell (shape, threads, load): median at most 0.5, never above 1.1; our
-95 % intervals hold the truth in at least 90 %; the spread (standard deviation of the errors over repeats) of torch's
-Timer over ours: median at least 4.
+Targets: our rms divided by that of the best other timer in each cell (shape, threads, load) is at most 0.5 in the
+median and never above 1.1; at least 90 % of our 95 % intervals contain the truth; the spread (standard deviation of the
+errors over repeats) of torch's Timer divided by ours is at least 4 in the median.
 
-Limits: peers reuse one set of tensors in one process, as a script does. What starting processes and verifying takes is
-not counted as measuring; the column wall_s has it.
+Limits: the other timers reuse one set of tensors in one process, as a script does. The time for starting processes and
+verifying is not counted as measuring; it is included in the column wall_s.
 
     python -m benchmarks.timers [--save FILE] [--repeats N] ...    # continues FILE where a run has ended; about an hour
     python -m benchmarks.timers --summary FILE                     # the figures of FILE
 
-The exit code is 1 where a mark is missed.
+The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -52,7 +53,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """`32x512x2048:swiglu`: tokens, d_model, d_ff, activation."""
+    """Tokens, d_model, d_ff and activation, written `32x512x2048:swiglu`."""
 
     tokens: int
     d_model: int
@@ -61,23 +62,23 @@ class Shape:
 
     @classmethod
     def of(cls, text: str) -> "Shape":
-        """From its text."""
+        """Parse a shape such as `32x512x2048:swiglu`."""
         dims, _, activation = text.partition(":")
         return cls(*map(int, dims.split("x")), activation or "swiglu")
 
     @property
     def text(self) -> str:
-        """As it is typed."""
+        """The shape as it is typed."""
         return f"{self.tokens}x{self.source}"
 
     @property
     def source(self) -> str:
-        """The block alone, as `ffn bench` takes it."""
+        """The block without the tokens, as typed for `ffn bench`."""
         return f"{self.d_model}x{self.d_ff}:{self.activation}"
 
     @property
     def gated(self) -> bool:
-        """Whether the kernels are those of a gated block; known.py has silu gated and gelu plain."""
+        """Whether the block is gated; known.py has gated kernels with silu and plain kernels with gelu."""
         return self.activation == "swiglu"
 
 
@@ -85,7 +86,7 @@ class Shape:
 
 
 def ours(source: str, shapes: Sequence[Shape], threads: Sequence[int], method: Sequence[str]) -> Answer:
-    """One invocation over all tokens of a block and all threads."""
+    """Run `ffn bench` once over all tokens of a block and all numbers of threads."""
     plain = "" if shapes[0].gated else "_plain"
     kernels = ",".join(f"{name}={KNOWN}:{name}{plain}" for name in ("base", "same", "slow"))
     tokens = ",".join(str(shape.tokens) for shape in shapes)
@@ -96,10 +97,10 @@ def ours(source: str, shapes: Sequence[Shape], threads: Sequence[int], method: S
 
 
 def shares(answer: Answer) -> dict[str, float]:
-    """Case → seconds of measuring: blocks, lead-in and placing, of all processes.
+    """Return a mapping from each case to its seconds of measuring (blocks, lead-in, placing) in all processes.
 
-    The seconds spent are known for all cases together (`spent` of the JSON); each gets its share by what its blocks and
-    the calls before them took: 4 a block, or 1 where a call takes more than 20 ms.
+    Only the total over all cases is known (`spent` in the JSON). It is divided in proportion to the time of each case's
+    blocks and the calls before them: 4 calls per block, or 1 if a call takes more than 20 ms.
     """
     taken: dict[str, float] = defaultdict(float)
     for block in answer.blocks:
@@ -111,7 +112,7 @@ def shares(answer: Answer) -> dict[str, float]:
 
 
 def our_rows(answer: Answer, shapes: Sequence[Shape]) -> list[dict[str, object]]:
-    """A row for each shape, threads and truth."""
+    """Return a row of `ffn bench` for each shape, number of threads and truth."""
     by_tokens, seconds, rows = {shape.tokens: shape for shape in shapes}, shares(answer), []
     for row in answer.rows:
         if row["kernel"] not in TRUTHS or number(row, "ratio") is None:
@@ -125,7 +126,7 @@ def our_rows(answer: Answer, shapes: Sequence[Shape]) -> list[dict[str, object]]
 
 
 def peer_rows(tool: str, budgets: Mapping[Shape, float], threads: int, seed: int) -> list[dict[str, object]]:
-    """The same from a fresh process of a peer."""
+    """Run another timer in a fresh process, and return the same rows."""
     shapes = [
         {"tokens": s.tokens, "d_model": s.d_model, "d_ff": s.d_ff, "gated": s.gated, "seconds": seconds}
         for s, seconds in budgets.items()
@@ -153,7 +154,7 @@ def peer_rows(tool: str, budgets: Mapping[Shape, float], threads: int, seed: int
 
 
 def repeat(at: int, load: str, kept: Kept, options: argparse.Namespace) -> None:
-    """One repeat under one load, without what is there already."""
+    """Measure one repeat under one load, except the rows that the file already has."""
 
     def add(rows: Sequence[Mapping[str, object]]) -> None:
         for row in rows:
@@ -181,9 +182,10 @@ def repeat(at: int, load: str, kept: Kept, options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """A shape, threads and load: tool → rms of the log error and its standard deviation, over repeats and truths.
+    """The errors for one shape, number of threads and load.
 
-    `covered` of our `intervals` hold the truth.
+    `rms` and `spread` map each tool to the rms and the standard deviation of the log error over repeats and truths.
+    `covered` of our `intervals` contain the truth.
     """
 
     shape: str
@@ -196,17 +198,17 @@ class Cell:
 
     @property
     def over_best(self) -> float:
-        """Our rms over that of the peer with the least."""
+        """Our rms divided by the smallest rms of another timer."""
         return self.rms[OURS] / min(value for tool, value in self.rms.items() if tool != OURS)
 
     @property
     def torch_over_ours(self) -> float:
-        """The spread of torch's Timer over ours."""
+        """The spread of torch's Timer divided by ours."""
         return self.spread[PEERS[0]] / self.spread[OURS]
 
 
 def cells(rows: Rows) -> list[Cell]:
-    """The figures of each cell for which ours and every peer have at least two repeats."""
+    """Return the figures of each cell for which every tool has at least two repeats."""
     groups: dict[tuple[str, str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         groups[row["shape"], row["threads"], row["load"]][row["tool"]].append(row)
@@ -226,7 +228,7 @@ def cells(rows: Rows) -> list[Cell]:
 
 
 def judged(found: Sequence[Cell]) -> list[Mark]:
-    """The marks of the module's docstring over these cells; None where there is no cell."""
+    """Judge these cells by the targets in the module's docstring; without cells, nothing is reached or missed."""
     if not found:
         return [("all", "", "", None)]
     over, spread = [cell.over_best for cell in found], statistics.median(cell.torch_over_ours for cell in found)
@@ -244,7 +246,7 @@ def judged(found: Sequence[Cell]) -> list[Mark]:
 
 
 def summary(rows: Rows) -> tuple[str, bool]:
-    """(Markdown, whether every mark is reached): the marks, then a line for each load, threads and shape."""
+    """Return the Markdown (the targets, then a line for each cell), and whether every target is reached."""
     found = cells(rows)
     verdicts = judged(found)
     if not found:
@@ -269,7 +271,7 @@ def summary(rows: Rows) -> tuple[str, bool]:
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
-    """Every repeat, under every load."""
+    """Measure every repeat under every load."""
     options.shapes = [Shape.of(text) for text in options.shapes]
     for at in range(options.repeats):
         for load in options.loads:

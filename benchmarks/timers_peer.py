@@ -1,6 +1,6 @@
-"""The peers of benchmarks/timers.py: each times one call after another, as its documentation says, in this process.
+"""The other timers of benchmarks/timers.py: each times one call after another in this process, as it documents.
 
-A request is one JSON object on standard input, the answer one on standard output; see `main`.
+The request is a JSON object on standard input, and the answer a JSON object on standard output; see `main`.
 """
 
 import json
@@ -19,7 +19,7 @@ Times = Mapping[str, float]
 
 
 def torch_timer(call: Call, seconds: float, threads: int) -> Times:
-    """torch.utils.benchmark: Timer.blocked_autorange for that time; its headline is the median over blocks."""
+    """Time with torch.utils.benchmark's Timer.blocked_autorange; the figure that it shows is the median over blocks."""
     from torch.utils.benchmark import Timer
 
     found = Timer("call()", globals={"call": call}, num_threads=threads).blocked_autorange(min_run_time=seconds)
@@ -27,8 +27,8 @@ def torch_timer(call: Call, seconds: float, threads: int) -> Times:
 
 
 def do_bench(call: Call, seconds: float, threads: int) -> Times:
-    """The idea of triton.testing.do_bench without a GPU: an estimate from 5 calls, a fifth of the time to warm up, then
-    as many calls as fit, each timed; the median. Caches are not cleared between calls."""
+    """Time as triton.testing.do_bench does, but without a GPU: estimate from 5 calls, warm up for a fifth of the time,
+    then time as many single calls as fit, and report their median. Caches are not cleared between calls."""
     call()
     start = time.perf_counter()
     for _ in range(5):
@@ -45,7 +45,7 @@ def do_bench(call: Call, seconds: float, threads: int) -> Times:
 
 
 def pytest_benchmark(call: Call, seconds: float, threads: int) -> Times:
-    """pytest-benchmark: what its fixture does in a test, with its default options and that time."""
+    """Time as pytest-benchmark's fixture does in a test, with its default options, for `seconds`."""
     from pytest_benchmark.fixture import BenchmarkFixture
     from pytest_benchmark.utils import NameWrapper
 
@@ -72,7 +72,7 @@ def _times(found: Sequence[float]) -> Times:
 
 
 def arms(tokens: int, d_model: int, d_ff: int, gated: bool) -> dict[str, Call]:
-    """base, same, slow on the same input and weights, drawn as nn.Linear draws them."""
+    """Return calls of base, same and slow on the same input and weights, drawn as nn.Linear draws them."""
     x = torch.randn(tokens, d_model)
     names = ("gate", "up", "down") if gated else ("up", "down")
     wide = {name: (d_model, d_ff) if name == "down" else (d_ff, d_model) for name in names}
@@ -88,11 +88,11 @@ def arms(tokens: int, d_model: int, d_ff: int, gated: bool) -> dict[str, Call]:
 
 
 def measure(tool: str, shape: Mapping[str, int], seconds: float, threads: int, seed: int) -> dict[str, object]:
-    """Every arm of a shape for a third of the time, one after another."""
+    """Time the three calls of a shape one after the other, each for a third of the time."""
     torch.manual_seed(seed)
     times, walls = {}, 0.0
     for name, call in arms(shape["tokens"], shape["d_model"], shape["d_ff"], bool(shape["gated"])).items():
-        for _ in range(3):  # what a careful user does first; some of the tools size their work by the first call
+        for _ in range(3):  # as a careful user does; some of the tools choose their number of calls by the first one
             call()
         start = time.perf_counter()
         times[name] = PEERS[tool](call, seconds / 3, threads)
@@ -101,7 +101,7 @@ def measure(tool: str, shape: Mapping[str, int], seconds: float, threads: int, s
 
 
 def main() -> None:
-    """{tool, threads, seed, shapes: [{tokens, d_model, d_ff, gated, seconds}]} → {shapes: [...], injected}."""
+    """Answer {tool, threads, seed, shapes: [{tokens, d_model, d_ff, gated, seconds}]} with {shapes, injected}."""
     asked = json.load(sys.stdin)
     torch.set_num_threads(asked["threads"])
     with torch.inference_mode():

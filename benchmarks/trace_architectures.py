@@ -1,16 +1,16 @@
-"""For how many text architectures of transformers is a trace, with weights read from disk, what the model computes?
+"""For how many text architectures of transformers does a trace with weights from disk equal the model's own results?
 
-What: for every model_type of `architectures.csv` that is counted, a tiny model with random weights is saved as
-transformers saves it, and one layer of every group of layers (dense, experts; encoder, decoder) is read back from disk
-and run. transformers' own model runs once on random tokens:
+What: for every model_type of `architectures.csv` that is counted, a tiny model with random weights is saved with
+save_pretrained, and one layer of every group of layers (dense, experts; encoder, decoder) is read back from disk and
+run. transformers' own model runs once on random tokens:
 
-- `relative_error`: max|ours − theirs| / max|theirs| over what leaves the FFN, the worst layer, float32 on CPU; what
-  enters it is what entered it there
-- `norms`: the norms around the FFN that were read from disk too and give what the model's own give
-- `block`: `same` where norms, FFN and residual together give what leaves the model's layer; else why that is not
-  compared
+- `relative_error`: max|ours − theirs| / max|theirs| of the FFN's output for the model's own FFN input, in float32 on
+  the CPU; the largest over the layers
+- `norms`: the norms around the FFN that were also read from disk and give the same output as the model's norms
+- `block`: `same` if norms, FFN and residual together give the output of the model's layer; else the reason why they
+  are not compared
 
-`result` is `same` where all of them are within 1e-6.
+`result` is `same` if all of them agree within 1e-6.
 
     python -m benchmarks.trace_architectures [--save FILE]
 """
@@ -27,10 +27,10 @@ from tests.oracles.architectures.traced import COLUMNS, compare, row
 
 
 def main() -> int:
-    """Trace, print, save; 1 where any architecture differs or fails."""
+    """Trace, print and save; return 1 if any architecture differs or fails."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    about = "Every text architecture's FFN, traced beside transformers' own."
+    about = "The FFN of every text architecture, traced and compared with transformers' own."
     return report(about, COLUMNS, _row, "text architectures traced alike")
 
 

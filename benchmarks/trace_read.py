@@ -1,23 +1,23 @@
-"""How much `ffn trace` reads of a large checkpoint to run one layer of it, and how long that takes.
+"""How much of a large checkpoint `ffn trace` reads to run one layer, and how long that takes.
 
-What: `ffn trace DIR --layer 1` on sharded checkpoints that are written here with real, non-zero values (those of
-`memory.py`): Llama-2-7B's widths in 4.3 GB, gate and up fused in one matrix (Phi-3's), one tensor per expert
-(Mixtral's). Limits: 1.05 × the bytes of the layer's FFN, beyond headers and imports; 1.5 × the time of a process that
-imports torch and reads the same bytes.
+What: `ffn trace DIR --layer 1` on sharded checkpoints with non-zero values, written by `memory.py`: Llama-2-7B's widths
+in 4.3 GB, gate and up fused in one matrix (Phi-3's layout), one tensor per expert (Mixtral's layout). Targets: beyond
+headers and imports, at most 1.05 × the bytes of the layer's FFN are read; the time is at most 1.5 × that of a process
+that imports torch and reads the same bytes.
 
-How: bytes are counted, not estimated: `rchar` of /proc/self/io at the end of the process, less that of the same command
-whose reader of weights reads nothing; every byte that a process gets by read or pread counts, and a memory map would
-show as less than 1. The yardstick imports torch, reads the FFN's tensors by pread into one buffer, and leaves without
-the interpreter's clean-up, which takes a quarter of a second that `ffn` does not spend; `import torch` with it is shown
-beside. Every round runs every command once, in random order. The ratio that the limit holds for is that of the shortest
-wall times: other work on a machine only adds to them. The median over rounds of the ratios in the same round stands
-beside it, for wall seconds and for CPU seconds (user + system).
+How: bytes are counted, not estimated: `rchar` in /proc/self/io at the end of the process, minus `rchar` of the same
+command with a reader that skips the weights. Every byte obtained by read or pread counts; a memory map would give a
+ratio below 1. The yardstick imports torch, reads the FFN's tensors with pread into one buffer, and skips the
+interpreter's clean-up, which takes a quarter of a second that `ffn` does not spend; the time of `import torch` with the
+clean-up is reported, too. Every round runs every command once, in random order. The target applies to the ratio of the
+shortest wall times, because other work on the machine only adds to them. The median over rounds of the ratio in the
+same round is also reported, for wall seconds and for CPU seconds (user + system).
 
-Limits: Linux only. The file cache is warm: from a cold disk both take longer by the same. stdout is a file.
+Limits: Linux only. The file cache is warm: with a cold disk, both take longer by the same amount. stdout is a file.
 
     python -m benchmarks.trace_read [--rounds N] [--case NAME,...] [--dir DIR] [--save FILE]
 
-The exit code is 1 where a limit is missed.
+The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -60,7 +60,7 @@ main()
 
 
 def spans(case: Case, folder: Path) -> list[tuple[str, int, int]]:
-    """(file, first byte, bytes) of each of the layer's FFN tensors."""
+    """Return the file, first byte and number of bytes of each of the layer's FFN tensors."""
     weights = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))["weight_map"]
     out = []
     for name in case.ffn:
@@ -74,17 +74,17 @@ def spans(case: Case, folder: Path) -> list[tuple[str, int, int]]:
 
 
 def rchar(what: str, arguments: list[str]) -> int:
-    """Bytes that a trace got by reading, `nothing` of them weights, or `all`."""
+    """Return the bytes that a trace reads, including `all` weights or `nothing` of the weights."""
     command = [sys.executable, "-c", COUNTED, what, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=script.environment())
     return int(done.stderr.split()[-1])
 
 
 def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
-    """Bytes once, `read_bytes` beyond headers and imports; times over rounds, the shortest; ratios to the yardstick."""
+    """Return a row: bytes read beyond headers and imports, the shortest times over rounds, ratios to the yardstick."""
     arguments = ["trace", str(folder), "--layer", str(LAYER)]
     wanted = case.ffn_params * STORED[case.stored]
-    rchar("nothing", arguments)  # which writes the bytecode that is not there yet
+    rchar("nothing", arguments)  # writes missing bytecode files
     read = rchar("all", arguments) - rchar("nothing", arguments)
     commands = {
         "trace": script.ffn(*arguments),
@@ -103,7 +103,7 @@ def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each checkpoint."""
+    """Yield a row for each checkpoint."""
     with script.scratch("trace", options.dir) as root:
         for name in options.case:
             case = CASES[name](LLAMA_LAYERS)

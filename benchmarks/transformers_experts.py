@@ -1,6 +1,6 @@
-"""transformers' own mixture, Qwen3-MoE's, as kernels: `--kernel hf=benchmarks/transformers_experts.py:eager`.
+"""transformers' own mixture of experts (Qwen3-MoE) as kernels: `--kernel hf=benchmarks/transformers_experts.py:eager`.
 
-Its module with the weights of the block, and each of its `experts_implementation`s that needs no other package.
+A kernel is the module with the block's weights and an `experts_implementation` that needs no other package.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _COMPUTED = {"router.weight", "gate.weight", "up.weight", "down.weight"}
 
 
 def refuses(steps: Steps) -> str | None:
-    """Why it cannot compute a block: Qwen3-MoE has SwiGLU experts, softmax, chosen weights that sum to 1."""
+    """Return why Qwen3-MoE cannot compute a block: it has SwiGLU experts, softmax and weights that sum to 1."""
     ops = {step.output: step.op for step in steps}
     route, experts = ops.get("route"), ops.get("experts")
     if not isinstance(route, Route) or not isinstance(experts, Experts):
@@ -29,7 +29,7 @@ def refuses(steps: Steps) -> str | None:
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """(router, gate above up of all experts, down of all experts)."""
+    """Return the router, one tensor with gate above up of all experts, and one with down of all experts."""
     return (
         weights["router.weight"],
         torch.cat([weights["gate.weight"], weights["up.weight"]], 1),
@@ -38,7 +38,7 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 
 def build(implementation: str, steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """The module called on x; its parameters are replaced where torch looks them up."""
+    """Return a function that calls the module on x, after putting the parameters where torch looks them up."""
     route = next(step.op for step in steps if isinstance(step.op, Route))
     shapes = next(step.op.parameters() for step in steps if isinstance(step.op, Experts))
     experts, d_ff, d_model = (axis.size for axis in shapes["up.weight"])

@@ -1,16 +1,16 @@
-"""Does ffn still answer the same? What two versions print, return and write for the same commands and calls.
+"""Does ffn still give the same answers? Compares what two versions print, return and write for the same commands.
 
     python -m benchmarks.unchanged record before --package OTHER_CHECKOUT
     python -m benchmarks.unchanged record after
     python -m benchmarks.unchanged compare before after --prose reworded.md
 
-`record` runs every line of `unchanged.txt` with a checkout's ffncli, and lines that it makes from `--help`: the help of
-every command, and a wrong value for each of its options. It stores exit code, stdout, stderr and the files that a line
-writes. `compare` prints each difference, then a table of what is only worded in another way (`unchanged_compare.py`);
-exit 1 where anything else differs. Only the command line and `import ffncli` are used, so the two may be laid out in
-any way. `make unchanged BASE=REV` does all three.
+`record` runs every line of `unchanged.txt` with a checkout's ffncli, and lines that it derives from `--help`: the help
+of every command, and a wrong value for each of its options. It stores the exit code, stdout, stderr and the files that
+a line writes. `compare` prints each difference, then a table of sentences that were only reworded
+(`unchanged_compare.py`); it exits with 1 if anything else differs. Only the command line and `import ffncli` are used,
+so the code of the two versions may be organised in any way. `make unchanged BASE=REV` does all three.
 
-Everything is deterministic (one thread, fixed seeds, the same files) but what `ffn bench` and `ffn doctor` measure.
+Everything is deterministic (one thread, fixed seeds, the same files) except what `ffn bench` and `ffn doctor` measure.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from benchmarks.unchanged_compare import Output, compare, read
 
 HERE = Path(__file__).parent
 COMMANDS = HERE / "unchanged.txt"
-# Of the commands that need some: words in front of a wrong value for an option, but for that option itself.
+# For commands that need arguments: the words before a wrong value for an option, omitted if they set that option.
 SOURCES: Mapping[str, Sequence[str]] = {
     "trace": ("4x8:relu",), "verify": ("4x8:relu",), "plan": ("gpt2",), "params": ("gpt2",), "activations": ("gelu",),
     "bench": ("8x16:gelu", "--kernel eager", "--max-time 1s", "--processes 1", "-q"),
@@ -43,22 +43,22 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "export": ("8x16:gelu", "--as latex"), "merge": ("base.csv",), "compare": ("base.csv slower.csv",),
     "report": ("base.csv", "--output out/report.html"), "doctor": ("--no-noise",),
 }  # fmt: skip
-# An option that takes a value, as a line of --help has it: its first long name, and what the value is.
+# An option that takes a value, as written in a line of --help: its first long name, and its metavar.
 OPTION = re.compile(r"^ {2,8}(?:-\w, )?(--[\w-]+)(?:, --[\w-]+)? ([^\s,|]+)", re.MULTILINE)
-NUMBERS = ("N", "X", "X%", "P", "TIME", "SIZE")  # what -1 is out of range for
+NUMBERS = ("N", "X", "X%", "P", "TIME", "SIZE")  # metavars for which -1 is out of range
 
 TIMEOUT_S = 180
 SLOW_S = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record or compare; 1 where something changed but words."""
+    """Record or compare; return 1 if anything but wording changed."""
     parser = argparse.ArgumentParser(description="Does ffn still answer the same?")
     actions = parser.add_subparsers(dest="action", required=True)
-    recorder = actions.add_parser("record", help="run every command and store what it says")
+    recorder = actions.add_parser("record", help="run every command and store its output")
     recorder.add_argument("folder", type=Path)
     recorder.add_argument("--package", type=Path, default=HERE.parent, help="a checkout; its ffncli runs")
-    recorder.add_argument("--inputs", type=Path, help="where the input files are, or shall be made; default: made anew")
+    recorder.add_argument("--inputs", type=Path, help="input files, created if missing; default: a new folder")
     comparer = actions.add_parser("compare", help="show what differs between two records")
     comparer.add_argument("before", type=Path)
     comparer.add_argument("after", type=Path)
@@ -77,15 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def commands(text: str) -> list[str]:
-    """The commands in the text of unchanged.txt; ValueError where one is there twice, for it names its output."""
+    """Return the commands in unchanged.txt. Raises ValueError if one is repeated: a command is its output's key."""
     lines = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
     if twice := [line for line, count in Counter(lines).items() if count > 1]:
-        raise ValueError(f"there twice: {'; '.join(twice)}")
+        raise ValueError(f"repeated: {'; '.join(twice)}")
     return lines
 
 
 def chosen(lines: Iterable[str], only: Sequence[str], with_files: bool = False) -> list[str]:
-    """The lines that contain one of the texts, all for none; `with_files`: and those with the same files in out/."""
+    """Return the lines with a string of `only` (empty: all); `with_files` adds lines with the same files in out/."""
     files_of = {line: {*re.findall(r"\bout/[\w.-]+", line)} for line in lines}
     these = {line for line in files_of if not only or any(text in line for text in only)}
     files = {file for line in these for file in files_of[line]} if with_files else set()
@@ -113,7 +113,7 @@ def _record(folder: Path, package: Path, inputs: Path | None, only: Sequence[str
 
 
 def from_help(help_of: Callable[[str], str]) -> Iterator[str]:
-    """For every command that `ffn --help` lists: -h, --help, and each of its options with a wrong value."""
+    """Yield lines for every command in `ffn --help`: -h, --help, and each of its options with a wrong value."""
     for name in re.findall(r"^  (\w+)", help_of("").partition("Commands:")[2].partition("Output:")[0], re.MULTILINE):
         yield from (f"{name} -h", f"{name} --help", f"{name} --no-such-option")
         for option, value in OPTION.findall(help_of(name).partition("Examples:")[0]):
@@ -123,7 +123,7 @@ def from_help(help_of: Callable[[str], str]) -> Iterator[str]:
 
 
 def _inputs(path: Path) -> Path:
-    """The folder of the input files, which are made where there is none."""
+    """Return the folder of the input files; create the folder and the files if it does not exist."""
     if not path.exists():
         from benchmarks.unchanged_inputs import write_inputs
 
@@ -133,7 +133,7 @@ def _inputs(path: Path) -> Path:
 
 
 def _run(line: str, package: Path, work: Path, forks: "Forks", version: str) -> Output:
-    """One line, in a fork or in a shell of its own, and the files that it wrote; those outside out/ go again."""
+    """Run a line in a fork or a new shell; return its output and files; delete the files that are not in out/."""
     before, inputs = _contents(work / "out"), set(work.iterdir())
     start = time.perf_counter()
     if line.startswith(("$ ", "% ")):
@@ -155,7 +155,7 @@ def _run(line: str, package: Path, work: Path, forks: "Forks", version: str) -> 
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    """Name → contents of every file in it; for a zip those of its members, without their dates."""
+    """Return a mapping from file names to contents; a zip file is replaced by its members, without their dates."""
     contents = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -169,13 +169,13 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Portable:
-    """Bytes as text: without the temporary folder that commands run in, and without ffncli's version."""
+    """Converts bytes to text without the temporary folder in which commands run, and without ffncli's version."""
 
     work: Path
     version: str
 
     def __call__(self, data: bytes) -> str:
-        """Of safetensors the header and the hash of what follows; of other bytes that are no text their hash."""
+        """Return the text; for safetensors, the header and the hash of the rest; for other binary data, its hash."""
         size = int.from_bytes(data[:8], "little")
         if data[8:9] == b"{" and size < len(data):
             header = json.loads(data[8 : 8 + size])
@@ -191,7 +191,7 @@ class Portable:
 
 
 def environment(package: Path, work: Path) -> dict[str, str]:
-    """A fixed one, with that checkout's ffncli: no colour, no network, one thread, one width."""
+    """Return a fixed environment with the checkout's ffncli: no colour, no network, one thread, one width."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")}
     fixed = {
         "PYTHONPATH": str(package), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "NO_COLOR": "1",
@@ -203,7 +203,9 @@ def environment(package: Path, work: Path) -> dict[str, str]:
 
 
 def _in_shell(line: str, package: Path, work: Path, terminal: bool) -> tuple[int, bytes, bytes]:
-    """A line of bash in which `ffn` is that checkout's; in a terminal both streams are stdout."""
+    """Run a line of bash in which `ffn` is the checkout's; return its exit code, stdout and stderr.
+
+    In a terminal, stdout contains both streams."""
     script = (
         f'set -o pipefail; ffn() {{ python -m ffncli "$@"; }}; python() {{ \'{sys.executable}\' -P "$@"; }}\n{line}'
     )
@@ -229,11 +231,11 @@ def _in_shell(line: str, package: Path, work: Path, terminal: bool) -> tuple[int
 
 
 def _chunks(descriptor: int) -> Iterator[bytes]:
-    """What a terminal shows, to the end."""
+    """Yield all output of a terminal."""
     while True:
         try:
             data = os.read(descriptor, 65536)
-        except OSError:  # Linux's word for: the other end is closed
+        except OSError:  # on Linux this means that the other end is closed
             return
         if not data:
             return
@@ -260,11 +262,11 @@ class Forks:
         self._process.wait()
 
     def help(self, command: str) -> str:
-        """What `ffn COMMAND --help` prints."""
+        """Return what `ffn COMMAND --help` prints."""
         return self.run(f"{command} --help")[1].decode()
 
     def run(self, line: str) -> tuple[int, bytes, bytes]:
-        """Exit code, stdout and stderr of a command, or after `> ` of a call."""
+        """Run a command, or a call after `> `; return its exit code, stdout and stderr."""
         assert self._process.stdin
         assert self._process.stdout
         for path in self._streams:
@@ -280,7 +282,7 @@ class Forks:
 
 
 def _by_subcommand(lines: Iterable[str]) -> str:
-    """`trace 120, params 60, ...`: how many lines for which command, or call."""
+    """Return text such as `trace 120, params 60`: the number of lines for each command or call."""
     words = (re.search(r"(?<=ffncli\.)\w+|\b[a-z]{4,}", line) for line in lines)
     counts = Counter(word[0] if word else "ffn" for word in words)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())

@@ -1,12 +1,11 @@
-"""What differs between two records of unchanged.py: another answer is a change, the same in other words is a rewording.
+"""The differences between two records of unchanged.py: changed answers, and answers that were only reworded.
 
-Keys, numbers (as they are written, in their order), exit codes and short values must be the same. What may differ are
-words: lines of text, and sentences in JSON and CSV. They are collected as one table, old sentence → new sentence. A
-refusal that names other numbers (the limits of an option, say) has a table of its own, and is a change.
+Keys, numbers (as written, in the same order), exit codes and short values must be the same. Only wording may differ:
+lines of text, and sentences in JSON and CSV. A table lists the old and the new wording of each sentence. A refusal that
+mentions other numbers, such as the limits of an option, is listed in a separate table, and counts as a change.
 
-What is measured, and nothing else, is masked: most of what `ffn bench` and `ffn doctor` say, elsewhere times of day and
-how long a run took. A mask keeps the kind of a value: a number that
-becomes null is a change.
+Only measured values are masked: most of the output of `ffn bench` and `ffn doctor`; elsewhere, times of day and the
+durations of runs. A mask keeps the kind of a value, so a number that becomes null is a change.
 """
 
 import csv
@@ -19,45 +18,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Keys of JSON and columns of CSV whose values have spaces and are no sentences.
+# Keys of JSON and columns of CSV whose values contain spaces but are not sentences.
 NO_SENTENCES = frozenset({"case", "citation", "command", "error", "flow", "formula", "program", "prompt", "source"})
 NUMBER = re.compile(r"(?:(?<![\w-])-)?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-LONGEST_DIFF = 14  # lines of a difference that are shown
+LONGEST_DIFF = 14  # the most lines of a difference that are shown
 
-# The lines that measure, or read what was measured, and the keys (of JSON, columns of CSV) of what they measure.
+# Lines that measure or read measurements, and the keys (in JSON, or columns in CSV) of the measured values.
 MEASURING = re.compile(
     r"(?!.*(-h|--help|--admit))(.*\b(bench|benchmark|doctor)\b|.*\b(merge|report)\b.*\bout/\S+\.csv)"
 )
 MEASURED = frozenset({
     # which run
     "run_id",
-    # times, and what is computed from them
+    # times, and values computed from them
     "time_s", "time_low_s", "time_high_s", "ratio", "ratio_low", "ratio_high", "verdict", "aa_ratio", "aa_low",
     "aa_high", "gemm_ratio", "gemm_low", "gemm_high", "tflops", "gbytes_per_s", "roof_fraction", "datasheet_fraction",
     "ridge_flops_per_byte", "fusion_saving_max", "page_faults_per_call", "process_times_s", "process_anchors_s",
     "process_ratios", "tokens_per_s", "ts", "dur", "share", "share_low", "share_high",
-    # the largest of as many calls as there was time for
+    # the largest over all calls, whose number depends on the time
     "error_max", "error_rel", "baseline_error_rel",
-    # how much was measured in the time there was
+    # how much was measured in the available time
     "placements", "rounds", "inner",
-    # seconds by what they were spent on
+    # seconds spent on each activity
     "start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest",
-    # a line of the file of rounds
+    # columns of the rounds file
     "placement", "round", "position", "seconds",
 })  # fmt: skip
-# Of any line: when it ran, and for how long.
+# In any line: when it ran, and for how long.
 TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z|(?<=a call takes )[\d.]+ [^\s,]+")
 SECONDS = frozenset({"seconds"})
-# What disturbs a measurement, which may be nothing at all: keys, and how lines of text begin.
+# Disturbances of a measurement, of which there may be none: keys, and the first words of lines.
 DISTURBANCES = frozenset({"warnings", "flags"})
 PASSING_LINES = ("warning", "load", "steal", "memory")
-# Rows of `ffn doctor` that are about this minute, by their name: of these all but the name.
+# The names of rows of `ffn doctor` that describe this minute; everything in these rows except the name is masked.
 PASSING_ROWS = frozenset({"load", "steal", "memory"})
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a line left: exit code (negative: the signal that ended it), both streams, files that it wrote."""
+    """The result of a line: exit code (negative: the signal that ended it), both streams, files that it wrote."""
 
     code: int
     stdout: str
@@ -67,19 +66,19 @@ class Output:
 
 
 class Reworded(NamedTuple):
-    """A sentence in two wordings; one of them is empty if it came or went."""
+    """A sentence in two wordings; one of them is empty if the sentence was added or removed."""
 
     old: str
     new: str
-    numbers: bool = False  # a refusal that names other numbers
+    numbers: bool = False  # whether it is a refusal that mentions other numbers
 
 
 Record = Mapping[str, Output]
-Difference = str | Reworded  # text: a change
+Difference = str | Reworded  # a str describes a change
 
 
 def read(folder: Path) -> Record:
-    """The record in a folder; SystemExit where there is none."""
+    """Read the record in a folder. Raises SystemExit if there is none."""
     try:
         stored = json.loads((folder / "record.json").read_text("utf-8"))
     except FileNotFoundError:
@@ -88,7 +87,7 @@ def read(folder: Path) -> Record:
 
 
 def compare(before: Record, after: Record, prose: Path | None = None) -> int:
-    """Print every change, then the table of rewordings, which also goes to the file `prose`; 1 if there is a change."""
+    """Print every change, then the table of rewordings, also into the file `prose`; return 1 if anything changed."""
     changed, reworded = 0, dict[Reworded, list[str]]()
     for line in {**before, **after}:
         if line not in before:
@@ -106,9 +105,9 @@ def compare(before: Record, after: Record, prose: Path | None = None) -> int:
             print("\n    ".join([f"CHANGED: {line}", *(part[:300] for part in changes[:LONGEST_DIFF]), *more]))
     refusals = {row: lines for row, lines in reworded.items() if row.numbers}
     sentences = {row: lines for row, lines in reworded.items() if not row.numbers}
-    print(f"{len(before)} and {len(after)} lines: {changed} changed, {len(refusals)} refusals name other numbers,")
+    print(f"{len(before)} and {len(after)} lines: {changed} changed, {len(refusals)} refusals with other numbers,")
     print(f"{len(sentences)} sentences reworded")
-    for title, rows in (("Refusals that name other numbers", refusals), ("Sentences in other words", sentences)):
+    for title, rows in (("Refusals with other numbers", refusals), ("Reworded sentences", sentences)):
         if rows:
             print(f"\n{title}\n\n{_table(rows)}")
     if prose:
@@ -117,7 +116,7 @@ def compare(before: Record, after: Record, prose: Path | None = None) -> int:
 
 
 def _table(reworded: Mapping[Reworded, list[str]]) -> str:
-    """As Markdown, what is in the most lines first."""
+    """Return a Markdown table, the rewordings that occur in the most lines first."""
     rows = ["| before | after | lines | such as |", "| --- | --- | --- | --- |"]
     for row, lines in sorted(reworded.items(), key=lambda item: -len(set(item[1]))):
         cells = [row.old, row.new, str(len(set(lines))), f"`{lines[0]}`"]
@@ -126,11 +125,11 @@ def _table(reworded: Mapping[Reworded, list[str]]) -> str:
 
 
 def differences(line: str, before: Output, after: Output | None) -> Iterator[Difference]:
-    """How a line's output differs: nothing where it is the same but for masks."""
+    """Yield the differences between two outputs of a line; none if they are the same except for masked values."""
     if after is None:
         yield "only in BEFORE"
         return
-    if before.code != after.code and not line.startswith("> "):  # a call's is in its answer
+    if before.code != after.code and not line.startswith("> "):  # a call's exit code is in its answer
         yield f"exit code {before.code} → {after.code}"
     measuring = MEASURING.match(line) is not None
     old, new = (
@@ -143,12 +142,12 @@ def differences(line: str, before: Output, after: Output | None) -> Iterator[Dif
         elif name == "stderr" and before.code == after.code == 2 and _numbers(old[name]) != _numbers(new[name]):
             yield Reworded(" ".join(old[name].split()), " ".join(new[name].split()), numbers=True)
         elif old[name] != new[name]:
-            measures = measuring and (before.code != 2 or name in before.files)  # an error in the options is no figure
+            measures = measuring and (before.code != 2 or name in before.files)  # an option's error has no figures
             yield from _in_text(name, old[name], new[name], measures)
 
 
 def _in_text(place: str, old: str, new: str, measures: bool) -> Iterator[Difference]:
-    """Between texts that may be JSON or CSV."""
+    """Yield the differences between two outputs that may be JSON or CSV."""
     for parse in (_json, _csv):
         values = [parse(text) for text in (old, new)]
         if None not in values:
@@ -161,7 +160,7 @@ def _in_text(place: str, old: str, new: str, measures: bool) -> Iterator[Differe
 
 
 def _json(text: str) -> Any:
-    """The value of a text in JSON, floats as they were written: 1e-5 is not 0.00001; None for other text."""
+    """Parse JSON, with floats as they were written (1e-5 is not 0.00001); return None if it is not JSON."""
     if not text.startswith(("{", "[")):
         return None
     try:
@@ -171,14 +170,14 @@ def _json(text: str) -> Any:
 
 
 def _csv(text: str) -> Any:
-    """The rows of a text in CSV; None for other text."""
+    """Parse the rows of a CSV; return None if it is not a CSV."""
     if not re.match(r"\w+(,\w+)+\n", text):
         return None
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def _in_value(place: str, key: str, old: Any, new: Any, measures: bool) -> Iterator[Difference]:
-    """Between values of JSON; `key` is that of the value, or of the list that it is in."""
+    """Yield the differences between two JSON values; `key` is the key of the value, or of the list that contains it."""
     if isinstance(old, dict) and isinstance(new, dict):
         if new.get("error") == "FFNError" != old.get("error", "FFNError"):  # a bug became a message
             yield Reworded(f"{old['error']}: {old['message']}", f"FFNError: {new['message']}")
@@ -219,7 +218,7 @@ def _parted(old: Iterable[str], new: Iterable[str]) -> str:
 
 
 def _in_prose(place: str, old: str, new: str, measures: bool) -> Iterator[Difference]:
-    """Between texts for people: the same numbers, in lines that may be worded in another way."""
+    """Yield the differences between texts for readers, which must have the same numbers but may be reworded."""
     before, after = _lines(old, measures), _lines(new, measures)
     if _numbers(" ".join(before)) != _numbers(" ".join(after)):
         diff = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
@@ -237,7 +236,7 @@ def _in_prose(place: str, old: str, new: str, measures: bool) -> Iterator[Differ
 
 
 def _lines(text: str, measures: bool) -> list[str]:
-    """Without spaces that lay a table out, or wrap a help text. What is measured has no line: those with digits."""
+    """Return the lines without spaces from layout or wrapping; if `measures`, without lines that contain digits."""
     if text.startswith("<!"):
         text = re.sub(r"(?=<)|(?<=>)", "\n", text)
     text = re.sub(r"\n {20,}(?=\S)", " ", text)
@@ -251,7 +250,7 @@ def _lines(text: str, measures: bool) -> list[str]:
 
 
 def _masked(value: Any, measures: bool) -> Any:
-    """JSON without what was measured."""
+    """Return a JSON value with measured values masked."""
     if isinstance(value, list):
         return [_masked(item, measures) for item in value]
     if not isinstance(value, dict):
@@ -265,7 +264,7 @@ def _masked(value: Any, measures: bool) -> Any:
 
 
 def _mask(value: Any) -> Any:
-    """What kind of value it is; unknown stays unknown, and a list of numbers as long as it is."""
+    """Return the kind of a value; unknown stays unknown, and a list keeps its length."""
     if value in (None, "") or isinstance(value, bool):
         return value
     if isinstance(value, list):

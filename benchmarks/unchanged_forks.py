@@ -1,11 +1,11 @@
-"""Run command lines and calls of one checkout's ffncli, each in a fork of one process that has imported what is slow.
+"""Run command lines and calls of one checkout's ffncli, each in a fork of a process that has made the slow imports.
 
     PYTHONPATH=CHECKOUT python -P unchanged_forks.py CHECKOUT < requests
 
-A request is a line of JSON on stdin: the `words` of a command line or the Python expression of a `call`, where `stdout`
-and `stderr` go, and after how many `seconds` it is ended; the answer, a line on stdout, is the exit code (negative: the
-signal that ended it). What a command changes in its process is gone with the fork. This file imports nothing of the
-checkout that it lies in, for ffncli is the other's.
+A request is a line of JSON on stdin: the `words` of a command line or the Python expression of a `call`, the files for
+`stdout` and `stderr`, and the time limit in `seconds`. The answer, a line on stdout, is the exit code (negative: the
+signal that ended it). A command's changes to its process end with the fork. This file imports nothing from its own
+checkout, because ffncli must come from the other one.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Wrong for nearly every argument: out of range, no whole number, an unknown name, another type.
+# Values that are wrong for nearly every argument: out of range, not a whole number, an unknown name, another type.
 WRONG = (-1, 1.5, "x?", object)
 
 
 def serve(checkout: str) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until stdin ends."""
     import ffncli.cli.main
 
     if not Path(ffncli.__file__).is_relative_to(Path(checkout).resolve()):
@@ -39,7 +39,7 @@ def serve(checkout: str) -> None:
 
 
 def _import_early() -> None:
-    """What commands import late, and take seconds for."""
+    """Import the modules that commands import late and that take seconds."""
     import ffncli
 
     with warnings.catch_warnings():
@@ -51,7 +51,7 @@ def _import_early() -> None:
     torch.set_num_threads(1)  # no pool of threads, which a fork would lose
     for module in pkgutil.walk_packages(ffncli.__path__, "ffncli."):
         if not module.name.startswith("ffncli.bench") and not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError):  # needs what is not installed here
+            with contextlib.suppress(ImportError):  # it needs a package that is not installed here
                 import_module(module.name)
 
 
@@ -67,7 +67,7 @@ def _forked(stdout: str, stderr: str, seconds: int, words: Sequence[str] = (), c
 
 
 def _run(words: Sequence[str], call: str, stdout: str, stderr: str, seconds: int) -> NoReturn:
-    """The command or the call, in the fork: never returns."""
+    """Run the command or the call in the fork; never return."""
     code = 70
     try:
         os.setsid()
@@ -94,13 +94,13 @@ def _run(words: Sequence[str], call: str, stdout: str, stderr: str, seconds: int
 
 
 def _called(expression: str) -> int:
-    """Print what the expression gives as JSON, its value or its error; returns the error's exit code."""
+    """Print the expression's value or error as JSON; return the error's exit code, or 0."""
     import torch
     import transformers
 
     import ffncli
 
-    transformers.logging.disable_progress_bar()  # which shows how fast it is
+    transformers.logging.disable_progress_bar()  # because the bar shows times
     names = {
         "ffncli": ffncli, "torch": torch, "Path": Path, "wrong": _wrong,
         "model": lambda path: transformers.AutoModelForCausalLM.from_pretrained(path).eval(),
@@ -111,7 +111,7 @@ def _called(expression: str) -> int:
 
 
 def _answer(call: Callable[[], object]) -> dict[str, Any]:
-    """`value`, or the `error`'s class, exit `code` and `message`."""
+    """Return the `value` of a call, or the `error`'s class, exit `code` and `message`."""
     try:
         return {"value": plain(call())}
     except Exception as error:
@@ -119,7 +119,7 @@ def _answer(call: Callable[[], object]) -> dict[str, Any]:
 
 
 def _wrong(name: str, arguments: str, *given: object, **also: object) -> dict[str, Any]:
-    """What the library's call of that name answers to values that are wrong for each of the `arguments`."""
+    """Return the answers of the library call `name` to wrong values for each of the `arguments`."""
     import ffncli
 
     call = getattr(ffncli, name)
@@ -132,7 +132,7 @@ def _wrong(name: str, arguments: str, *given: object, **also: object) -> dict[st
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: records by their public fields, tensors as lists, tables as CSV, all else by its repr."""
+    """Convert a value to JSON types: records to public fields, tensors to lists, tables to CSV, others to repr."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):

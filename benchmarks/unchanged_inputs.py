@@ -1,6 +1,6 @@
 """The files that `benchmarks/unchanged.txt` reads: tiny checkpoints of every layout, user code, stored results.
 
-All is drawn from fixed seeds and written without ffncli, so that two versions of it read the same bytes.
+All values are drawn from fixed seeds and written without ffncli, so that two versions of ffncli read the same bytes.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.oracles.huggingface import make
 from tests.oracles.own_modules import MODULES
 from tests.oracles.prompted import give_tokenizer
 
-# As transformers builds and saves them, each with a tokenizer: the name under m/ → the oracle's case.
+# Models that transformers builds and saves, each with a tokenizer: from the name under m/ to the oracle's case.
 BUILT = {
     "gpt2": "gpt2", "llama": "llama", "phi3": "phi3", "bert": "bert", "t5": "t5-gated-gelu", "mixtral": "mixtral",
     "qwen2_moe": "qwen2_moe", "gpt_oss": "gpt_oss", "deepseek": "deepseek_v3", "falcon": "falcon-7b", "olmo2": "olmo2",
@@ -50,7 +50,7 @@ def failing(x, gate, up, down):
 
 
 def write_inputs(path: Path) -> None:
-    """Write all of them under `path`, which exists."""
+    """Write all files in the existing folder `path`."""
     for name, case in BUILT.items():
         make(case, path / "m" / name)
         give_tokenizer(path / "m" / name)
@@ -71,7 +71,7 @@ def write_inputs(path: Path) -> None:
 
 
 def _by_hand(path: Path) -> None:
-    """Checkpoints that transformers does not write: sharded, without a config, of an unknown family, a pickle."""
+    """Write checkpoints that transformers would not write: sharded, without a config, of an unknown family, pickled."""
     llama = tensors("llama")
     folder(path / "no-config", None, llama)
     folder(path / "no-config-experts", None, tensors("mixtral"))
@@ -98,7 +98,7 @@ def _by_hand(path: Path) -> None:
 
 
 def _damaged(path: Path) -> None:
-    """Checkpoints and files that something is wrong with."""
+    """Write faulty checkpoints and files."""
     llama = tensors("llama")
     folder(path / "disagreeing", {**LLAMA, "intermediate_size": 8}, llama)
     other = {name: tensor.flip(0) if "gate_proj" in name else tensor for name, tensor in llama.items()}
@@ -120,7 +120,7 @@ def _damaged(path: Path) -> None:
 
 
 def _quantized(path: Path) -> None:
-    """DeepSeek's FP8 under blocks, gpt-oss's MXFP4, and a GPTQ matrix, which is counted and not traced."""
+    """Write DeepSeek's FP8 with a scale per block, gpt-oss's MXFP4, and GPTQ matrices."""
     g = torch.Generator().manual_seed(0)
     fp8: dict[str, Tensor] = {}
     for i in range(2):
@@ -162,7 +162,7 @@ def _quantized(path: Path) -> None:
 
 
 def _gguf(path: Path, kind: GGMLQuantizationType) -> None:
-    """A Llama of two layers as llama.cpp stores it."""
+    """Write a Llama of two layers as llama.cpp stores it."""
     writer, rng = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
     for name, value in {"embedding_length": 64, "block_count": 2, "feed_forward_length": 96}.items():
         writer.add_uint32(f"llama.{name}", value)
@@ -181,7 +181,7 @@ def _gguf(path: Path, kind: GGMLQuantizationType) -> None:
 
 # --- results of ffn bench ---------------------------------------------------------------------------------------------
 
-RESULT: Mapping[str, object] = {  # a row's columns in the order of the file
+RESULT: Mapping[str, object] = {  # the columns of a row, in the file's order
     "schema_version": 1, "run_id": "base", "started_utc": "2026-01-01T00:00:00Z", "ffncli": "0.0.1", "torch": "2.13.0",
     "python": "3.12.1", "host": "ci-1", "cpu": "AMD EPYC 7B13", "device": "cpu", "device_name": "AMD EPYC 7B13",
     "driver": "", "blas": "torch: MKL 2024.2; numpy: openblas 0.3.31", "threads": 2, "math_mode": "highest",
@@ -200,7 +200,7 @@ SPREAD = (0.998, 1.003, 1.0, 1.001, 0.997)  # of five processes around their mea
 
 
 def _results(path: Path) -> None:
-    """A result, others with one kernel slower, all faster, one broken, and of another machine."""
+    """Write a result, and others in which a case is slower, all are faster, one is broken, or the machine differs."""
     factors = {"base": (1.0, 1.0, 1.0, 1.0), "slower": (1.0, 1.12, 0.9, 1.0), "faster": (0.8, 0.8, 0.8, 0.8)}
     for name, slowdowns in factors.items():
         _result(path / f"{name}.csv", slowdowns, run_id=name)

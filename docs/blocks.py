@@ -1,21 +1,21 @@
-"""The console blocks of README.md and docs/*.md: run them, compare what they show, write them anew.
+"""The console blocks of README.md and docs/*.md: run their commands, compare the output, or write it into the blocks.
 
-    python -m docs.blocks check [FILE ...]                exit 1 where a block shows something else than is printed
-    python -m docs.blocks update [FILE ...] [--measured]  write what is printed into the blocks
+    python -m docs.blocks check [FILE ...]                exit 1 if a block differs from what its command prints
+    python -m docs.blocks update [FILE ...] [--measured]  write what the commands print into the blocks
 
-In a ```console block `$ ffn ...` is a command, and the lines below it are its standard output (and its errors, where it
-fails). A command with nothing below it is only run; a line `?` below it is filled by `update`. The commands of a page
-share a folder with `my-model`, a tiny checkpoint. A comment on the line before a block says what is special about it:
+In a ```console block, `$ ffn ...` is a command, and the lines below it are its standard output (and its errors, if it
+fails). A command with nothing below it is only run; `update` replaces a line `?` below a command by its output. The
+commands of a page run in one folder, which has `my-model`, a tiny checkpoint. A comment before a block changes this:
 
     <!-- lines 1-8, -2 -->   the block shows only these lines of the output, and `...` for the others
-    <!-- from down =; lines 1-4 -->   the same of the output from the first line that begins with `down =`
-    <!-- exit 1 -->          the last command fails; `$ echo $?` in the block says the same to the reader
-    <!-- numbers -->         its figures are rounding errors: only the text around them is compared
-    <!-- measured -->        times of a machine: `check` runs it with --quick and compares the shape of its table, and
-                             `update` leaves it alone without --measured
+    <!-- from down =; lines 1-4 -->   the lines are counted from the first line that begins with `down =`
+    <!-- exit 1 -->          the last command fails; `$ echo $?` in the block shows this to the reader
+    <!-- numbers -->         the figures are rounding errors: only the words around them are compared
+    <!-- measured -->        the figures are times: `check` runs the command with --quick and compares the shape of its
+                             table, and `update` changes the block only with --measured
     <!-- file mine.py -->    not a console block, but a file for the commands after it
-    <!-- workflow -->        not a console block, but YAML whose `run` and `entry` commands are run as measured ones
-    <!-- not run: WHY -->
+    <!-- workflow -->        not a console block, but YAML whose `run` and `entry` commands are run like measured ones
+    <!-- not run: WHY -->    the commands are not run
 """
 
 import argparse
@@ -39,14 +39,14 @@ from docs.example_model import write_mixture, write_model
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"(?:^<!-- (?P<notes>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
-_ELSEWHERE = ("pip ", "make ", "git ", "cd ", "python3 -m venv")  # installing and the like: not run here
+_ELSEWHERE = ("pip ", "make ", "git ", "cd ", "python3 -m venv")  # installing and the like, which is not run here
 _NUMBER = re.compile(r"[-+−±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _VERDICT = re.compile(r"# % (?:faster|slower)|\b(?:same|inconclusive|baseline)\b")
 
 
 @dataclass
 class Command:
-    """One line after `$`, and what the block shows below it."""
+    """One line after `$`, and the output that the block shows below it."""
 
     line: str
     output: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page: where its body lies in the text, and the notes of the comment before it."""
+    """One fenced block of a page: its body, where the body starts and ends, and the notes of the comment before it."""
 
     language: str
     body: str
@@ -65,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Difference:
-    """A command whose output is not what its page shows."""
+    """A command whose output differs from what its page shows."""
 
     page: str
     command: str
@@ -78,7 +78,7 @@ class Difference:
 
 
 def blocks(text: str) -> list[Block]:
-    """Every fenced block of a page, in order."""
+    """Return every fenced block of a page, in order."""
     return [
         Block(match["language"], match["body"], match.start("body"), match.end("body"), _notes(match["notes"] or ""))
         for match in _BLOCK.finditer(text)
@@ -86,7 +86,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def commands(body: str) -> list[Command]:
-    """The commands of a console block; one that ends with a backslash goes on in the next line."""
+    """Return the commands of a console block; a command that ends with a backslash continues on the next line."""
     found: list[Command] = []
     for line in body.splitlines():
         if found and not found[-1].output and found[-1].line.endswith("\\"):
@@ -101,14 +101,14 @@ def commands(body: str) -> list[Command]:
 
 
 def check(page: Path) -> list[Difference]:
-    """Run a page's commands; where their output is not what the page shows."""
+    """Run a page's commands, and return every difference between their output and what the page shows."""
     text = page.read_text("utf-8")
     with page_folder():
         return [difference for block in blocks(text) for difference in _checked(page.name, block)]
 
 
 def update(page: Path, measured: bool = False) -> bool:
-    """Run a page's commands and write what they print into it; whether that changed the page."""
+    """Run a page's commands and write their output into the page; return whether that changed the page."""
     text = page.read_text("utf-8")
     with page_folder():
         bodies = [(block, _updated(block, measured)) for block in blocks(text)]
@@ -160,7 +160,7 @@ def _updated(block: Block, measured: bool) -> str:
 
 
 def _write_file(block: Block) -> None:
-    """Write the file that a block shows, also as that of the base branch in `base/`."""
+    """Write the file that a block shows, and a copy in `base/`, as if it were the file of the base branch."""
     if "file" in block.notes:
         for path in (Path(block.notes["file"]), Path("base", block.notes["file"])):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _is_run(block: Block) -> bool:
 
 
 def _workflow(body: str) -> list[Command]:
-    """The commands of ffn in a GitHub workflow or a pre-commit configuration."""
+    """Return the `ffn` commands in a GitHub workflow or a pre-commit configuration."""
 
     def lines(node: object) -> Iterator[str]:
         if isinstance(node, dict):
@@ -189,10 +189,10 @@ def _workflow(body: str) -> list[Command]:
 
 
 def _with_exits(block: Block) -> Iterator[tuple[Command, set[int]]]:
-    """Every command with the exit codes that it may have: 0, or what the block says of it."""
+    """Yield every command with the exit codes that it may have: 0, or the code that the block gives for it."""
     found = _workflow(block.body) if "workflow" in block.notes else commands(block.body)
     for command, after in zip(found, [*found[1:], None], strict=True):
-        if command.line.startswith("ffn bench"):  # what a busy machine says is no fault of the page
+        if command.line.startswith("ffn bench"):  # on a busy machine, other verdicts are not the page's fault
             allowed = {0, 1, 4}
         elif after is None:
             allowed = {int(block.notes.get("exit", 0))}
@@ -205,7 +205,7 @@ def _with_exits(block: Block) -> Iterator[tuple[Command, set[int]]]:
 
 
 def _run(line: str, last: int) -> tuple[list[str], int]:
-    """What a command prints and its exit code; `last` is that of the command before it."""
+    """Return the lines that a command prints and its exit code; `last` is the previous command's exit code."""
     if line == "echo $?":
         return [str(last)], 0
     if line.startswith(_ELSEWHERE):
@@ -226,7 +226,7 @@ _SHIM = f'ffn() {{ {shlex.quote(sys.executable)} -m ffncli "$@"; }}\n'
 
 
 def in_process(arguments: Sequence[str]) -> tuple[str, str, int]:
-    """A command without a process of its own: its standard output, its standard error, its exit code."""
+    """Run `ffn` with these arguments in this process; return its standard output, standard error and exit code."""
     from ffncli.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -239,9 +239,9 @@ def in_process(arguments: Sequence[str]) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def page_folder() -> Iterator[Callable[[str], None]]:
-    """An empty working directory with `my-model` and `my-mixture`, without the network and without a terminal's size.
+    """Enter a new folder that has `my-model` and `my-mixture`; commands have no network and no terminal's size there.
 
-    What it yields runs lines of a shell there; CalledProcessError where one fails.
+    Yield a function that runs shell lines in the folder, and raises CalledProcessError if a line fails.
     """
     before, width = Path.cwd(), os.environ.pop("COLUMNS", None)
     os.environ.update(HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path]))
@@ -265,7 +265,7 @@ def page_folder() -> Iterator[Callable[[str], None]]:
 
 
 def _notes(text: str) -> dict[str, str]:
-    """`lines 1-8; exit 1` → {"lines": "1-8", "exit": "1"}."""
+    """Parse the notes in a comment: `lines 1-8; exit 1` gives {"lines": "1-8", "exit": "1"}."""
     notes = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         key = "not run" if part.startswith("not run") else part.split()[0]
@@ -274,7 +274,7 @@ def _notes(text: str) -> dict[str, str]:
 
 
 def _excerpt(lines: list[str], notes: dict[str, str]) -> list[str]:
-    """The lines that `1-8, -2` names (counted from 1, from the end where negative), `...` where some are left out."""
+    """Return the lines that a note such as `1-8, -2` selects (negative: counted from the end), with `...` for gaps."""
     ranges = notes.get("lines")
     if "from" in notes and len(lines) > 1:
         start = next((at for at, line in enumerate(lines) if line.startswith(notes["from"])), None)
@@ -300,7 +300,7 @@ def _excerpt(lines: list[str], notes: dict[str, str]) -> list[str]:
 
 
 def _table(lines: list[str]) -> list[str]:
-    """The shape of a bench's head and table, without units of time and verdicts, which differ from run to run."""
+    """Return the shape of the head and table of `ffn bench`, with units of time and verdicts masked: they vary."""
     rows = []
     for line in lines:
         if line.startswith(("  ", "...")):
@@ -312,16 +312,16 @@ def _table(lines: list[str]) -> list[str]:
 
 
 def _shape(line: str) -> str:
-    """A line with its numbers masked."""
+    """Return a line with its numbers masked."""
     return " ".join(_NUMBER.sub("#", line).split())
 
 
 def main() -> int:
-    """Check or update; 1 where a block is not what is printed."""
+    """Check or update the pages; return 1 if a block differs from what is printed, or cannot be updated."""
     options = argparse.ArgumentParser(description="The console blocks of README.md and docs/.")
     options.add_argument("action", choices=["check", "update"])
     options.add_argument("pages", nargs="*", type=Path, metavar="FILE")
-    options.add_argument("--measured", action="store_true", help="measure anew what was measured")
+    options.add_argument("--measured", action="store_true", help="also run measured commands again")
     chosen = options.parse_args()
     differences: list[Difference] = []
     failed = False
@@ -331,7 +331,7 @@ def main() -> int:
                 print(f"{page.name}: {'written' if update(page, chosen.measured) else 'unchanged'}")
             else:
                 differences += check(page)
-        except (ValueError, AssertionError) as error:  # the other pages are brought up to date all the same
+        except (ValueError, AssertionError) as error:  # the other pages are still brought up to date
             print(f"{page.name}: {error}")
             failed = True
     for difference in differences:

@@ -25,12 +25,12 @@ EXPERTS, EXPERT_D_FF, TOP_K = 8, 96, 2
 
 
 def write_model(path: Path) -> None:
-    """config.json, model.safetensors and a tokenizer of whole words, the same on every machine."""
+    """Write a Llama: config.json, model.safetensors and a tokenizer of whole words, the same on every machine."""
     _write(path, _shapes(), _config())
 
 
 def write_mixture(path: Path) -> None:
-    """The same of a mixture of experts."""
+    """Write the same files for a Mixtral, a mixture of experts."""
     experts = [(f"experts.{e}.{name}", shape) for e in range(EXPERTS) for name, shape in (
         ("w1", (EXPERT_D_FF, D_MODEL)), ("w2", (D_MODEL, EXPERT_D_FF)), ("w3", (EXPERT_D_FF, D_MODEL)))]  # fmt: skip
     moe = {f"block_sparse_moe.{name}": shape for name, shape in (("gate", (EXPERTS, D_MODEL)), *experts)}

@@ -1,8 +1,8 @@
 """Write the generated parts of the manual: docs/commands.md, and the tables between markers in other pages.
 
-    python -m docs.generated [--check]      write them; or exit 1 and name the pages that are out of date
+    python -m docs.generated [--check]      write them; with --check, exit 1 and list the pages that are out of date
 
-The scripts that measured the files in benchmarks/results also summarise them as these tables.
+The scripts that measured the files in benchmarks/results also summarise those files as these tables.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def _help(name: str) -> str:
 
 
 def architectures() -> str:
-    """Say for how many architectures three ways of counting agree."""
+    """Return a sentence that says for how many architectures three ways of counting agree."""
     rows = read(RESULTS / "architectures.csv")
     counts = Counter(row["result"] for row in rows)
     others = ", ".join(f"{count} {result}" for result, count in counts.most_common() if result != "same")
@@ -92,7 +92,7 @@ def architectures() -> str:
 
 
 def peers() -> str:
-    """Compare other counters on the same input."""
+    """Return a table that compares other counters with `ffn params` on the same block."""
     rows = [row for row in read(RESULTS / "peers.csv") if row["params"]]
     body = [
         (row["program"], row["version"], f"{int(row['params']):,}", f"{int(row['operations']):,} {row['unit']}",
@@ -111,7 +111,7 @@ def claims() -> str:
 
 
 def suite_cases(name: str) -> str:
-    """List the cases of a public suite."""
+    """Return a table of the cases of a public suite."""
     suite = public_suite(name)
     body = [
         (track, case.label, _widths(case.spec), str(case.tokens), case.dtype, case.cache, case.routing,
@@ -124,7 +124,7 @@ def suite_cases(name: str) -> str:
 
 
 def _widths(spec: FFNSpec) -> str:
-    """`2880x2880 quick_gelu, gated, 128 experts, top 4`."""
+    """Return text such as `2880x2880 quick_gelu, gated, 128 experts, top 4`."""
     moe = spec.moe
     latent = "" if moe is None or moe.latent is None else f", latent {moe.latent}"
     experts = "" if moe is None else f", {moe.experts} experts, top {moe.top_k}{latent}"
@@ -132,9 +132,9 @@ def _widths(spec: FFNSpec) -> str:
 
 
 def conflicts() -> str:
-    """Which options of `ffn bench` contradict or need each other."""
+    """Return a table of the options of `ffn bench` that contradict or need each other."""
     for record in (BenchQuestion, ParallelOptions, ResultOptions, SuiteOptions, LauncherOptions):
-        options_of(record)  # so that they are spelled as they are typed
+        options_of(record)  # so that the table spells options as they are typed
     return table(CONFLICTS, {"the dimension options": DIMENSIONS})
 
 

@@ -1,8 +1,8 @@
-"""The picture of `ffn trace` in the README: what a terminal of 100 columns shows, as an SVG.
+"""The picture of `ffn trace` in the README: an SVG of what a terminal with 100 columns shows.
 
     python -m docs.picture [FILE]
 
-Text stays text, so that it can be searched and copied, and no font is fetched from anywhere.
+The SVG contains text, so that it can be searched and copied, and it loads no font.
 """
 
 import io
@@ -44,14 +44,14 @@ _SVG = """\
 
 
 def picture() -> str:
-    """The SVG of the default trace."""
+    """Return the SVG of the default trace."""
     return _console().export_svg(
         title="ffn trace", theme=DIMMED_MONOKAI, code_format=_SVG, unique_id="ffn", font_aspect_ratio=0.6
     )
 
 
 def _console() -> Console:
-    """A terminal that remembers what the default trace printed on it."""
+    """Return a recording console on which the default trace was printed."""
     page = trace_answer(ffncli.trace(), digits=4)
     terminal = Terminal(io.StringIO(), color=True)
     terminal.console = Console(

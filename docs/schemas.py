@@ -1,6 +1,6 @@
 """Write a JSON Schema of each command's `--json` output to docs/schema/.
 
-    python -m docs.schemas [COMMAND ...]      write them; `bench`, `merge` and `doctor` measure for some seconds
+    python -m docs.schemas [COMMAND ...]      write the schemas; `bench`, `merge` and `doctor` measure for some seconds
 
 `make docs` and `make wheel` write the schemas; they are not committed. A schema describes what the samples below have
 in common: a key is required if every sample has it. Descriptions come from docs/json.md. tests/test_schemas.py checks
@@ -89,8 +89,8 @@ _MEASURE = f"[ -e b.csv ] || {{ ffn bench {_GRID} --quick --save a.csv -q && cp 
 _SHARDS = " && ".join(
     f"ffn bench {_GRID} --processes 1 --max-time 2s --shard {part}/2 --save part-{part}.csv -q" for part in (1, 2)
 )
-_MEASURED = {"compare": _MEASURE, "plan": _MEASURE, "merge": _SHARDS}  # what a command's samples read
-_BY_NAME = {"conventions", "sweep"}  # objects whose keys are data, not names of fields
+_MEASURED = {"compare": _MEASURE, "plan": _MEASURE, "merge": _SHARDS}  # write files that samples read
+_BY_NAME = {"conventions", "sweep"}  # objects whose keys are data, not field names
 _NUMBERS = {"anyOf": [{"type": ["null", "number"]}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
 
 
@@ -116,7 +116,7 @@ class Shape:
                 self.items.add(inner)
 
     def schema(self, meanings: Mapping[str, list[str]], name: str = "") -> dict[str, Any]:
-        """Return the JSON Schema of these values. Any number may be null if it is unknown or not finite."""
+        """Return the JSON Schema of these values; any number may also be null, for unknown or not finite."""
         meaning = meanings.get(name, [])
         types = self.types | ({"null"} if "number" in self.types or any("null" in text for text in meaning) else set())
         if types == {"null"}:  # no sample has a value
@@ -153,7 +153,7 @@ def _type(value: Any) -> str:
 
 
 def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
-    """Return the schema that these answers of a command share."""
+    """Return one schema for all of these answers of a command."""
     shape = Shape()
     for answer in answers:
         shape.add(answer)
@@ -173,8 +173,8 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 
 def meanings(command: str) -> dict[str, list[str]]:
-    """Read the meanings of every key from the tables in the command's section of docs/json.md."""
-    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # that add keys
+    """Return a mapping from each key to its meanings, from the tables in the command's section of docs/json.md."""
+    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # commands that add keys to another's rows
     section = same_rows.get(command, command)
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ def meanings(command: str) -> dict[str, list[str]]:
 
 
 def answers(command: str, samples: list[str]) -> Iterator[Any]:
-    """Run the command for each sample in the current folder, and yield what it prints."""
+    """Run the command with each sample's arguments in the current folder, and yield its parsed output."""
     for sample in samples:
         out, err, code = in_process([command, *shlex.split(sample), "--json"])
         if code not in (0, 1):
@@ -204,14 +204,14 @@ def folder() -> Iterator[Callable[[str], None]]:
 
 
 def schema(command: str, run: Callable[[str], None]) -> dict[str, Any]:
-    """Return the schema of a command from its samples; `run` is from the `folder` that was entered."""
+    """Return the schema of a command from its samples; `run` is the function that `folder` yielded."""
     if command in _MEASURED:
         run(_MEASURED[command])
     return schema_of(command, list(answers(command, SAMPLES[command])))
 
 
 def main() -> None:
-    """Write the schemas of the named commands, or of all commands."""
+    """Write the schemas of the commands given as arguments, or of all commands."""
     SCHEMAS.mkdir(exist_ok=True)
     with folder() as run:
         for name in sys.argv[1:] or SAMPLES:

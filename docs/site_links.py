@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links to files of the repository that are no pages (`../README.md`) lead to copies in the site."""
+"""A hook of MkDocs: links to repository files outside docs/ (`../README.md`) point to copies in the site."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ _OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add every file that a page links to outside of docs/. Raises FileNotFoundError for one that does not exist."""
+    """Add every file outside docs/ that a page links to. Raises FileNotFoundError if a file does not exist."""
     from mkdocs.structure.files import File
 
     pages = [Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()]
@@ -20,10 +20,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point those links to the copies."""
+    """Point the links in a page to the copies."""
     return _OUTSIDE.sub(lambda match: f"]({_copied(match[1])}", markdown)
 
 
 def _copied(name: str) -> str:
-    """Markdown is served as text: it is written for the repository."""
+    """Return a copy's path in the site. Markdown is served as plain text, because its links fit only the repository."""
     return f"files/{name}.txt" if name.endswith(".md") else f"files/{name}"

@@ -31,7 +31,7 @@ def changed(line: str, before: str, after: str) -> list[str | Reworded]:
 def test_nothing_changed(capsys):
     assert compare({"params": SAME}, {"params": replace(SAME, seconds=9.0)}) == 0
     assert capsys.readouterr().out == (
-        "1 and 1 lines: 0 changed, 0 refusals name other numbers,\n0 sentences reworded\n"
+        "1 and 1 lines: 0 changed, 0 refusals with other numbers,\n0 sentences reworded\n"
     )
 
 
@@ -147,7 +147,7 @@ def test_rewordings_are_one_table_of_distinct_rows(tmp_path: Path, capsys):
     assert compare(*records, tmp_path / "prose.md") == 0
     table = (tmp_path / "prose.md").read_text("utf-8")
     assert table.splitlines()[2:] == ["| error: that &#124; 3 | error: this &#124; 3 | 2 | `a` |"]
-    assert capsys.readouterr().out.endswith(f"1 sentences reworded\n\nSentences in other words\n\n{table}")
+    assert capsys.readouterr().out.endswith(f"1 sentences reworded\n\nReworded sentences\n\n{table}")
 
 
 def test_refusals_with_other_numbers_are_a_table_of_their_own_and_changes(capsys):
@@ -273,7 +273,7 @@ def test_every_call_is_made_rightly_and_wrongly(name):
 
 def test_a_line_is_there_once():
     assert len(LINES) > 700
-    with pytest.raises(ValueError, match="there twice: params"):
+    with pytest.raises(ValueError, match="repeated: params"):
         commands("params\n# more\nparams\n")
 
 

@@ -191,10 +191,10 @@ def test_marks():
     good = row("onednn", 1.0)
     assert missed([good, row("eager", 1.3)]) == []
     assert missed([row("onednn", 1.0, gemm_low="1.01")]) == [
-        "onednn takes 0.8 of the bare products' time, at least 1.01"
+        "onednn takes 0.8 of the bare matrix products' time, at least 1.01"
     ]
     assert missed([row("onednn", 1.0, roof_fraction="0.89")]) == [
-        "onednn reaches 89 % of the best product, 98 % in its best block; target 90 %"
+        "onednn reaches 89 % of the best matrix product, 98 % in its best block; target 90 %"
     ]
     (why,) = missed([row("gemv", 1.0, tokens="1", cache="shared", roof_fraction="0.9")])
     assert why.startswith("its weights were not cold")

@@ -449,7 +449,7 @@ def test_the_claim_is_answered_by_the_ends():
         conv(1, 2, 1.25, "slower"),
     ]
     assert conv1x1.sentence(rows) == (
-        "time of the convolutions over the time of matrix products, 2026-11-22; a cpu, 2 cores; torch 2.13: "
+        "time of the convolutions divided by the time of the matrix products, 2026-11-22; a cpu, 2 cores; torch 2.13: "
         "fp32, 1 thread: 0.900 (0.890 to 0.910) at 32 tokens … 1.100 (1.090 to 1.110) at 512 tokens; fp32, 2 threads: "
         "1.250 (1.240 to 1.260) at 1 token; faster in 1, slower in 2, same in 1"
     )
@@ -516,8 +516,8 @@ def test_models_with_kernels_name_the_best_of_each():
         )
     ]  # fmt: skip
     assert in_model.sentence(rows) == (
-        "time of a forward over the model's alone, 2026-11-22; a cpu, 2 cores; torch 2.13: llama with packed "
-        "0.900 (0.890 to 0.910) at 32 tokens, fp32, 2 threads; gpt2 with eager "
+        "time of a forward pass divided by the unchanged model's, 2026-11-22; a cpu, 2 cores; torch 2.13: "
+        "llama with packed 0.900 (0.890 to 0.910) at 32 tokens, fp32, 2 threads; gpt2 with eager "
         "1.000 (0.990 to 1.010) at 1 tokens, fp32, 2 threads"
     )
     assert "| llama | packed | 32 | fp32 | 2 | 1,234 |  | 0.900 (0.890 to 0.910) | faster |" in in_model.summary(rows)
@@ -561,7 +561,7 @@ def test_the_demonstration_says_what_was_measured():
     text = demo.text(shells, demo.Caught("ffn bench x", "slower", 1), "a question", "today")
     assert "in two fresh shells, a question" in text
     assert "| 2 | 1.250 | 0.990 | 0.980 to 1.000 | same |" in text
-    assert "25.0 % with Timers, by 1.0 % with `ffn bench`" in text
+    assert "25.0 % with Timers, and by 1.0 % with `ffn bench`" in text
     assert "$ ffn bench x\nslower\n$ echo $?\n1\n```" in text
 
 
