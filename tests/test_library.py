@@ -84,7 +84,7 @@ def test_what_a_call_refuses_is_one_kind_of_error():
 @pytest.mark.parametrize(
     ("arguments", "accepted"),
     [
-        ({"source": 3}, "source must be text such as"),
+        ({"source": 3}, "source must be a string such as"),
         ({"tokens": "many"}, "tokens must be one or more whole numbers from 1"),
         ({"kernel": 3}, "kernel must be names such as"),
         ({"precision": 0.9}, "precision must be a percentage above 0 and at most 50%"),

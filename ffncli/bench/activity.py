@@ -1,8 +1,8 @@
-"""Tell a worker's parent which kernel's code is running, through a number in shared memory, written between blocks.
+"""Tell a worker's parent which kernel's code is running, through an integer in shared memory, written between blocks.
 
 A message would cost the timed block a system call, and the reader a CPU core; this write costs less than a microsecond,
-outside the timed section. The number outlives a worker that ends or hangs, so the parent still knows which kernel was
-running.
+outside the timed section. The integer outlives a worker that ends or hangs, so the parent still knows which kernel was
+running. An arm is one of the calls that are timed in alternation: a kernel, or a reference such as the anchor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import mmap
 
-SIZE = 8  # bytes of the number: a count, one bit that marks a first call, and the kernel's index
+SIZE = 8  # bytes of the integer: a count, one bit that marks a first call, and the kernel's index
 _FIRST, _KERNELS = 16, 17  # bit positions of the first-call bit and of the lowest bit of the count
 
 
@@ -25,20 +25,20 @@ class RunningCode:
 
 
 class Activity:
-    """The code that a process is running: the worker writes, its parent reads; until `share`, one process does both."""
+    """The code that a process is running: a worker writes, its parent reads; before `share`, one process does both."""
 
     def __init__(self) -> None:
         self.share(bytearray(SIZE), ())
 
     def share(self, memory: mmap | bytearray, kernels: Sequence[str]) -> None:
-        """Write to and read from this memory. Both processes number the kernels in the order of `kernels`."""
+        """Write to and read from this memory. In both processes, a kernel's index is its position in `kernels`."""
         self._cell = memoryview(memory).cast("Q")
         self._names = ("", *kernels)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._count = 0
 
     def stands_for(self, arm: str, kernel: str) -> None:
-        """Count calls of this arm as calls of the kernel."""
+        """From now on, record calls of this arm as calls of the kernel."""
         self._numbers[arm] = self._numbers.get(kernel, 0)
 
     def calls(self, name: str) -> None:

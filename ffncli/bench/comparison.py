@@ -34,8 +34,8 @@ class CompareQuestion(Options):
     `regressions`. For traces, `first` is the first step whose relative error exceeds `tolerance` (which defaults by
     dtype). Both kinds of comparison have `frame()`, a DataFrame of the rows.
 
-    Raises FFNError for other files, for results of different machines (unless `allow_mismatch` is set), and for traces
-    of different blocks.
+    Raises FFNError for other files, for results from different machines (unless `allow_mismatch` is set), and for
+    traces of different blocks.
     """
 
     base: Annotated[
@@ -66,7 +66,7 @@ class CompareQuestion(Options):
     ] = None  # fmt: skip
     allow_mismatch: Annotated[
         bool,
-        _results("--allow-mismatch", help="Compare results of different machines or versions; the gate is then off."),
+        _results("--allow-mismatch", help="Compare results from different machines or versions; the gate is then off."),
     ] = False
     tolerance: Annotated[
         float | None,
@@ -78,7 +78,7 @@ class CompareQuestion(Options):
 
     @property
     def rules(self) -> Rules:
-        """The rules for results: what fails, and what counts as the same."""
+        """The rules for comparing results: which rows fail, and which differences count as the same."""
         return Rules(Rules.margin if self.margin is None else self.margin, self.fail_if_slower, self.allow_mismatch)
 
 

@@ -27,12 +27,12 @@ def kernel(
     """Return f(x), which computes an FFN with a kernel: x [..., d_model] → the FFN's output, a new tensor of the same
     shape and dtype.
 
-    `name` is one of `kernel_names()`, a user's `file.py:name` (which is executed), or `auto`, the fastest kernel on
-    this machine for that number of `tokens`. `weights` has canonical names (`up.weight` [d_ff, d_model], `down.weight`,
-    `gate.weight`, `up.bias`, ...); all weights share one dtype and one device, and must not change while f is used. f
-    computes from ffn_input to ffn_output, without the surrounding norms and residual, as in eval mode. Gradients flow
-    to x if the kernel supports them. Raises FFNError for weights that do not fit the block, and, with the reason, for a
-    block that the kernel cannot compute.
+    `name` is one of `kernel_names()`, a user's `file.py:name` (which is executed), or `auto`, which selects the fastest
+    kernel on this machine for that number of `tokens`. `weights` has canonical names (`up.weight` [d_ff, d_model],
+    `down.weight`, `gate.weight`, `up.bias`, ...); all weights share one dtype and one device, and must not change while
+    f is used. f computes from ffn_input to ffn_output, without the surrounding norms and residual, as in eval mode.
+    Gradients flow to x if the kernel supports them. Raises FFNError for weights that do not fit the block, and, with
+    the reason, for a block that the kernel cannot compute.
     """
     from ffncli.run.in_model.kernel_call import kernel_function
 
@@ -67,8 +67,8 @@ def replace(
     copy of the weights, the copy is rebuilt when the model's weights change.
 
     `kernel` is as in `ffncli.kernel`; `auto` chooses the fastest kernel for the largest of `tokens`. Each replacement
-    is verified against float64 on random inputs with these numbers of `tokens` (default 1 and 16); a kernel that
-    compiles is used only for these numbers. `layers` are numbers, or names such as `decoder.3`; None means all layers.
+    is verified against float64 on random inputs with each of these token counts (default 1 and 16); a kernel that
+    compiles is used only for these counts. `layers` are indices, or names such as `decoder.3`; None means all layers.
     An FFN that cannot be replaced is listed in `kept`, with the reason. Raises FFNError if no FFN can be replaced, and
     (exit 1) if a kernel is wrong, in which case nothing is replaced.
     """
@@ -95,7 +95,7 @@ def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tup
 
 def _parsed(name: str) -> KernelChoice:
     if not isinstance(name, (str, PurePath)):
-        raise FFNError(f"kernel must be text such as 'packed' or 'mine.py:mlp', got {shown(name)}")
+        raise FFNError(f"kernel must be a string such as 'packed' or 'mine.py:mlp', got {shown(name)}")
     return parse(str(name))
 
 

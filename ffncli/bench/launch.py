@@ -25,10 +25,10 @@ from ffncli.system.files import remove_process_folders
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
-# How threads wait. A user's own settings are kept; either way, the results record them. This is torch's usual setting,
-# with libgomp's default written out: threads spin for a moment, then sleep.
+# How threads wait: torch's usual setting, with libgomp's default written out, so threads spin for a moment, then sleep.
+# Settings of the user are kept; either way, the results record the settings.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
-# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy process: 4.6 ms
+# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM while a process is busy: 4.6 ms
 # bound, 16 ms unbound). Not set for a GPU: the binding puts the main thread on the first core, and torch's backward
 # thread and the driver's and NVML's threads inherit that one core. They launch the kernels, and the core may be on the
 # far socket.
@@ -40,7 +40,7 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-# By default, OpenBLAS's threads spin for 2^26 ticks, about 27 ms, after each numpy product. They would still spin
+# By default, OpenBLAS's threads spin for 2^26 ticks, about 27 ms, after each numpy matmul. They would still spin
 # during the blocks of the next arms, and those blocks took twice as long and scattered five times as much. With 2^16
 # ticks, the threads are asleep before the next block.
 _OPENBLAS = {"OPENBLAS_THREAD_TIMEOUT": "16"}
@@ -54,8 +54,8 @@ _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OM
 def environment(
     threads: int, allocator: str, given: Mapping[str, str] | None = None, gpu: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables for a worker: the `given` variables (default: this process's), with each of our
-    settings added unless it is given. Thread counts are always set.
+    """Return the environment variables for a worker: the `given` variables (default: this process's), with our settings
+    added except those that are given. Thread counts are always set.
 
     `allocator` is `fixed`, or `system` for the default malloc. `gpu` is true if the worker's cases run on a GPU.
     """
@@ -87,7 +87,7 @@ class _Messages(pickle.Unpickler):
 
 @dataclass
 class Worker:
-    """A running worker; `receive` raises EOFError when the worker is gone.
+    """A running worker; `receive` raises EOFError when the worker has ended.
 
     `reports` is the connection to its referee; `printed` counts the bytes that it prints, by source.
     """
@@ -102,7 +102,7 @@ class Worker:
         """Return the worker's next message, or None if none arrives within `patience` seconds. Raises EOFError if the
         worker has ended, even if a process that it started holds the connection open.
 
-        If the message contains anything but records and plain values, return an error text instead.
+        If the message contains anything but records and plain values, return an error message instead.
         """
         if patience is not None and not self.connection.poll(patience):
             # Polled again, as the last message may have arrived before the process ended.
@@ -170,7 +170,7 @@ def worker(
                     numbers = (theirs.fileno(), referees.fileno(), memory)
                     process = _process(job, threads, command, directory, numbers, output, more or {})
                 with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
-                    with suppress(OSError):  # the worker is already gone; its exit code shows why
+                    with suppress(OSError):  # the worker has already ended; its exit code shows why
                         connection.send(job)
                     yield Worker(process, connection, line, shown, printed)
             finally:
@@ -185,7 +185,7 @@ def worker(
 
 
 def labels(job: Job) -> tuple[str, ...]:
-    """Return the labels of a job's kernels, in the order in which an Activity numbers them."""
+    """Return the labels of a job's kernels, in the order of their indices in an Activity."""
     return tuple(choice.label for choice in job.kernels)
 
 

@@ -63,7 +63,7 @@ class _Launch:
 
 @dataclass
 class RankLaunches:
-    """The launches of a run, directed by rank 0: `begin` and `end_launch` for each, `end_run` once after the last."""
+    """The launches of a run, directed by rank 0: `begin` and `end_launch` for each launch, `end_run` after the last."""
 
     place: Place
     request: BenchRequest
@@ -84,8 +84,8 @@ class RankLaunches:
         self.store.shared.set(f"over/{self.number}", "1")
 
     def endings(self, wait: bool = False) -> dict[int, tuple[str, str]]:
-        """Return how the other ranks' workers ended, for the ranks that have reported, as a dict rank → (kernel,
-        words). With `wait`, wait a moment for missing reports."""
+        """Return how the other ranks' workers ended, for the ranks that have reported, as a dict from rank to
+        (kernel, words). With `wait`, wait a moment for missing reports."""
         endings: dict[int, tuple[str, str]] = {}
         until, left = time.monotonic() + _REPORTING, [*range(1, self.place.world_size)]
         while True:
@@ -154,8 +154,8 @@ def _message(store: RankStore, number: int) -> dict[str, Any]:
 
 
 def _ending(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:
-    """Run this rank's worker for one launch. Return (the kernel that raised, or an empty text; how the worker failed,
-    in words); both are empty if all went well."""
+    """Run this rank's worker for one launch. Return (the kernel that raised, or ""; how the worker failed, in words);
+    both are empty if all went well."""
     job = launch.job()
     directory = from_json(launch.request).directory
     with worker(job, launch.threads, command, directory, more=variables(place, number, job, launch.threads)) as busy:
@@ -181,7 +181,7 @@ def _ending(launch: _Launch, place: Place, store: RankStore, number: int, comman
 def variables(
     place: Place, launch: int, job: Job, threads: int, given: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment of a rank's worker: the launch's name in the store, and its cores or GPU."""
+    """Return the environment of a rank's worker: the launch's name in the store, and the worker's cores or GPU."""
     named = {
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store stays in the process that opened it
         "TORCHELASTIC_RESTART_COUNT": f"{place.attempt}-launch-{launch}",
@@ -194,7 +194,7 @@ def variables(
 
 
 def _binding(place: Place, threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Bind OpenMP's threads to separate cores for every rank of a machine, if there are enough cores."""
+    """Return variables that bind OpenMP's threads to separate cores for each rank of a machine, if there are enough."""
     from ffncli.system.host import affinity, one_cpu_per_core
 
     cores = one_cpu_per_core(affinity())

@@ -1,4 +1,4 @@
-"""Test the gate on known differences: it must fire on a real slowdown, and only then."""
+"""Test the gate on known differences: the gate must fire on a real slowdown, and only then."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class KnownDifference:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Every known difference; `reasons` are the reasons why rows were not gated."""
+    """Every known difference; `reasons` lists why rows were not gated."""
 
     allowed: float
     rows: tuple[KnownDifference, ...]

@@ -1,5 +1,5 @@
-"""The parent of a benchmark: runs K processes one after another, each with one worker per number of threads, and stores
-the results.
+"""The parent of a benchmark: runs K processes one after another, each with one worker per thread count, and stores the
+results.
 
 Nothing here imports torch; only the workers do. `new_run` and `resumed` lock the files that receive the results.
 """
@@ -115,7 +115,7 @@ class _Run:
 
     def work(self, process: int, threads: int, todo: tuple[Case, ...]) -> None:
         """Run one worker for these cases. If a kernel crashes its worker, or exceeds a limit so that the worker is
-        killed, the next worker leaves that kernel out.
+        killed, the next worker leaves out that kernel.
 
         If the kernel is unknown, the current case counts as finished, and the next worker gets the remaining cases.
         """
@@ -148,10 +148,10 @@ class _Run:
 
     @contextmanager
     def _started(self, job: Job, threads: int) -> Iterator[Worker]:
-        """Start a worker in the directory where the run began. Raises FFNError (exit 3) if that directory is gone."""
+        """Start a worker in the directory where the run began. Raises FFNError (exit 3) if it no longer exists."""
         directory, launches = self.request.directory, self.launches
         if directory is not None and not Path(directory).is_dir():
-            why = f"the run began in {shown_path(Path(directory))}, which is gone"
+            why = f"the run began in {shown_path(Path(directory))}, which no longer exists"
             raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
         more = launches.begin(job, threads) if launches else None
         try:
@@ -227,12 +227,12 @@ class _Run:
         self.progress.finished(self.process, case)
 
     def _excess(self, look: bool) -> Excess | None:
-        """Return the limit that the worker exceeds, or None. Memory is measured on every call before timing, later only
-        if `look` is set."""
+        """Return the limit that the worker exceeds, or None. Memory is measured on every call before timing begins, and
+        afterwards only if `look` is set."""
         assert self.stage is not None
         now = self.now()
         memory = self.busy.memory() if look or not self._timing else None
-        # Counting shared memory only once is slow, so it is only done if the worker seems to exceed the limit.
+        # Counting shared memory only once is slow, so this is only done if the worker seems to exceed the limit.
         if memory is not None and memory > (self.limits.most_memory or memory):
             memory = self.busy.memory(shared_once=True)
         excess = self.limits.excess(self.stage, now, self.since, self.busy.activity.read(), memory)
@@ -298,13 +298,13 @@ def _failed(text: str) -> FFNError:
 
 
 def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
-    """Map each (case, name that stands for `auto`) to the kernel chosen for all processes of the run."""
+    """Map each (case, label of a kernel `auto`) to the kernel chosen for all processes of the run."""
     return {(u.case, o.kernel): o.chosen for u in journal.finished_units for o in u.outcomes if o.chosen}
 
 
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcome: Outcome) -> TimedUnit:
     """Build the unit of a case that ended its worker: all kernels get this outcome and, if `kernel` is known, the
-    others' notes name it."""
+    notes of the other kernels name that kernel."""
     request = journal.request
     elsewhere = f"{outcome.note} at {kernel}"
     outcomes = tuple(
@@ -327,8 +327,8 @@ def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
 
 
 def default_path(part: GridPart | None = None) -> Path:
-    """Return `benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, otherwise a path in the
-    user's state folder, which is created; with `part`, the name ends in `-3of8.csv`. Raises FFNError if the folder
+    """Return a path such as `benchmarks/results/20261122T060338Z-host.csv` in a checkout with this folder, otherwise in
+    the user's state folder, which is created; with `part`, the name ends in `-3of8.csv`. Raises FFNError if the folder
     cannot be created."""
     import platform
     import re

@@ -1,5 +1,5 @@
-"""Ruling: the verdict on a kernel's answer, in numbers and words. The ruling's note and errors become part of an
-Outcome."""
+"""Ruling: the verdict on a kernel's answer, in figures and words. The ruling's note and errors become part of an
+Outcome, the result of one kernel in one case."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Error:
 
     @property
     def remark(self) -> str:
-        """The text for a note: `3 subnormal outputs`; empty if there are none."""
+        """The remark for a note, such as `3 subnormal outputs`; empty if there are none."""
         return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
 
     def worst(self, other: "Error") -> "Error":
@@ -61,8 +61,8 @@ class WrongCode(StrEnum):
 
 @dataclass(frozen=True)
 class Ruling:
-    """A verdict: `wrong` says in words what is wrong, and is empty for a right answer. `code` names what the kernel
-    did, if known; `error` is the size of the errors."""
+    """A verdict: `wrong` says in words what is wrong, and is empty for a right answer. `code` stands for what the
+    kernel did, if known; `error` is the size of the errors."""
 
     wrong: str = ""
     code: WrongCode | None = None
@@ -96,7 +96,7 @@ def ruled(outcome: Outcome, ruling: Ruling) -> Outcome:
 
 
 class WrongResult(Exception):
-    """Raised if a kernel breaks its contract or its numbers are wrong; `ruling` says how."""
+    """Raised if a kernel breaks its contract or its values are wrong; `ruling` says how."""
 
     def __init__(self, ruling: Ruling) -> None:
         super().__init__(ruling.wrong)

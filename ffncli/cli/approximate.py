@@ -176,8 +176,8 @@ def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
 
 
 def _errors(rows: Sequence[FitRow], line: str, noisy: bool) -> Table:
-    """Return the errors of each block; the last column is the error of the best line or plane, and `line` is its
-    heading."""
+    """Return the errors of each block; the last column, with the heading `line`, is the error of the best line or
+    plane."""
     title = "rmse and max error of the best seed, median rmse over seeds"
     names, errors = ("rmse", "median", "max error"), [(r.rmse, r.median_rmse, r.max_error) for r in rows]
     if noisy:

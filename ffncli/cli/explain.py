@@ -1,4 +1,4 @@
-"""`ffn explain`: a topic, or the list of all topics, as JSON, CSV (its numbers) and a readable page."""
+"""`ffn explain`: a topic, or the list of all topics, as JSON, CSV (its table of figures) and a readable page."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

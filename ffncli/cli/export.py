@@ -31,11 +31,11 @@ class ExportedOutputOptions(OutputOptions):
     ] = None  # fmt: skip
 
     def output(self) -> Output:
-        """Return the sink for the page."""
+        """Return where and how the page is written."""
         return OutputOptions.output(replace(self, out=None))
 
     def path(self, form: str) -> str | None:
-        """Return the path to write, None for stdout. FFNError if it cannot be written or has the wrong suffix."""
+        """Return the path to write, None for stdout. Raises FFNError if it is not writable or has the wrong suffix."""
         suffix, out = FORMS[form].suffix, None if self.out is None else os.path.expanduser(self.out)
         page = self.json or self.csv or self.format is not None
         if out in (None, "-"):

@@ -63,7 +63,7 @@ def answer(merged: Merged) -> Answer:
 
 
 def _summary(merged: Merged) -> str:
-    """Return `14 of 20 cases from 3 files`."""
+    """Return text such as `14 of 20 cases from 3 files`."""
     present, files = len({row.case for row in merged.rows}), len(merged.inputs)
     of = "" if merged.grid is None else f"of {len(merged.grid.request.cases)} "
     total = present if merged.grid is None else len(merged.grid.request.cases)

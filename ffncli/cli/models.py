@@ -14,7 +14,7 @@ from ffncli.options.opt import Opt
 from ffncli.show.parts import Answer, Short, Table
 
 _Text = Annotated[
-    str | None, Opt(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
+    str | None, Opt(metavar="TEXT", help="Show only models with TEXT in their name, or as their year or organisation.")
 ]
 
 

@@ -75,7 +75,7 @@ def by_check(rows: Sequence[CheckRow]) -> dict[str, list[CheckRow]]:
 
 
 def counted(rows: Sequence[CheckRow]) -> str:
-    """Return `31 passed, 1 failed, 4 skipped, 2 for information`; rows for information only report figures."""
+    """Return text such as `31 passed, 1 failed, 2 for information`; rows for information have no verdict."""
     judged: dict[bool | None, str] = {True: "passed", False: "failed"}
     words = [judged.get(row.passed, "skipped" if row.max_error is None else "for information") for row in rows]
     return ", ".join(f"{n} {w}" for w in (*judged.values(), "skipped", "for information") if (n := words.count(w)))
@@ -117,7 +117,7 @@ def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:
 
 
 def error_text(row: CheckRow) -> str:
-    """Return `error 5.8e-07 (limit 2.2e-05)`, or "" for a row without figures."""
+    """Return text such as `error 5.8e-07 (limit 2.2e-05)`, or "" for a row without figures."""
     if row.relative_error is None or row.tolerance is None:
         return ""
     return f"error {row.relative_error:.2g} (limit {row.tolerance:.2g})"
@@ -173,8 +173,8 @@ def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = F
 
 
 def _remark(certificate: Certificate) -> str:
-    """Return `fp32-true, batch-invariant`; for a refused kernel, the reason, followed by its arithmetic if that
-    explains the refusal."""
+    """Return text such as `fp32-true, batch-invariant`. For a refused kernel, return the reason, followed by the
+    kernel's arithmetic if that explains the refusal."""
     if certificate.reason:
         like = certificate.error_class if (certificate.error_class or "").endswith("-like") else None
         return "; ".join(filter(None, (certificate.reason, like)))

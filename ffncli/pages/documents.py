@@ -17,7 +17,7 @@ _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}
 _FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
     ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
-    ("Extremes after the activation", "value", ("min", "max")),
+    ("Minimum and maximum after the activation", "value", ("min", "max")),
     ("Entropy of the experts' load", "bits", ("entropy_bits", "max_entropy_bits")),
     ("Difference from the model's own FFN", "relative error", ("relative_error",)),
 )
@@ -68,7 +68,7 @@ def _text(value: Any) -> str:
 
 
 def _table(rows: _Rows, left_out: Container[str]) -> dict[str, Any]:
-    """Return the rows as a table, without keys that hold a record in any row; a list becomes a cell of text."""
+    """Return the rows as a table, without keys that hold a record in any row; a list becomes a string."""
     keys = [
         key
         for key in dict.fromkeys(key for row in rows for key in row)

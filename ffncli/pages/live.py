@@ -1,5 +1,5 @@
-"""Prepare a small block for the page's script, which computes the block: its inputs, weights, and steps in order,
-including the steps of each expert.
+"""Prepare the inputs, weights and steps of a small block for the page's script, which computes the block. The steps are
+in order and include the steps of each expert.
 
 An expert becomes ordinary steps: `received` selects the rows of the expert's tokens, the steps of its program follow
 under the names that a trace prints (`experts.3.gate`), and `experts` adds up the results.
@@ -29,7 +29,7 @@ def live_block(saved: Saved) -> dict[str, Any]:
     """Return the data for the page's script: `steps`, `weights`, `inputs`, and the activation `functions` to choose
     from.
 
-    Raises FFNError for a block that is too large to edit number by number, or that the script cannot compute.
+    Raises FFNError for a block that is too large to edit value by value, or that the script cannot compute.
     """
     _require_small(saved.weight_count, "weights", MOST_WEIGHTS, _AGAIN)
     _require_computable(saved)

@@ -108,7 +108,7 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
 
 def _times(rows: Sequence[ResultRow]) -> list[Child]:
     """Draw time against the number of tokens, with the measured roof, for each block and setting that has several
-    numbers of tokens."""
+    token counts."""
     out: list[Child] = []
     fields = [field for field in _OF_CASE if field not in ("tokens", "cache")]
     for key, alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).items():
@@ -133,7 +133,7 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
-    """Return pairs (number of tokens, least time that the measured roof allows). The least time is a kernel's time
+    """Return pairs (token count, least time that the measured roof allows). The least time is a kernel's time
     multiplied by its roof fraction."""
     times: dict[int, float] = {}
     for row in rows:
@@ -292,8 +292,8 @@ _VERDICT = (
     "within the margin. inconclusive: the interval is too wide to tell; more processes or more time make it narrower."
 )
 _ROOF = (
-    "The roof is the best rate that the same run measured on the same threads, for a large product or for reading "
-    "memory. Above 100 %, the machine was faster while the kernel ran than while the roof was measured."
+    "The roof is the best rate that the same run measured on the same threads, for a large matrix product or for "
+    "reading memory. Above 100 %, the machine was faster while the kernel ran than while the roof was measured."
 )
 _ERROR = (
     "The error of the output is measured against float64: ‖a−b‖ / ‖b‖. It is larger for a kernel that is faster "

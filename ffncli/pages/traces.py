@@ -1,5 +1,5 @@
 """Turn a saved trace into sections of a page: the steps with their costs, a heat map of each step and, for a small
-block, all numbers, which can be edited."""
+block, all values, which can be edited."""
 
 import math
 from pathlib import Path
@@ -96,7 +96,7 @@ def _about(saved: Saved) -> Child:
 
 
 def _figures(x: Tensor) -> str:
-    """Return shape, extremes, mean and spread of the finite values, counts of NaN, infinite and zero values."""
+    """Return the shape; minimum, maximum, mean and spread of the finite values; and counts of NaN, Inf and zeros."""
     finite = x[x.isfinite()]
     text = f"{x.shape[0]} × {x.shape[1]}"
     if finite.numel():
@@ -110,8 +110,8 @@ def _figures(x: Tensor) -> str:
 
 
 def heat_data(name: str, x: Tensor) -> dict[str, Any]:
-    """Return the cells of a matrix's heat map. Each cell has, of the values that it covers, the value of largest
-    magnitude and the mean. NaN takes precedence, then infinity, so that a cell that covers a NaN or an infinity shows
+    """Return the cells of a matrix's heat map. Each cell has the mean and the value of largest magnitude of the
+    values that it covers. NaN takes precedence, then infinity, so that a cell that covers a NaN or an infinity shows
     it."""
     cells, finite = cells_of(x, _ROWS, _COLUMNS), x[x.isfinite()]
     out: dict[str, Any] = {
@@ -125,7 +125,7 @@ def heat_data(name: str, x: Tensor) -> dict[str, Any]:
 
 
 def _word_of(value: float) -> float | str:
-    """Return a value for JSON, with NaN and infinity as text, since JSON cannot represent them."""
+    """Return a value for JSON, with NaN and infinity as strings, since JSON cannot represent them."""
     return _digits(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 

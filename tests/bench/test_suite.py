@@ -604,7 +604,7 @@ def test_workers_start_where_the_run_began(tmp_path, monkeypatch):
     gone = replace(asked, directory=str(tmp_path / "gone"))
     with (
         new_run(tmp_path / "b.csv", gone) as journal,
-        pytest.raises(FFNError, match=r"began in .*gone, which is gone") as e,
+        pytest.raises(FFNError, match=r"began in .*gone, which no longer exists") as e,
     ):
         run(journal)
     assert e.value.code == 3

@@ -91,7 +91,7 @@ REFUSED = [
     ("trace 4x8 --input 1,2,3,4 --tokens 2", "--input has 4 values", "2 × 4 needs 8"),
     (
         "activations gelu --source gpt2 --prompt a --prompt b",
-        "--prompt takes one text, got 2; ffn trace takes several",
+        "--prompt takes one prompt, got 2; ffn trace takes several",
     ),
     # ffn params
     ("params llama-2-7b --tp 7", "d_ff = 11008", "7 ranks", "nearest: 4 and 8"),

@@ -111,7 +111,7 @@ def _package(name: str, least: str) -> DoctorCheck:
 
 
 def older(current: str, least: str) -> bool:
-    """Return True if one version is older than another, by their leading numbers."""
+    """Return True if one version is older than another, by the leading numbers of the versions."""
 
     def numbers(text: str) -> tuple[int, ...]:
         parts = text.partition("+")[0].split(".")
@@ -158,7 +158,7 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     slow = "bf16 is computed through float32 on this CPU: slower than fp32"
     words = " ".join(instructions) or "unknown"
     if "amx_tile" in instructions and bf16_product_ending() == -signal.SIGILL:
-        broken = "a bf16 product kills the process (illegal instruction): the virtual machine probably announces AMX"
+        broken = "a bf16 matmul kills the process (illegal instruction): the virtual machine probably announces AMX"
         yield DoctorCheck("instructions", words, "bad", f"{broken} without describing it: {WITHOUT_AMX}")
     else:
         yield DoctorCheck("instructions", words, "ok" if fast else "note", "" if fast else slow)
@@ -167,7 +167,7 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     yield DoctorCheck("caches", cache_text(caches) or "unknown", "ok" if caches else "note", host.cpu_llc(root)[1])
     nodes = host.numa_nodes(root)
     if nodes is not None and nodes > 1:
-        advice = "stay on one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
+        advice = "use only one node: numactl --cpunodebind=0 --membind=0 ffn bench ..."
         yield DoctorCheck("memory nodes", f"{nodes} (NUMA)", "note", advice)
 
 
@@ -190,7 +190,7 @@ def _cores(cores: host.Cores) -> DoctorCheck:
 
 
 def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
-    """Return `L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches; `x2` counts identical ones."""
+    """List the data and unified caches, as in `L1d 32 KiB x2, L3 35.8 MiB`; `x2` stands for two equal caches."""
     kinds: dict[tuple[int, str, int], int] = {}
     for cache in caches:
         if cache.kind != "Instruction":
@@ -208,7 +208,7 @@ def _memory(root: Path) -> Iterator[DoctorCheck]:
         yield DoctorCheck("memory", "unknown", "note")
         return
     value = f"{size_text(free)} free" + (f" of {size_text(total)}" if total else "")
-    advice = "cold-weights needs room for 3 caches of weights" if free < 2 * _GIB else ""
+    advice = "cold-weights needs free memory of 3 times the cache's size" if free < 2 * _GIB else ""
     yield DoctorCheck("memory", value, "note" if advice else "ok", advice)
 
 
@@ -359,11 +359,11 @@ def _modes(index: int, state: GpuState) -> Iterator[DoctorCheck]:
     if state.persistence is not None:
         modes.append(f"persistence mode {'on' if state.persistence else 'off'}")
         if not state.persistence:
-            advice.append("sudo nvidia-smi -pm 1 keeps the driver loaded: processes start sooner")
+            advice.append("to keep the driver loaded, so that processes start sooner: sudo nvidia-smi -pm 1")
     if state.compute_mode is not None:
         modes.append(f"compute mode {state.compute_mode}")
         if state.compute_mode == "prohibited":
-            advice.append("sudo nvidia-smi -c 0 allows computing")
+            advice.append("to allow computing: sudo nvidia-smi -c 0")
     if state.mig:
         modes.append("a MIG instance: clocks and power are the whole card's")
     if modes:

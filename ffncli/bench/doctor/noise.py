@@ -1,14 +1,14 @@
-"""noise: the smallest difference that this machine can resolve. A small product is timed against itself, as in `ffn
-bench`.
+"""noise: the smallest difference that this machine can resolve. A small matrix product is timed against itself, as in
+`ffn bench`.
 
 Fresh processes run one after another. In each process, two arms that run the same code are timed in interleaved rounds,
 in several placements. The interval of their time ratio should contain 1, and its width is the machine's noise. The
 parent needs no torch.
 
-The whole bench is not used here: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU time per
-process, where 3.0 s are enough, and a run takes 46 to 73 s instead of 22 to 32 s (measured). It would also measure
-less: it does not time a small product against itself, and it has no blocks of identical code. `sequential_difference`
-needs such blocks.
+The whole bench is not used here: its verification, roof, anchor and bare matrix products take 4.6 to 5.2 s of CPU time
+per process, where 3.0 s are enough, and a run takes 46 to 73 s instead of 22 to 32 s (measured). The bench would also
+measure less, because it times no small matrix product against itself; `sequential_difference` needs such blocks of
+identical code.
 """
 
 import json
@@ -39,8 +39,8 @@ class Noise:
     """The result of the noise test; differences and fractions are relative to 1 (0.01: 1 %).
 
     `resolvable_difference` is the half-width of the 95 % interval of the A/A ratio over processes or, if the interval
-    does not contain 1, the larger distance of its ends from 1. `sequential_difference` is the same figure for a method
-    that times one arm after the other in the same total time; it is computed from the same blocks.
+    does not contain 1, the larger of the distances of its ends from 1. `sequential_difference` is the same figure for a
+    method that times one arm after the other in the same total time; it is computed from the same blocks.
     `sequential_times_longer` is how many times longer that method would have to run for the same resolution, if its
     errors averaged out. `troubled` is the fraction of blocks that were preempted, throttled or stolen from.
     """

@@ -2,7 +2,7 @@
 
 The unit is the process. `raw` is the difference in log time between NEW and BASE; `normalised` is the same difference
 after each process's time was divided by the time of its own machine anchor. A row fails only if both show a slowdown,
-after Holm's correction over the rows, and if the anchor's time did not change: otherwise the machine may be the cause.
+after Holm's correction over the rows, and if the anchor's time did not change; a change may come from the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALPHA = 0.05  # the gate's level: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
 CONVENTIONS = {
     "ratio": "time of NEW over time of BASE: geometric means over processes, Welch's 95 % t interval on logs of times",
-    "normalised": "the same, each process's time divided by its machine anchor's time (numpy GEMM and copy, no torch)",
+    "normalised": "the same, after dividing each process's time by its machine anchor's time (numpy GEMM and copy)",
     "regression": "certainly slower by more than the threshold, raw and normalised (one-sided, Holm over the rows, "
     f"{percent(ALPHA)}), or ok in BASE and wrong, failed or oom in NEW",
 }
@@ -117,7 +117,7 @@ class ComparedRow:
         return self.normalised_ratio is not None and differs(times, margin)
 
     def inconclusive(self, threshold: float | None) -> bool:
-        """Return whether `slower by more than threshold` is undecided or, without threshold, the verdict is."""
+        """Return whether `slower by more than threshold` is undecided; without threshold, whether the verdict is."""
         if self.verdict in (None, "mended", "broken"):
             return False
         if self.regression and threshold is not None:
@@ -228,7 +228,7 @@ _Tested = tuple[ComparedRow, Shift | None, Shift | None]
 
 
 def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
-    """Return the row without columns that depend on other rows; if it is gated, also its raw and normalised shifts."""
+    """Return the row without columns that depend on other rows; for a gated row, also its raw and normalised shifts."""
     base, new = _side("BASE", pair.base), _side("NEW", pair.new)
     row = _described(pair, base, new)
     if base.status != "ok" or new.status != "ok":
@@ -340,7 +340,7 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
 
 
 def change(ratio: float) -> str:
-    """Return the ratio in words: `12 % slower`, `3.4 % faster`, `the same`, `2.3 times as slow`."""
+    """Return the ratio in words, as in `12 % slower`, `3.4 % faster`, `the same` or `2.3 times as slow`."""
     if ratio >= 2:
         return f"{ratio:.3g} times as slow"
     if ratio <= 0.5:

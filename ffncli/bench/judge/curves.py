@@ -92,7 +92,7 @@ def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
 
 
 def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
-    """Return whether rows of several runs fit into one grid: no case and kernel twice, versions alike."""
+    """Return whether rows of several runs fit into one grid: no case and kernel occurs twice, and versions agree."""
     shared = columns("environment", one_per_grid=True)
     versions = {tuple(getattr(row, name) for name in shared) for row in rows}
     return len({(row.case, row.kernel) for row in rows}) == len(rows) and len(versions) == 1
@@ -126,7 +126,7 @@ def _block(axis: str, rows: Sequence[ResultRow]) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    """Return a value in words: `bf16`, `32 tokens`, `d_ff 512`."""
+    """Return a value in words, as in `bf16`, `32 tokens` or `d_ff 512`."""
     if name in ("tokens", "threads"):
         return f"{value} {name}"
     return str(value) if isinstance(value, str) else f"{name} {value}"

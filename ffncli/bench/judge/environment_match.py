@@ -13,7 +13,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.show.text import plural
 
 _KEY = (*BLOCK_COLUMNS, *ASKED, "kernel")
-Key = tuple[object, ...]  # the values of _KEY, and the case's own text if they do not distinguish cases
+Key = tuple[object, ...]  # the values of _KEY, and the case's key if these values do not distinguish cases
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Matching:
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
     """Match rows by block, by the requested setting (tokens, dtype, device, ...), and by kernel.
 
-    A pair holds the rows of all runs of a side. A row that appears twice on one side (its file was named twice, or
+    A pair holds the rows of all runs of a side. A row that appears twice on one side (its file was given twice, or
     merged with itself) counts once. Raises FFNError if one run has two different results for one case, or if the sides
     have no case and kernel in common.
     """
@@ -76,8 +76,8 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
 
 
 def environment(pairs: Iterable[RowPair]) -> str:
-    """Return one line with the machine and versions that all rows of both sides share: `AMD EPYC 7B13, torch 2.13.0,
-    Python 3.12.1`."""
+    """Return one line with the machine and versions that all rows of both sides share, such as `AMD EPYC 7B13, torch
+    2.13.0, Python 3.12.1`."""
     rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
     shared = {field: values.pop() for field in COMPARED if len(values := {getattr(row, field) for row in rows}) == 1}
     device = shared.get("device_name") or shared.get("cpu")
@@ -134,7 +134,7 @@ def _name(row: ResultRow) -> tuple[str, str]:
 
 
 def block_of(row: ResultRow) -> str:
-    """Return the block as a user types it: `512x2048:gelu`."""
+    """Return the block as a user types it, as in `512x2048:gelu`."""
     return f"{row.d_model}x{row.d_ff}:{row.activation}" + (", gated" if row.gated else "")
 
 

@@ -23,7 +23,7 @@ _GROWING = 0.01  # after growth by this share of the limit, memory is read again
 
 
 def call_limit(case: Case, method: Method) -> float:
-    """Return the seconds for one call or block of short calls: 2 minutes, or its work at 1 GFLOP/s and 100 MB/s."""
+    """Return the seconds that a call or block of short calls may take: 2 minutes, or more if there is much work."""
     if method.call_time is not None:
         return method.call_time
     work = work_of(case)
@@ -40,7 +40,7 @@ def memory_limit(method: Method) -> int | None:
 
 @dataclass(frozen=True)
 class Excess:
-    """A kernel that exceeded a limit or ended its worker in another way, and its outcome in these cases.
+    """A kernel that exceeded a limit or ended its worker in another way, and its status and note in these cases.
 
     `kernel` is empty if it is unknown.
     """
@@ -62,7 +62,7 @@ class WorkerLimits:
     method: Method
     cases: Sequence[Case]
     most_memory: int | None
-    since: float  # when the present code began to run
+    since: float  # when the current code began to run
     running: RunningCode = field(default_factory=RunningCode)
     memory: int = 0
     hurried: bool = False

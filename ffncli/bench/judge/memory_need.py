@@ -17,8 +17,8 @@ _WIDE = 8  # bytes of a float64
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """A case's bytes: `copies` copies of the weights, and the activations; for a backward pass, also the gradients and
-    their reference."""
+    """The bytes that a case needs: for `copies` copies of the weights, for activations and, in a backward pass, for the
+    gradients and their reference."""
 
     weights: int  # bytes of one copy of the weights
     copies: int
@@ -54,8 +54,8 @@ def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
     """Return one line with the memory that the case needs, the memory that was free, and the options that would make
     the case fit.
 
-    Each of `arms` arms has `each` copies of the weights, besides the drawn weights; `free` bytes were free before the
-    case began (None: unknown).
+    Each of `arms` arms (timed calls) has `each` copies of the weights, besides the drawn weights; `free` bytes were
+    free before the case began (None: unknown).
     """
     need = memory_need(case, 1 + arms * each)
     rest = f"{bytes_text(need.activations)} of activations"
@@ -77,9 +77,9 @@ def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
 def holders(kernels: Sequence[KernelChoice], each: int, referee: bool) -> int:
     """Return how many kernels and processes need copies of the weights besides the drawn weights.
 
-    If `each` is above 1, every arm needs copies, including the twin and the bare products. Otherwise only users'
+    If `each` is above 1, every arm needs copies, including the twin and the bare matrix products. Otherwise only users'
     kernels need copies (each counts twice, because its `prepare` received a second copy), and the `referee` if it is a
-    process.
+    process of its own.
     """
     if each > 1:
         return len(kernels) + 2

@@ -1,9 +1,9 @@
 """The roofline model (Williams, Waterman, Patterson 2009). `figures` computes what a case must compute and move, and
 how close its time is to the machine's limit. Needs no torch.
 
-FLOPs are counted for the matrix products, as in `block/cost.py`. Forward+backward counts three times forward: for each
-forward product, backward has two products of the same size, one for the gradient of the input and one for the gradient
-of the weights.
+FLOPs are counted for the matrix products, as in `block/cost.py`. Forward+backward has three times the FLOPs of forward:
+for each matrix product in forward, backward has two of the same size, one for the gradient of the input and one for the
+gradient of the weights.
 
 Bytes are compulsory: even an infinite cache would have to move them. Forward: x and every used weight are read once,
 and the output is written once. The used experts are the experts that received tokens or, if tokens were not counted,
@@ -38,13 +38,13 @@ class RooflineFigures:
     """The roofline figures of one case and time. `tflops` and `gbytes_per_s` are rates; the fractions are the least
     possible time divided by the measured time.
 
-    `fusion_saving_max` is the most time that fusing the activation with its products can save by moving fewer bytes, as
-    a share of the block's least time (0.086: at most about 8.6 %). It is an estimate, not a bound: it assumes that the
-    products run at the same rate in both versions. None means unknown.
+    `fusion_saving_max` is the most time that fusing the activation with its matrix products can save by moving fewer
+    bytes, as a share of the block's least time (0.086: about 8.6 %). It is an estimate, not a bound: it assumes that
+    the matrix products run at the same rate in both versions. None means unknown.
 
     `ridge_flops_per_byte` is the machine balance: peak divided by bandwidth, both measured, or from the data sheet if
     no roof was measured. `flops_per_byte` counts only bytes that no cache holds (None if a cache holds all bytes);
-    `bound` says on which side of the ridge it lies.
+    `bound` says on which side of the ridge this value lies.
     """
 
     flops: int
@@ -61,7 +61,7 @@ class RooflineFigures:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a case: the FLOPs of its products, and the bytes of weights and activations, read and written."""
+    """The work of a case: the FLOPs of its matmuls, and the bytes of weights and activations read and written."""
 
     flops: int
     weights_read: int
@@ -94,7 +94,7 @@ def figures(
     """Return the cost of `case` and, for a time of `time_s` seconds, its rates relative to the measured roof and the
     device's data sheet.
 
-    `case.cache` is the mode actually used. `tf32` says whether float32 products ran in TF32. `experts_touched` is the
+    `case.cache` is the mode actually used. `tf32` says whether float32 matmuls ran in TF32. `experts_touched` is the
     mean number of experts that received tokens in a call; None assumes independent uniform routing.
     """
     work = work_of(case, experts_touched)
@@ -137,7 +137,7 @@ def work_of(case: Case, experts_touched: float | None = None) -> Work:
     output = moved.activation_bytes_fused - inputs
     if case.passes == "forward":
         return Work(flops, weights, 0, inputs, output)
-    # For each forward product, backward has two of the same size: for the gradients of its input and of its weights.
+    # For each forward matmul, backward has two of the same size: for the gradients of its input and of its weights.
     return Work(3 * flops, weights, weights, inputs + output, output + inputs)
 
 
@@ -149,7 +149,7 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 
 def fusable_bytes(case: Case) -> int:
-    """Return the bytes between the products that a fused kernel need not move: product outputs that the activation
+    """Return the bytes between the matrix products that a fused kernel need not move: the outputs that the activation
     reads.
 
     Forward: fusing saves writing and reading gate and up (only up in a plain block); the activation's result must be
@@ -163,11 +163,11 @@ def fusable_bytes(case: Case) -> int:
 
 
 def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, int]:
-    """Return how many values the products write for elementwise steps, and how many values these steps write for the
-    next product.
+    """Return how many values the matrix products write for elementwise steps, and how many values these steps write for
+    the next matrix product.
 
-    Only products into d_ff count. A shared expert's gate and output do not count, as they are mixed in after the down
-    projection.
+    Only matrix products into d_ff count. A shared expert's gate and output do not count, as they are mixed in after the
+    down projection.
     """
     known = shapes(body, inputs)
     taken = experts_per_token(body)
@@ -193,8 +193,8 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
 class Sent:
     """The number of values that a rank passes to each all-reduce and to each all-to-all of one call.
 
-    Every expert is assumed equally likely, so each rank receives the same number of values in an all-to-all: the total
-    is a multiple of the number of ranks.
+    Every expert is assumed equally likely, so each rank receives the same number of values in an all-to-all, and the
+    total is a multiple of the number of ranks.
     """
 
     all_reduced: tuple[int, ...]

@@ -37,7 +37,7 @@ class Interval:
         return not (isinf(self.low) or isinf(self.high))
 
     def map(self, function: Callable[[float], float]) -> "Interval":
-        """Return the interval of an increasing function of the value."""
+        """Return the interval of an increasing function of the value: `function` maps the value and both ends."""
         return Interval(function(self.value), function(self.low), function(self.high))
 
 
@@ -145,13 +145,13 @@ def mad(values: Sequence[float]) -> float:
 
 
 def centre(groups: Sequence[Sequence[float]]) -> float:
-    """Return the value of a process: the median of all its rounds, if its placements (the groups) do not differ.
+    """Return the value of a process: the median of all its rounds, if its placements in memory (groups) do not differ.
 
-    If they differ (`differ`), the value is the weighted mean of the placements' medians. The weight is 1 / (v + median
-    v), where v is the variance of a placement's rounds divided by their number, so that a placement disturbed
+    If they differ (`differ`), the value is the weighted mean of the placements' medians. Each placement has the weight
+    1 / (v + median v), where v is the variance of its rounds divided by their count, so that a placement disturbed
     throughout counts little and quiet placements count equally. Medians are used because a disturbance can make a block
-    a hundred times as long: on a shared machine with two cores, interquartile means within placements scattered 1.3 to
-    3 times as much as medians.
+    take a hundred times as long: on a shared machine with two cores, interquartile means within placements scattered
+    1.3 to 3 times as much as medians.
     """
     if not differ(groups):
         return median([v for group in groups for v in group])

@@ -1,4 +1,5 @@
-"""The parent of a grid over machines: gives each slot one case at a time, and stores the answers.
+"""The parent of a grid over machines: gives each slot (a place on a machine that measures one
+case at a time) its next case, and stores the answers.
 
 A case is the smallest unit of distribution: all its kernels and processes run in one slot, so that every ratio comes
 from one machine. Answers are stored in the journal; a case that is lost with its machine is queued again.
@@ -19,13 +20,13 @@ from ffncli.errors import ExitCode, FFNError, clean
 
 MOST_TRIES = 3  # for a case that is lost with its machine
 _PATIENCE = 1.0  # s to wait for events of the slots
-_LONGEST_REASON = 200  # maximum characters of a launcher's text
+_LONGEST_REASON = 200  # maximum characters of a launcher's message
 _START = 30.0  # s per process, for a busy machine to load torch and verify the kernels
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """The progress of a run: finished cases, the slots of the running cases, and `news` of a loss or a refusal."""
+    """The progress of a run: finished cases, the slots of the running cases, and `news` if one is lost or refused."""
 
     finished: int
     cases: int
@@ -109,7 +110,7 @@ class _Dealing:
     refusal: FFNError | None = None
 
     def take(self, event: SlotEvent) -> None:
-        """Handle an event; ignore an event of a case that no slot has any longer."""
+        """Handle an event; ignore an event of a case that is no longer in a slot."""
         if event.case not in self.submitted:
             return
         if event.kind == "started":
@@ -171,6 +172,6 @@ class _Dealing:
 
 
 def _shortened(text: str) -> str:
-    """Return a launcher's text as one line, shortened."""
+    """Return a launcher's message as one line, shortened."""
     line = " ".join(clean(text.replace("\n", " ")).split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"

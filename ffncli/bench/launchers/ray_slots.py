@@ -86,7 +86,7 @@ def _no_cluster(address: str) -> FFNError:
 
 @dataclass(frozen=True)
 class _Actor:
-    """An actor, its number among all started actors, and the machine that it was started on (empty: any)."""
+    """An actor, its index among all started actors, and the machine that it was started on (empty: any)."""
 
     handle: Any
     number: int
@@ -95,7 +95,7 @@ class _Actor:
 
     @property
     def place(self) -> str:
-        """The slot's place as text: `node7, slot 2`."""
+        """The slot's name for messages, such as `node7, slot 2`."""
         return f"{self.host or 'a machine'}, slot {self.number}"
 
 
@@ -127,7 +127,7 @@ class RaySlots:
         self._start_events.append(SlotEvent("started", case, actor.place))
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
-        """Return the answers of actors since the last call, and which actors are lost."""
+        """Return the answers of actors since the last call, and an event for each lost actor."""
         self._refill()
         events, self._start_events = self._start_events, []
         waiting = [*self._busy, *self._starting]
@@ -179,7 +179,7 @@ class RaySlots:
         self._idle.append(_Actor(actor.handle, actor.number, actor.node, host))
 
     def _refill(self) -> None:
-        """Start the missing actors, on the machines that the cluster has at present."""
+        """Start the missing actors, on the machines that the cluster has now."""
         if time.monotonic() - self._counted < _RECOUNT:
             return
         self._counted = time.monotonic()
@@ -190,8 +190,8 @@ class RaySlots:
                 self._start(node)
 
     def _rooms(self) -> Counter[str]:
-        """Map each machine's id to its number of slots: one per GPU; without GPUs, one, as two would share the memory
-        bandwidth."""
+        """Map each machine's id to its number of slots: one per GPU; without GPUs, one per machine, as two would share
+        the memory bandwidth."""
         rooms: Counter[str] = Counter()
         for node in self.ray.nodes():
             resources = node["Resources"]

@@ -1,7 +1,7 @@
 """The work of a slot: it measures one case, with all its kernels and processes, as `ffn bench` does, on its own
 machine.
 
-Task and answer are JSON texts, so any launcher can transport them; the parent checks an answer as strictly as a file.
+Task and answer are JSON strings, so any launcher can transport them; the parent checks an answer as strictly as a file.
 Slots are places on other machines that each measure one case at a time.
 """
 
@@ -111,7 +111,7 @@ def _require_files(request: BenchRequest) -> None:
 
 @dataclass(frozen=True)
 class SlotEvent:
-    """An event of a case in a slot. `place` is the machine, with its slot or job: `node7, slot 2`.
+    """An event of a case in a slot. `place` is the machine with its slot or job, as in `node7, slot 2`.
 
     `started`: the slot is measuring the case now. `answered`: `text` is the answer, which `units_of` reads. `lost`: the
     machine failed or the job was killed, as `text` says. `refused`: the slot could not start, for the reason in `text`,

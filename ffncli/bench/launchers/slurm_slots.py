@@ -100,7 +100,7 @@ class SlurmSlots:
             raise FFNError(f"SLURM rejected the job: {text}", code=ExitCode.ENVIRONMENT) from None
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
-        """Return which jobs have started, and which are finished."""
+        """Return an event for each job that has started, and for each that is finished."""
         events = list(self._look())
         if not events:
             time.sleep(patience)
@@ -127,7 +127,7 @@ class SlurmSlots:
 
 
 def _ended(case: str, job: Any) -> SlotEvent:
-    """Return the event for the end of a case's job."""
+    """Return the event that reports how a case's job ended."""
     from submitit.core.utils import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
         FailedJobError,
         UncompletedJobError,
@@ -136,7 +136,7 @@ def _ended(case: str, job: Any) -> SlotEvent:
     place = _place(job)
     try:
         return SlotEvent("answered", case, place, str(job.result()))
-    except FailedJobError as error:  # the job's Python code raised; the error is a traceback and the place of the logs
+    except FailedJobError as error:  # the job's Python code raised; the error is a traceback and the folder of the logs
         trace = str(error).split("-" * 22)
         lines = (trace[1] if len(trace) > 2 else trace[0]).strip().splitlines()
         why = f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})"
@@ -146,6 +146,6 @@ def _ended(case: str, job: Any) -> SlotEvent:
 
 
 def _place(job: Any) -> str:
-    """Return the job's place: `node7, job 4711`."""
+    """Return the job's machine and id, as in `node7, job 4711`."""
     info = job.get_info()
     return f"{info.get('NodeList') or 'this machine'}, job {job.job_id}"

@@ -90,8 +90,8 @@ def use_in_worker(device: str) -> None:
 
 @cache
 def neighbours(device: str) -> str:
-    """Return which other processes use a GPU, in words. They are read on the first call, before this process uses the
-    GPU."""
+    """Return which other processes use a GPU, in words. The processes are listed on the first call, before this process
+    uses the GPU."""
     gpu, _ = gpu_handles(device)
     return gpu_state(gpu).neighbours if gpu else ""
 
@@ -127,8 +127,8 @@ class GpuProbe:
         self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """Return a reading, or an empty one if reading would take too much time: an older reading belongs to another
-        arm's block."""
+        """Return a new reading, or an empty one if reading would take too much time; an older reading would belong to
+        another kernel's block."""
         began = self._now()
         if began < self._next:
             return Sample()
@@ -189,14 +189,14 @@ def gpu_handles(device: str) -> tuple[GpuHandles | None, str]:
 
 
 def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tuple[str, ...]:
-    """Return flags for the GPU's state during a block, from a reading before and after: `sm=1410` MHz, `power=312` W;
-    `gpu-throttled`, `power-capped`.
+    """Return flags for the GPU's state during a block, from a reading before it and one after it: `sm=1410` MHz,
+    `power=312` W; `gpu-throttled`, `power-capped`.
 
     `clock=0.71` is the fraction of the rated clock. It is included if it is below 0.75, as for a CPU, unless the power
-    limit or a clock set by a user explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the
-    GPU has counted it. Other values come from the reading after the block, just after the GPU has worked, or from the
-    reading before it if the later one is empty. Without a reading there is no `clock`, since the reason for a low clock
-    is unknown.
+    limit or a clock set by a user explains it. A reason counts if it is in either reading. The SM clock is `sm_hz` if
+    the GPU has counted it. Other values come from the reading after the block, just after the GPU has worked, or from
+    the reading before the block if the later one is empty. Without a reading there is no `clock`, since the reason for
+    a low clock is unknown.
     """
     newest = before if after == Sample() else after
     sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
@@ -216,5 +216,5 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
 
 
 def _text(answer: object) -> str:
-    """Return an answer as text: old pynvml versions return bytes."""
+    """Return an answer as a string: old pynvml versions return bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

@@ -71,7 +71,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """Return the device name given by its maker: `NVIDIA H100 80GB HBM3`; for `cpu`, the name of the CPU."""
+    """Return the device name given by its maker, such as `NVIDIA H100 80GB HBM3`; for `cpu`, the name of the CPU."""
     if is_cuda(device):
         return torch.cuda.get_device_name(torch.device(device))
     return host.cpu_name()
@@ -86,7 +86,7 @@ def is_cuda(device: str) -> bool:
 
 
 def driver(device: str) -> str:
-    """Return `580.82.07, CUDA 12.8`: the GPU's driver, and the platform of this torch build; empty for a CPU."""
+    """Return the GPU's driver and torch's platform, as in `580.82.07, CUDA 12.8`; empty for a CPU."""
     if not is_cuda(device):
         return ""
     if torch.version.hip:
@@ -104,7 +104,7 @@ def nvidia_driver() -> str:
 
 
 def blas() -> str:
-    """Return the libraries of matrix products: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
+    """Return the matrix-multiplication libraries, as in `torch: MKL 2024.2, oneDNN 3.12.0; numpy: openblas 0.3.31`."""
     config = torch.__config__.show()
     parts = []
     if match := re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", config):
@@ -134,7 +134,7 @@ _OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_PO
 
 
 def openmp() -> str:
-    """Return the OpenMP runtime and its thread settings: `libgomp;bind=true;places=cores;wait=passive`."""
+    """Return the OpenMP runtime and its thread settings, as in `libgomp;bind=true;places=cores;wait=passive`."""
     settings = (f"{name}={os.environ[variable]}" for name, variable in _OPENMP.items() if os.environ.get(variable))
     return ";".join((*openmp_runtimes(), *settings))
 
@@ -148,7 +148,7 @@ def openmp_runtimes() -> tuple[str, ...]:
 
 
 def allocator(device: str = "cpu") -> str:
-    """Return the memory allocator and its settings: `glibc;mmap_threshold=...`, `jemalloc`, `system`."""
+    """Return the memory allocator and its settings, as in `glibc;mmap_threshold=...`, `jemalloc` or `system`."""
     maps = text(Path("/proc/self/maps"))
     library = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if f"lib{name}" in maps), "")
     settings = [
@@ -166,9 +166,9 @@ def allocator(device: str = "cpu") -> str:
 # --- arithmetic: what torch may use instead of full float32; set before anything is measured ----------------------
 
 
-# Environment variables that change a GPU's products without torch's knowledge: the first one overrides `allow_tf32`.
+# Environment variables that change a GPU's matmuls without torch's knowledge: the first one overrides `allow_tf32`.
 _OVERRIDES = {"NVIDIA_TF32_OVERRIDE": "tf32_override", "CUBLAS_WORKSPACE_CONFIG": "cublas_workspace"}
-# torch's float32 matmul precision → the arithmetic of float32 products, on a GPU and (oneDNN) on a CPU.
+# torch's float32 matmul precision → the arithmetic of float32 matmuls, on a GPU and (oneDNN) on a CPU.
 MODES = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
 
 
@@ -176,10 +176,10 @@ def set_math_mode(mode: str, device: str = "cpu") -> str:
     """Set the arithmetic of this process; return it in the form of the column `math_mode`, read back from torch.
 
     `mode` is torch's float32 matmul precision and applies to convolutions too: cuDNN's convolutions use TF32 by
-    default, and a kernel made of convolutions would otherwise use different arithmetic from one made of products. Sums
-    of bf16 and fp16 products keep torch's defaults (partial sums may be rounded), fp16 accumulation stays off, and
-    subnormals are kept. The text names the settings that matter on `device` (`cpu`, `cuda`, `cuda:1`). Raises FFNError
-    for an unknown mode.
+    default, and a kernel made of convolutions would otherwise use different arithmetic from one made of matmuls. Sums
+    in bf16 and fp16 matmuls keep torch's defaults (partial sums may be rounded), fp16 accumulation stays off, and
+    subnormals are kept. The result lists the settings that matter on `device` (`cpu`, `cuda`, `cuda:1`). Raises
+    FFNError for an unknown mode.
     """
     if mode not in MODES:
         raise FFNError(f"--math-mode: unknown mode {shown(mode)}", f"use {', '.join(MODES)}")
@@ -198,7 +198,7 @@ def set_math_mode(mode: str, device: str = "cpu") -> str:
 
 
 def math_mode(device: str = "cpu") -> str:
-    """Return the arithmetic in use: `fp32=highest subnormals=kept`; on a GPU also TF32 and 16-bit sums."""
+    """Return the arithmetic in use, as in `fp32=highest subnormals=kept`; on a GPU also TF32 and 16-bit sums."""
     matmul = torch.backends.cuda.matmul
     words = [f"fp32={torch.get_float32_matmul_precision()}"]
     if device.startswith("cuda"):
@@ -230,7 +230,7 @@ def gpu_columns(device: str) -> dict[str, str]:
     """Return the columns of a GPU, empty if unknown; no columns for a CPU.
 
     Cards of the same model differ by 5 % or more; a power limit of 500 instead of 700 W makes a larger difference, and
-    another cuBLAS makes `eager` a different kernel.
+    with another version of cuBLAS, `eager` is a different kernel.
     """
     if not is_cuda(device):
         return {}
@@ -252,7 +252,7 @@ def gpu_columns(device: str) -> dict[str, str]:
 
 @cache
 def cublas_version() -> str:
-    """Return `12.8.4`, the version of the library loaded by this process, else of the installed package."""
+    """Return the version, such as `12.8.4`, of the library that this process loaded, else of the installed package."""
     path = re.search(r"\S*/libcublas\.so\S*", text(Path("/proc/self/maps")))
     if path:
         try:
@@ -291,7 +291,7 @@ def room(device: str, most: int | None = None) -> int | None:
 
 
 def llc_and_room(device: str, most: int | None) -> tuple[int, int | None]:
-    """Return `llc_bytes` and `room`."""
+    """Return the values of `llc_bytes` and `room`."""
     return llc_bytes(device), room(device, most)
 
 
@@ -362,7 +362,7 @@ class KernelMemory:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Count memory allocated and not freed inside the `with` block, such as buffers, as kept by the kernel."""
+        """Count memory that the `with` block allocates and does not free, such as buffers, as kept by the kernel."""
         before = self._allocated()
         yield
         self.kept += self._allocated() - before

@@ -1,7 +1,7 @@
 """admit: decide whether a result of a public suite may enter its table. Nothing is timed: files are read and
 recomputed.
 
-Figures that follow from the blocks are recomputed from the blocks and compared with the rows; columns that follow from
+Figures that follow from the timed blocks are recomputed from them and compared with the rows; columns that follow from
 the suite's definition are compared with the definition. Someone who also invents the blocks can still cheat, so an
 important result should be measured again.
 """
@@ -30,7 +30,7 @@ from ffncli.system.files import read_whole
 MOST_OF_ROOF = 1.02
 _SHA256 = re.compile(r"sha256 ([0-9a-f]{64})\b")
 _MOST_ROUNDS_BYTES = 300_000_000
-_CLOSE = 1e-9  # relative: differences between two machines' logarithms
+_CLOSE = 1e-9  # relative difference that two machines' logarithms may have
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
 
 
 def recomputed(case: Case, rows: Sequence[ResultRow], blocks: Sequence[TimedBlock]) -> Mapping[str, ResultRow]:
-    """Map each kernel to its row, recomputed from its blocks; only status and errors come from the stored row."""
+    """Map each kernel to its row, recomputed from the blocks; only status and errors come from the stored row."""
     outcomes = tuple(
         Outcome(row.kernel, cast(Status, row.status), "", row.error_max, row.error_rel, computes=row.computes)
         for row in rows

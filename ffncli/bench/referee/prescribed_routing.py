@@ -1,9 +1,9 @@
-"""Routing as prescribed by --routing. It only changes x, so kernels need not know about it.
+"""Routing as prescribed by --routing. It only changes x, so kernels need not know about the prescription.
 
 A router's logits are x Rᵀ + b, so x' = x + (l - x Rᵀ - b) · pinv(R)ᵀ is the nearest x with the logits l, if d_model is
 at least the number of experts (otherwise the logits of x' are as near to l as possible). l is x's own logits, permuted
-among the experts, which keeps their distribution: the wanted experts get the largest logits, plus a small lift, so that
-rounding does not decide. The experts that the router then chooses are counted, never assumed.
+among the experts so that their distribution is kept: the wanted experts get the largest logits, plus a small lift, so
+that rounding does not decide. The experts that the router then chooses are counted, never assumed.
 """
 
 import hashlib
@@ -59,11 +59,11 @@ class PrescribedRouting:
         return self._draw(tokens, generator).to(self._router.device)
 
     def new_load(self) -> "ExpertLoad":
-        """Return an empty count for this case, of only the experts that have weights."""
+        """Return a new count, all zero, for the experts of this case that have weights."""
         return ExpertLoad(*self._sizes)
 
     def counted(self, x: Tensor) -> "ExpertLoad":
-        """Count the experts that the tokens of one x go to."""
+        """Return the count of tokens per expert for one x."""
         load = self.new_load()
         load.add(self.chosen(x))
         return load
@@ -90,7 +90,7 @@ class ExpertLoad:
     def __init__(self, experts: int = 0, d_model: int = 0) -> None:
         self._experts, self._d_model = experts, d_model  # only experts that have weights
         self._calls = 0
-        self._received: Tensor | None = None  # [experts + 2]; the last two: touched experts, tokens elsewhere
+        self._received: Tensor | None = None  # [experts + 2]; the last two: touched experts, tokens gone elsewhere
         self._tokens = 0
 
     def add(self, chosen: Tensor, wanted: Tensor | None = None) -> None:
@@ -178,7 +178,7 @@ def _exchanged(values: Tensor, first: Tensor) -> Tensor:
 
 
 def _order(values: Tensor, first: Tensor) -> Tensor:
-    """Return the indices by descending value; indices in `first` come before all others."""
+    """Return the indices in order of descending value, but with the indices in `first` before all others."""
     # More than the range of the values, so that each value in `first` comes before all others.
     spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True) + 1
     return (values + first * spread).argsort(-1, descending=True)

@@ -48,7 +48,8 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input x [tokens, d_model] with number `number`, and its reference output in float64.
+    """The input x [tokens, d_model] of a kernel's calls, and its reference output in float64. Inputs are numbered:
+    `number` identifies them.
 
     `rows` are the tokens that are compared (None: all), and `out` [rows, d_model] is their reference. In a backward
     pass, `g` [tokens, d_model] is the gradient of the output, and `grads` holds the gradients of `x` and of the
@@ -69,7 +70,7 @@ class Inputs:
 class Referee:
     """Knows the right answers of a case, and rules on a kernel's answers.
 
-    The subclass Rulings answers each question itself; any other subclass passes the questions on through `_ask`.
+    The subclass Rulings answers each question itself; all other subclasses pass the questions on through `_ask`.
     """
 
     def inputs(self, number: int) -> Inputs:
@@ -87,7 +88,7 @@ class Referee:
         return limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Rule on a kernel's whole answer to the inputs with this number: the compared rows of its output and, in a
+        """Rule on a kernel's whole answer to the inputs `number`: the compared rows of its output and, in a
         backward pass, its gradients, named as in `errors_of`."""
         ruling: Ruling = self._ask("ruling", kernel, number, given)
         return ruling
@@ -157,7 +158,7 @@ class Problem:
 
     @property
     def width(self) -> int:
-        """The length of the longest sum of products: over d_model, d_ff, and in a backward pass over tokens."""
+        """The length of the longest sum in a matrix product: over d_model, d_ff or, in a backward pass, the tokens."""
         spec = self.case.spec
         return max(spec.d_model, spec.d_ff, spec.shared_width, self.case.tokens if self.backward else 1)
 
@@ -174,7 +175,7 @@ class Problem:
 
     @cached_property
     def first(self) -> Inputs:
-        """The inputs of timed calls; they have the number 1."""
+        """The inputs of timed calls, which are number 1."""
         return self.inputs(1)
 
     @cached_property
@@ -189,7 +190,7 @@ class Problem:
 
     @cached_property
     def experts(self) -> Tensor | None:
-        """The experts that the tokens of `first` go to, booleans [tokens, experts]; None in a dense block."""
+        """The experts to which the tokens of `first` go, as booleans [tokens, experts]; None in a dense block."""
         with torch.no_grad():
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
@@ -222,7 +223,7 @@ class Problem:
         return self._drawn(self.case.tokens, generator, self._wanted(generator))
 
     def _generator(self, seed: int) -> torch.Generator:
-        """Return a generator on the device, or on the CPU if rows of a file or experts are drawn."""
+        """Return a generator on the device, or on the CPU if it draws rows of a file, or experts."""
         return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
 
     def _wanted(self, generator: torch.Generator) -> Tensor | None:
@@ -230,7 +231,7 @@ class Problem:
         return None if self.routing is None else self.routing.draw(self.case.tokens, generator)
 
     def _drawn(self, tokens: int, generator: torch.Generator, wanted: Tensor | None = None) -> Tensor:
-        """Draw x for this number of tokens; it sends them to the wanted experts if a routing is prescribed."""
+        """Draw x for this number of tokens; if a routing is prescribed, x sends the tokens to the wanted experts."""
         if self.file is None:
             x = torch.randn(tokens, self.case.spec.d_model, generator=generator, device=generator.device)
         else:
@@ -242,7 +243,7 @@ class Problem:
         """Return (tokens whose output should not depend on a kernel's rounding, booleans that mark tokens whose output
         still does).
 
-        If two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
+        If two experts score nearly the same, or the input of a relu is nearly 0, rounding decides which expert
         computes and which slope counts. Such tokens are drawn again, up to `_REDRAWS` times.
         """
         wanted = self._wanted(generator)
@@ -301,7 +302,7 @@ class Problem:
 
 
 def weight_bytes(case: Case) -> int:
-    """Return the bytes of a case's weights."""
+    """Return the number of bytes of a case's weights."""
     return cost(kernel_steps(steps_of(case.spec))).params * dtype_of(case.dtype).itemsize
 
 
@@ -380,8 +381,8 @@ def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor
 def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Yield, for every activation with kinks, the indices of the tokens that rounding may carry across a kink.
 
-    A sum of n products is accurate to eps · √n of the largest sum. eps is float32's, even for 16-bit dtypes, since
-    rounding the finished sum keeps its sign; for float64, it is float64's.
+    A sum of n products is accurate to eps · √n of the largest sum. For 16-bit dtypes too, eps is float32's, since
+    rounding the finished sum keeps its sign; for float64, eps is float64's.
     """
     if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
         return
@@ -390,7 +391,7 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
     tensors: dict[str, Tensor] = {}
     expert: int | None = None
     for event in events_in_float64(steps, weights, inputs):
-        if event.expert != expert:  # an activation's input belongs to the same expert
+        if event.expert != expert:  # an activation's input must come from the same expert
             tensors, expert = {}, event.expert
         tensors[event.name] = event.tensor
         if isinstance(event.step.op, Activation):
@@ -433,16 +434,18 @@ class InputFile:
         return rows.to(wide) * scale.to(wide)
 
 
-OUTPUT, GRADIENT = "its output", "its gradient of "  # the compared tensor, as named in notes
+OUTPUT, GRADIENT = "its output", "its gradient of "  # how notes name the compared tensor
 _SMALL = 0.01  # fraction of the largest gradient; a smaller gradient is judged as if it were that large
 
 
 @dataclass(frozen=True)
 class CallSample:
-    """Some tokens of one call: x [rows, d_model] as the kernel received it, and its answer `out` [rows, d_model].
+    """Some tokens of one call: x [rows, d_model] as the kernel received it, and the kernel's answer `out` [rows,
+    d_model].
 
     In a backward pass, `g` is the gradient of the output that the kernel received, and `gradient` the gradient of x
-    that it returned. Blocks are numbered separately for each kernel; only the last sample shown of a `block` is judged.
+    that the kernel returned. Blocks are numbered separately for each kernel; only the last sample shown of a `block` is
+    judged.
     """
 
     kernel: str
@@ -456,7 +459,7 @@ class CallSample:
 def errors_of(
     given: Mapping[str, Tensor], out: Tensor, gradients: Mapping[str, Tensor] | None = None
 ) -> dict[str, Error]:
-    """Return the error of every finite tensor that a kernel returned, by its name: OUTPUT, or GRADIENT and a name.
+    """Map the name of each finite tensor that a kernel returned (OUTPUT, or GRADIENT and a name) to its error.
 
     `out` and `gradients` are the references, of the same shapes.
     """

@@ -1,9 +1,9 @@
 """The referee as a separate process: it has weights, references and limits, and never loads a user's file.
 
-The worker forks it after torch is loaded and before anything is computed, which saves a second import. It then waits
-for questions without using a processor. Nothing that the worker sends is unpickled, and no answer contains a reference.
-The referee reports its findings about each kernel to the worker's parent itself, over a connection that the worker
-closes before it loads a user's file; what the worker says about its kernels counts only if both agree
+The worker forks it after torch is loaded and before anything is computed, which saves a second import. The referee then
+waits for questions without using a processor. Nothing that the worker sends is unpickled, and no answer contains a
+reference. The referee reports its findings about each kernel to the worker's parent itself, over a connection that the
+worker closes before it loads a user's file; what the worker says about its kernels counts only if both agree
 (judge/summary.py). The referee ends with the worker. If forking is not safe (on any system but Linux), there is no such
 process, and the worker judges by itself.
 """
@@ -76,7 +76,7 @@ class RefereeProcess(Referee):
             super().show(sample)
 
     def report(self) -> None:
-        """Make the referee report to the worker's parent what it found in this case."""
+        """Make the referee report its findings in this case to the worker's parent."""
         self._ask("report")
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class RefereeProcess(Referee):
 
 @contextmanager
 def referee_process(job: Job, others: Connection, reports: Connection | None = None) -> Iterator[RefereeProcess | None]:
-    """Yield the referee of a job, or None if it is not used (on a GPU, step by step) or cannot be forked.
+    """Yield the referee of a job, or None if it is not used (on a GPU, with --by-step) or cannot be forked.
 
     Call it before any computation, and before a user's file is loaded. The child closes `others`, the connection to the
     worker's parent; the worker closes `reports`, the referee's own connection to that parent.
@@ -231,7 +231,7 @@ class _Answers:
     def _report(self) -> None:
         if self.reports is None:
             return
-        with suppress(OSError):  # the parent is gone or closes the connection
+        with suppress(OSError):  # the parent has ended or closes the connection
             report = asdict(self._rulings().report()) | {"case": self.case.key if self.case else ""}
             self.reports.send_bytes(json.dumps(report).encode())
 

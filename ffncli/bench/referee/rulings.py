@@ -1,7 +1,7 @@
 """The referee's rulings: whether an answer is right, and what is known so far about each kernel of a case.
 
-The same code runs in the referee's process, or in the worker if it has none. In the referee's own process, nothing that
-a kernel does to the worker's Python can change a limit, a comparison or a finding.
+The same code runs in the referee's process, or in the worker if there is no such process. In the referee's own process,
+nothing that a kernel does to the worker's Python can change a limit, a comparison or a finding.
 
 The baseline's error must be within `allowed`; any other kernel's error within `allowed` or 4 times the error of a
 passing baseline, whichever is larger. A 16-bit output must also have an rms error within `rms_tolerance`, which
@@ -9,8 +9,8 @@ distinguishes 8-bit weights from 16-bit weights.
 
 `allowed` is `measure.gap.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the reference.
 With float32, eps_sum is eps, so `allowed` is c · eps · √d_ff with c = 4 (plus 4 · eps for the last rounding). With
-16-bit dtypes, eps is the dtype's, for the rounding of every step, but eps_sum is float32's. With the dtype's eps for
-sums too, c · eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
+16-bit dtypes, eps is the dtype's, for the rounding of every step, but eps_sum is float32's: if eps_sum were the
+dtype's, c · eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kernel would pass.
 """
 
 import math
@@ -30,11 +30,11 @@ from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.measure.gap import declared_tolerance, rms_tolerance, tolerance_for
 from ffncli.run.measure.statistics import in_words, not_finite
 
-GRADIENTS = 2  # factor on `allowed` if gradients are checked, as twice as many products are chained
+GRADIENTS = 2  # factor on `allowed` if gradients are checked, as twice as many matrix products are chained
 TIMES = 4  # factor on the error of a passing baseline
 
-# The relative precision to which float32 products may first be rounded (torch.set_float32_matmul_precision): TF32 has
-# 10 bits, bf16 has 7.
+# The relative precision to which the factors of float32 matmuls may be rounded (torch.set_float32_matmul_precision):
+# TF32 has 10 bits, bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NOT_FINITE = Error(math.inf, math.inf)
 _WIDE = 16  # a token with at least this many values does not repeat by chance
@@ -78,7 +78,7 @@ class Rulings(Referee):
         self._shown: dict[tuple[str, int], CallSample] = {}
 
     def inputs(self, number: int) -> Inputs:
-        """Return the inputs with this number, including references."""
+        """Return the inputs `number`, including references."""
         if number == 1:
             return self._problem.first
         if number not in self._known:
@@ -98,7 +98,7 @@ class Rulings(Referee):
         return max(limit, declared_tolerance(computes)[0]) if computes else limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Rule on the whole answer to the inputs with this number: the compared rows of the output and, in a backward
+        """Rule on the whole answer to the inputs `number`: the compared rows of the output and, in a backward
         pass, the gradients, named as in `errors_of`."""
         inputs = self.inputs(number)
         ruling = self._of_whole(kernel, inputs, given)
@@ -245,7 +245,7 @@ def form_fault(problem: Problem, shape: Sequence[int], dtype: torch.dtype, token
 
 
 def infinite(what: str, tensor: Tensor) -> str:
-    """Return `its output has 3 NaN`, or an empty text if all values are finite."""
+    """Return text such as `its output has 3 NaN`, or "" if all values are finite."""
     return "" if bool(tensor.isfinite().all()) else f"{what} has {in_words(*not_finite(tensor))}"
 
 

@@ -86,7 +86,7 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _value(plain: Any, fill: Fill) -> Any:
-    """Return the value described by `plain`; `fill` gets the memory of its tensors, one after the other."""
+    """Return the value described by `plain`; `fill` gets the memory of the value's tensors, one after the other."""
     if isinstance(plain, list):
         return [_value(one, fill) for one in plain]
     if not isinstance(plain, dict):

@@ -1,4 +1,4 @@
-"""Routings and inputs, which determine a case's x. Files are read and checked here, before anything is measured.
+"""Routings and inputs, which determine a case's input x. Files are read and checked here, before anything is measured.
 
 The workers read the files again with the same functions.
 """
@@ -27,7 +27,7 @@ _HOW = "use uniform, zipf:1.2, text, or a file of ffn trace --save FILE.safetens
 
 
 def routing_text(field: str, text: str) -> str:
-    """Return a routing, with the home folder of a file expanded. Raises FFNError for anything else."""
+    """Return a valid routing; in a file name, ~ is expanded. Raises FFNError for anything else."""
     if text == TEXT:
         return text
     if text == UNIFORM or text.partition(":")[0] == "zipf":
@@ -69,7 +69,7 @@ def check_routing(routing: str, label: str, spec: FFNSpec) -> None:
 
 
 def routing_note(routing: str, tokens: int, spec: FFNSpec) -> str:
-    """Return a note if `routing` is a file with another number of tokens; otherwise ""."""
+    """Return a note if `routing` is a file whose number of tokens differs; otherwise ""."""
     if not is_file(routing) or spec.moe is None:
         return ""
     there = len(traced_routes(routing, spec.moe.experts + spec.moe.identity_experts, spec.moe.top_k))

@@ -44,7 +44,7 @@ TOKENS = (32,)
 DECODE = 16  # with at most this many tokens, reading weights dominates: `auto` keeps them uncached
 CACHES = ("auto", *(name for name in get_args(Cache) if name != "shared"))
 Names: TypeAlias = str | Sequence[str]
-_SOURCE = Accepts("text such as '512x2048:gelu', or a path", text)
+_SOURCE = Accepts("a string such as '512x2048:gelu', or a path", text)
 _what = partial(Opt, group="What to measure")
 _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
 
@@ -107,8 +107,8 @@ class Grid(Dimensions):
         _what(
             "--routing", metavar="NAME,...", repeat=True,
             accepts=replace(NAMES, values=(UNIFORM, "zipf:1.2", TEXT)),
-            help="How tokens are spread over experts: uniform, zipf:1.2 (by popularity), text (by the words of a text),"
-            " or FILE from ffn trace --save; several make a grid. [default: as the router sends random tokens]",
+            help="How tokens spread over experts: uniform, zipf:1.2 (by popularity), text (by the words of a speech),"
+            " or FILE from ffn trace --save; several make a grid. [default: the router decides, for random tokens]",
         ),
     ] = None  # fmt: skip
     input: Annotated[
@@ -122,7 +122,7 @@ class Grid(Dimensions):
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """The different numbers of tokens; () if no number is given."""
+        """The different token counts; () if none is given."""
         return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len)))
 
 
@@ -188,7 +188,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int
     threads = tuple(dict.fromkeys(listed(grid.threads))) or (threads_of_rank(grid.ranks),)
     tokens = grid.token_counts or TOKENS
     blocks = _blocks(grid)
-    # On a GPU the CPU's threads only launch kernels, so one number of threads is enough.
+    # On a GPU the CPU's threads only launch kernels, so one thread count is enough.
     places = [(d, t) for d in devices for t in (threads if d == "cpu" else threads[:1])]
     data = _data(grid)
     count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places) * len(data)
@@ -218,7 +218,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int
 
 
 def _data(grid: Grid) -> list[dict[str, str]]:
-    """Return what decides x, as fields of a Case: a dict per routing, with the files' sha256."""
+    """Return the fields of a Case that decide x: a dict per routing, with the files' sha256."""
     routings = _each(routing_text, "routing", listed(grid.routing)) or ("",)
     name = "" if grid.input is None else os.path.expanduser(grid.input)
     more = {"input": name, "input_sha256": digest(option("input"), name)} if name else {}
@@ -304,7 +304,7 @@ def _device(option: str, text: str) -> str:
 
 
 def cached(cache: str, tokens: int) -> Any:
-    """Return the cache mode, with `auto` resolved: with few tokens, `auto` keeps the weights out of the caches."""
+    """Return the cache mode, with `auto` resolved: with few tokens, weights are kept out of the caches."""
     if cache != "auto":
         return cache
     return "cold-weights" if tokens <= DECODE else "warm"
@@ -372,7 +372,7 @@ def build_request(
 
 
 def _of(grid: Grid, devices: Sequence[str], method: Method) -> dict[str, Any]:
-    """Return the effective values of a request by option name: the kinds of its devices, its method, and its ranks."""
+    """Return a request's effective values by option name: the kinds of devices, the method, and the ranks."""
     names = ("processes", "launch", "sustained", "by_step", "in_model")
     return {
         "device": tuple(device.partition(":")[0] for device in devices),
@@ -406,7 +406,7 @@ def threads_of_rank(ranks: Ranks) -> int:
 
 
 def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
-    """Raise FFNError, with the nearest possible numbers, for a block that these ranks cannot split."""
+    """Raise FFNError, with the nearest possible rank counts, for a block that these ranks cannot split."""
     check_ranks(model, ranks, dtype("fp32"))
     if odd := next((number for number in tokens if number % ranks.ep), None):
         raise FFNError(
@@ -419,7 +419,7 @@ def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
 
 
 def to_json(request: BenchRequest) -> dict[str, Any]:
-    """Return the request for JSON. Its kernels are stored as texts of --kernel, with their labels as `names`."""
+    """Return the request for JSON. Its kernels are stored as strings of --kernel, with their labels as `names`."""
     return {**asdict(request), "kernels": [kernel.text for kernel in request.kernels], "names": list(request.names)}
 
 
@@ -458,8 +458,8 @@ def _check(request: BenchRequest, where: str) -> None:
 
 
 def _choice(text: str, label: str) -> KernelChoice:
-    """Rebuild a kernel's choice. Earlier versions stored the text as typed, without the name of the kernel if the file
-    has only one; in that case, the label provides the name."""
+    """Rebuild a kernel's choice. Earlier versions stored the string as typed, without the name of the kernel if the
+    file has only one; in that case, the label provides the name."""
     choice = parse(text)
     choice = choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
     return replace(choice, label=label)  # the label still has `main` where the choice has a commit's hash

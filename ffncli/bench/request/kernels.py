@@ -68,7 +68,7 @@ def choose_kernels(
     require_unlike(labels)
     if over_ranks and any(kernel.kernel == AUTO for kernel in kernels):
         raise FFNError(
-            f"{option('kernel')}: auto chooses among kernels of whole blocks", "name a kernel, as in -k eager,dtensor"
+            f"{option('kernel')}: auto chooses among kernels of whole blocks", "list kernels, as in -k eager,dtensor"
         )
     if not over_ranks and (needs := next((label for label in labels if label in OVER_RANKS), None)):
         raise FFNError(
@@ -96,7 +96,7 @@ def choose_kernels(
 
 def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[str, ast.FunctionDef]]) -> KernelChoice:
     """Return the choice with its kernel's name, if it can be read from the user's file. Adds the file to `files`, and
-    the kernel to `functions` if it is a plain function.
+    the kernel to `functions` if the kernel is a plain function.
 
     If the choice names a git reference, it is replaced by the commit's hash, which fixes the file's contents: a branch
     may move on.
@@ -115,7 +115,7 @@ def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[st
         functions += [(where, function) for function in _functions(tree, choice.attribute)]
     if choice.label in OWN_ARMS:
         raise FFNError(
-            f"{option('kernel')}: {shown(choice.label)} is reserved for one of ffn's own arms", "give another label"
+            f"{option('kernel')}: {shown(choice.label)} is reserved for ffn's measurements", "give another label"
         )
     return choice
 
@@ -183,7 +183,7 @@ def _functions(tree: ast.Module, name: str | None) -> list[ast.FunctionDef]:
 
 
 def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
-    """Return `name`, or the name of the file's only kernel if `name` is None."""
+    """Return the kernel's name: `name` or, if `name` is None, the name of the file's only kernel."""
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if name is not None:
         if name not in _bound(tree) and not _makes_names(tree):
@@ -233,8 +233,8 @@ class NamedCertificate:
     experts: bool
 
     def covers(self, case: Case) -> bool:
-        """Return whether the certificate covers the case; widths and numbers of tokens may differ from the certified
-        numbers."""
+        """Return whether the certificate covers the case; widths and token counts may differ from the certified
+        ones."""
         spec = case.spec
         same = (spec.activation, bool(spec.gated), spec.moe is not None) == (self.activation, self.gated, self.experts)
         return same and (case.dtype, case.device, case.passes) == (self.dtype, self.device, "forward")
@@ -280,7 +280,7 @@ def named_certificates(
 
 
 def _is_of(certificate: Mapping[str, Any], choice: KernelChoice) -> bool:
-    """Return whether the certificate names this kernel; a slowed kernel is a different kernel."""
+    """Return whether the certificate is about this kernel; a slowed kernel is a different kernel."""
     if choice.factor is not None:
         return False
     if choice.file is None:

@@ -1,10 +1,10 @@
 """Decide which machine measures which case: each machine measures one part of a grid, or a launcher distributes the
 cases.
 
-`--shard 3/8` is the third of eight parts. The cases are sorted by the SHA-256 of their keys and dealt in turn, like
-cards. So every machine computes the same parts, in any version of Python and for any order of the options. Long cases,
-which are neighbours in a grid, are spread over the parts. All kernels of a case are in the same part, so a ratio never
-compares machines. Part 3 of 8 equals parts 3 and 11 of 16 together.
+`--shard 3/8` is the third of eight parts. The cases are sorted by the SHA-256 of their keys and dealt to the parts one
+by one, like cards. So every machine computes the same parts, in any version of Python and for any order of the options.
+Long cases, which are neighbours in a grid, are spread over the parts. All kernels of a case are in the same part, so a
+ratio never compares machines. Part 3 of 8 has the cases of parts 3 and 11 of 16.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ RAY_OPTIONS = ("address",)
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """A launcher, the cases to measure at once (None: its default), and its options."""
+    """A launcher, the number of cases to measure at once (None: the launcher's default), and its options."""
 
     launcher: LauncherName
     slots: Annotated[int, Range(1, MOST_SLOTS)] | None = None
@@ -113,7 +113,7 @@ def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) 
 
 
 def require_any_gpu(devices: Sequence[str]) -> None:
-    """Raise FFNError if a case for other machines names a specific GPU, such as cuda:1."""
+    """Raise FFNError if a case for other machines requests a specific GPU, such as cuda:1."""
     if numbered := [device for device in devices if device.startswith("cuda:")]:
         why = f"{option('device', numbered[0])} contradicts {option('launcher')}"
         raise FFNError(why, f"a slot has one GPU, which the launcher chooses: {option('device', 'cuda')}")

@@ -1,4 +1,4 @@
-"""The options of `ffn bench` other than those that define its cases, and the rules on which options contradict or need
+"""The options of `ffn bench` other than those that define its cases, and the rules for options that contradict or need
 each other."""
 
 import os
@@ -52,7 +52,7 @@ Certificates = Annotated[
     FilePath | Iterable[FilePath] | None,
     _result(
         "--certificate", metavar="FILE", accepts=PATHS, repeat=True,
-        help="Certificates of your kernels, from ffn verify --referee, to name in the results.",
+        help="Certificates of your kernels, from ffn verify --referee; the results refer to them.",
     ),
 ]  # fmt: skip
 Save = Annotated[
@@ -183,7 +183,7 @@ class MethodOptions(Options):
         str | None,
         _compute(
             "--math-mode", metavar="NAME", accepts=choice("highest", "high", "medium"),
-            help="Precision of float32 products: highest, high or medium. [default: highest]",
+            help="Precision of float32 matmuls: highest, high or medium. [default: highest]",
         ),
     ] = None  # fmt: skip
     launch: Annotated[
@@ -224,7 +224,7 @@ class MethodOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions(Options):
-    """The purpose of a run, the file for its results, and when it fails."""
+    """The purpose of a run, the file for the results, and the conditions under which the run fails."""
 
     selftest: Annotated[
         bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown and raise no false alarm.")
@@ -295,7 +295,7 @@ class LauncherOptions(Options):
 
 
 def certificate_files(certificate: FilePath | Iterable[FilePath] | None) -> tuple[str, ...]:
-    """Return the certificate files; on the command line, one text may list several, separated by commas."""
+    """Return the certificate files; on the command line, one string may list several, separated by commas."""
     texts = [[text] if os.path.isfile(os.path.expanduser(text)) else text.split(",") for text in listed(certificate)]
     return tuple(name.strip() for names in texts for name in names)
 

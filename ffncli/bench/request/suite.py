@@ -1,5 +1,5 @@
-"""The public suites in the package. They define every dimension of their cases and are never edited: a change is a new
-suite.
+"""The public suites in the package. They define every dimension of their cases and are never edited; a change needs a
+new suite.
 
 A suite's file is its definition: its SHA-256 is in every result, and a run does not use the catalog of models.
 """
@@ -20,7 +20,7 @@ from ffncli.models.files.json_records import Count, Positive, record_of
 from ffncli.models.files.strict_json import parse_object
 
 SUITES = ("ffn-1",)
-CPU, CUDA = "cpu", "cuda"  # the tracks, named after their device
+CPU, CUDA = "cpu", "cuda"  # the tracks (the groups of cases), named after their device
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,13 @@ ROUNDS_HEADER = line(ROUNDS)
 
 
 def cells(row: ResultRow) -> tuple[Any, ...]:
-    """Return the raw values of a row, in the order of COLUMNS, with warnings as text."""
+    """Return the raw values of a row, in the order of COLUMNS, with warnings as strings."""
     values = {f.name: getattr(row, f.name) for f in fields(row)} | {"warnings": tuple(map(str, row.warnings))}
     return tuple(values.values())
 
 
 def json_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
-    """Return the rows for JSON: column → value."""
+    """Return each row for JSON, as a dict from column to value."""
     return [
         {name: list(cell) if isinstance(cell, tuple) else cell for name, cell in zip(COLUMNS, cells(row), strict=True)}
         for row in rows
@@ -77,7 +77,7 @@ def row_lines(rows: Sequence[ResultRow]) -> str:
 
 
 def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
-    """Return the blocks as lines of the rounds file."""
+    """Return the timed blocks as lines of the rounds file."""
     return "".join(
         line((run_id, b.process, b.case, b.placement, b.round, b.position, b.kernel, b.inner, b.seconds, b.flags))
         for b in blocks
@@ -157,7 +157,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     """Read results of `ffn bench` as a DataFrame with a row per case and kernel and the columns of the CSV.
 
     Whole numbers have the type Int64 and booleans the type boolean (unknown: <NA>); other numbers have the type float64
-    (unknown: NaN), texts the type str; lists are tuples. `path` may be several files. Raises FFNError for a file that
+    (unknown: NaN), strings the type str; lists are tuples. `path` may be several files. Raises FFNError for a file that
     is not a result.
     """
     paths = [path] if isinstance(path, (str, Path)) else list(path)
@@ -175,7 +175,7 @@ def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
         values = [row[at] for row in rows]
         plain, _ = _kinds(ResultRow)[_FIELDS[name]]
         kind = kinds.get(plain.__name__)
-        if kind is None:  # text stays unchanged: "none" is not a missing value
+        if kind is None:  # strings stay unchanged: "none" is not a missing value
             series[name] = pandas.Series(values, dtype="str" if plain is str else object)
         elif kind == "float64":
             series[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
@@ -187,7 +187,7 @@ def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
 def _records(
     lines: Iterable[tuple[str, str]], needed: Sequence[str], columns: list[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (`FILE, line 7`, a dict column → text) for every record. Another header with other columns may follow."""
+    """Yield (a place such as `FILE, line 7`, a dict from column to cell) for every record. More headers may follow."""
     for where, text in lines:
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)
@@ -215,7 +215,7 @@ def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
 
 
 def _lines(path: Path, growing: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield `FILE, line 7` and the text of every line without its end; in a `growing` file, of every complete line."""
+    """Yield (a place such as `FILE, line 7`, the line without its end), in a `growing` file for complete lines only."""
     try:
         with open_to_read(path) as file:
             if file.read(3) != b"\xef\xbb\xbf":
@@ -234,7 +234,7 @@ def _lines(path: Path, growing: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def _split(file: IO[bytes], name: str, growing: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield `NAME, line 7` and the text of every line. Only one line is in memory at a time."""
+    """Yield (a place such as `NAME, line 7`, the line) for every line. Only one line is in memory at a time."""
     number = 0
     while one := file.readline(_LONGEST_LINE + 2):
         number += 1
@@ -303,7 +303,7 @@ def _element(where: str, column: str, text: str, kind: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Return the text without the apostrophe that keeps a spreadsheet from running it as a formula."""
+    """Return the cell without the apostrophe that keeps a spreadsheet from running the cell as a formula."""
     return text[1:] if re.match(r"'[=+\-@]", text) else text
 
 

@@ -120,5 +120,5 @@ def _kernels(request: BenchRequest) -> list[tuple[str | None, ...]]:
 
 
 def _files(request: BenchRequest) -> list[tuple[str, str]]:
-    """Return (name, sha256) of the user's files, code and data."""
+    """Return (name, sha256) for each of the user's files, both code and data."""
     return [(Path(name).name, digest) for name, digest in request.files.items()]

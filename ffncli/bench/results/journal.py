@@ -104,7 +104,7 @@ class _Kept:
 class Journal:
     """An open run: its request and its finished units. `run` holds `run_id` and `started_utc`.
 
-    `died` names the cases that killed a worker: they count as finished and are not run again.
+    `died` has the keys of the cases that killed a worker: they count as finished and are not run again.
     """
 
     files: ResultFiles
@@ -185,7 +185,7 @@ class Journal:
         return rows
 
     def _whole(self, kept: _Kept) -> TimedUnit:
-        """Return the unit with its blocks of the rounds file. Raises FFNError if they belong to another unit."""
+        """Return the unit with its blocks from the rounds file. Raises FFNError if these belong to another unit."""
         where, unit = shown_path(self.files.rounds), kept.unit
         if kept.end - kept.start > _MOST_UNIT_BYTES:
             raise FFNError(f"{where}: the blocks of one unit are too large ({kept.end - kept.start:,} bytes)", _ANEW)
@@ -291,7 +291,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         raise FFNError(f"nothing to resume: there is no {name}", hint) from None
     except OSError as error:
         raise FFNError(f"cannot read {name}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-    lines = raw.split(b"\n")[:-1]  # text after the last line end is incomplete
+    lines = raw.split(b"\n")[:-1]  # bytes after the last line end are an incomplete line
     if not lines:
         raise FFNError(f"{name} has no request", _ANEW)
     head, request = _head(f"{name}, line 1", lines[0])
@@ -369,7 +369,7 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     files = ResultFiles(path)
-    # Checked before the lock is taken, because taking it would create directories.
+    # This is checked before the lock is taken, because taking the lock would create directories.
     for one in (files.csv, files.rounds, files.journal, files.grid, files.lock):
         check_writable(str(one), True, "--save")
         if one.exists() and not one.is_file():
@@ -396,9 +396,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def append(path: Path, text: str) -> tuple[int, int]:
-    """Append the text to the file and flush it to disk; returns the file's sizes before and after.
+    """Append the text to the file and flush the file to disk; return the file's sizes before and after.
 
-    Raises FFNError (exit 3) if not all of it could be written; the file is then unchanged.
+    Raises FFNError (exit 3) if not all of the text could be written; the file is then unchanged.
     """
     data = text.encode()
     try:
@@ -445,7 +445,7 @@ def cut(path: Path, size: int) -> None:
 
 def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, where: str, hint: str = "") -> None:
     """Raise FFNError for a unit that does not fit the run. `case` is the run's case with the unit's key; the error
-    names `where`, the origin of the unit."""
+    contains `where`, the origin of the unit."""
     kernels = [outcome.kernel for outcome in unit.outcomes]
     named = {*kernels} == {*request.names} or request.method.by_step
     experts = case.spec.moe.experts if case and case.spec.moe else 0

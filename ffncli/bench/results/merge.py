@@ -2,7 +2,7 @@
 
 A case is never split: all its kernels come from one run on one machine, so no ratio compares machines. Nothing is lost:
 the inputs are only read, and inputs that could only be merged by choosing between them (two results of one case, two
-grids) are rejected by name. The merged files are written completely or not at all, and can be merged again.
+grids) are rejected, with their names. The merged files are written completely or not at all, and can be merged again.
 """
 
 import os
@@ -106,9 +106,9 @@ class MergeQuestion(Options):
     """Merge results into `out`, a CSV, and write its rounds file and, for parts of a grid, its grid file next to it.
 
     `paths` are CSVs of `ffn bench` or of an earlier merge; other files of a run, which a pattern may also match, are
-    skipped. `force` replaces existing files; `allow_mismatch` merges results of different versions. An incomplete grid
-    is merged too; `missing` then lists the missing cases. Raises FFNError, before writing anything, for files that do
-    not belong together.
+    skipped. `force` replaces existing files; `allow_mismatch` merges results from different versions. An incomplete
+    grid is merged too; `missing` then lists the missing cases. Raises FFNError, before writing anything, for files that
+    do not belong together.
     """
 
     paths: Annotated[
@@ -127,7 +127,7 @@ class MergeQuestion(Options):
     ] = field(default=None, kw_only=False)  # fmt: skip
     force: Force = False
     allow_mismatch: Annotated[
-        bool, Opt("--allow-mismatch", group="Merging", help="Merge results of different versions of ffncli or torch.")
+        bool, Opt("--allow-mismatch", group="Merging", help="Merge results from different versions of ffncli or torch.")
     ] = False
 
 
@@ -168,7 +168,7 @@ merge = call(MergeQuestion, merged, "merge")
 
 
 def _results_among(paths: Sequence[FilePath]) -> list[Path]:
-    """Return the CSVs among these paths, each once. Raises FFNError if there are no CSVs."""
+    """Return the CSVs among these paths, without duplicates. Raises FFNError if there are no CSVs."""
     unlike: dict[str, Path] = {}
     for path in (Path(os.path.expanduser(one)) for one in paths):
         if path.name.endswith(_NOT_RESULTS):

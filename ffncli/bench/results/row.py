@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 class BenchWarning:
     """A reason to trust a row's ratio less. `code` is a `warnings.Code`, or a code of another version.
 
-    A warning's text is `code: figures`. It never contains a `;`, which separates warnings in results.
+    As a string, a warning is `code: figures`. It never contains a `;`, which separates warnings in results.
     """
 
     code: str
@@ -29,7 +29,7 @@ class BenchWarning:
 
     @classmethod
     def parse(cls, text: str) -> "BenchWarning":
-        """Parse a warning from its text, `code: figures` or just `code`."""
+        """Parse a warning from a string, `code: figures` or just `code`."""
         code, _, figures = text.partition(":")
         return cls(code, figures.removeprefix(" "))
 
@@ -42,7 +42,7 @@ def of_run(default: Any) -> Any:
 def of_case(default: Any, part: Literal["block", "work", "place", "name", "kernel"]) -> Any:
     """A column that says what was measured: the block, the work, the place (a device), or only a name for one of these.
 
-    Rows of two results measure the same case if their `block`, `work` and `place` columns agree.
+    Two rows measure the same case if their `block`, `work` and `place` columns agree.
     """
     return field(default=default, metadata={"role": "case", "part": part})
 
@@ -66,7 +66,7 @@ def of_environment(
 
 
 def figure(default: Any = None, shown: Literal["", "always", "page"] = "", *, recomputed: bool = False) -> Any:
-    """A column with an outcome or a measured figure.
+    """A column with a result: a status, or a measured figure.
 
     `shown` says whether the column appears in every table of rows, or only in the table of a page. `recomputed`: the
     value follows from the blocks and the case alone, and the public suite checks that it does. Do not set it for a new
@@ -144,8 +144,8 @@ class ResultRow:
     seed: Count | None = of_run(None)
     warnings: tuple[BenchWarning, ...] = figure(())
     note: str = figure("")
-    # The columns from here on were added after the first fixed list. With the per-process values, `ffn compare` only
-    # needs this file. Below: the kernel's time in each process (statistics.centre).
+    # The columns from here on were added after the first fixed list. The per-process values let `ffn compare` work with
+    # this file alone. Below: the kernel's time in each process (statistics.centre).
     process_times_s: tuple[Share, ...] = figure((), recomputed=True)
     process_anchors_s: tuple[Share, ...] = figure((), recomputed=True)  # times of the machine anchor in the same rounds
     # exp of the paired log ratio of each process
@@ -159,7 +159,7 @@ class ResultRow:
     bound: str = figure("", "page")  # memory or compute
     flops_per_byte: Share | None = figure()  # counts only bytes that no cache holds
     ridge_flops_per_byte: Share | None = figure()  # the machine balance
-    certificate: str = of_run("")  # sha256 of the kernel's certificate, if one was named and covers this case
+    certificate: str = of_run("")  # sha256 of the kernel's certificate, if one was given and covers this case
     computes: str = figure("")  # the format that a kernel declares if it has fewer bits than the dtype; else empty
     launch_s: Share | None = figure(recomputed=True)  # the host's time to launch one call on a GPU
     launch_queues: str = of_environment()  # CUDA_SCALE_LAUNCH_QUEUES as set in the workers
@@ -170,7 +170,7 @@ class ResultRow:
     triton: str = of_environment()
     mig: str = of_environment()  # profile of a MIG slice: 1g.10gb
     persistence: str = of_environment(compared=False)  # on or off: whether the driver stays loaded between processes
-    launch: str = of_environment(per_case=True)  # how calls are launched on a GPU: graphs or plain; empty on a CPU
+    launch: str = of_environment(per_case=True)  # how a GPU's calls are launched: graphs or plain; empty on a CPU
     routing: str = of_case("", "work")  # uniform, zipf:1.2, text, or a trace's sha256; empty: chosen by the router
     tokens_per_expert: tuple[Share, ...] = figure(())  # with prescribed routing: the mean per call
     input: str = of_case("", "work")  # sha256 of the file that x was drawn from; empty: random numbers

@@ -1,9 +1,9 @@
-"""Check whether a kernel is right: its output and gradients are shown to the referee, before timing and after it on a
-fresh seed.
+"""Check whether a kernel is right: its output and gradients are shown to the referee before timing, and again after
+timing on a fresh seed.
 
-Its answers during timing are sampled by `fresh_inputs`. Limits and rulings belong to the referee (referee/rulings.py).
-This module checks what only the calling process can see: the type of the returned object, and the memory that the
-kernel writes to.
+The kernel's answers during timing are sampled by `fresh_inputs`. Limits and rulings belong to the referee
+(referee/rulings.py). This module checks what only the calling process can see: the type of the returned object, and the
+memory that the kernel writes to.
 """
 
 import time
@@ -27,7 +27,7 @@ def computing(backward: bool) -> AbstractContextManager[object]:
 
 
 def first_call(placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
-    """Make the first call. Return the seconds of the build and this call; None if the kernel needs no compilation."""
+    """Make the first call. Return how long the build and this call took; None if the kernel needs no compilation."""
     start = time.perf_counter()
     with computing(problem.backward), memory.keeping():
         placed.call()
@@ -68,7 +68,7 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
 
 
 def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
-    """Check after timing: on new tokens, in the buffers used for timing."""
+    """Check after timing, on new tokens in the buffers used for timing."""
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call_untimed()

@@ -1,8 +1,8 @@
 """Give every call new inputs, and sample a kernel's answer to one call of every timed block.
 
 A kernel that caches its answers finds no key for the cache. Before a call, outside the timed section, one of several
-buffers (a new address) is filled with numbers that it never held (new contents for every token), without raising
-torch's version counter. After a call, its answer replaces the stored one with probability 1 / k for the k-th call of a
+buffers (a new address) is filled with values that it never held (new contents for every token), without raising torch's
+version counter. After a call, the call's answer replaces the stored one with probability 1 / k for the k-th call of a
 block, so that every call is equally likely to be judged. The choice is only made when a call has returned, so a kernel
 cannot predict which call is judged; and a stored answer is sent to the referee at once. All random choices come from
 os.urandom.
@@ -32,7 +32,7 @@ class Source(Protocol):
     """The source of x and, in a backward pass, of the gradient of the output, which is always random."""
 
     def draw(self) -> None:
-        """Prepare other numbers; called once per placement."""
+        """Prepare other values; called once per placement (one set of buffers in memory)."""
 
     def write(self, x: Tensor) -> None:
         """Write new contents into x [tokens, d_model]."""
@@ -42,7 +42,7 @@ class Source(Protocol):
 
 
 class Reservoir:
-    """A long row of normal random numbers. x is the sum of two windows at random positions, so that no token occurs
+    """A long array of normal random values. x is the sum of two windows at random positions, so that no token occurs
     twice in any call.
 
     (A single window would not be enough: at 256 tokens per call, a kernel could have stored the answers for most tokens
@@ -57,19 +57,19 @@ class Reservoir:
         self.draw()
 
     def draw(self) -> None:
-        """Draw all numbers again, with variance 1/2, so that the sum of two has variance 1."""
+        """Draw all values again, with variance 1/2, so that the sum of two has variance 1."""
         generator = fresh_generator(self._flat.device)
         with torch.no_grad():
             normal = torch.randn(len(self._flat), generator=generator, device=generator.device)
             self._flat.copy_(normal.mul_(math.sqrt(0.5)))
 
     def write(self, x: Tensor) -> None:
-        """Write new numbers into x, which is contiguous and has no gradient."""
+        """Write new values into x, which is contiguous and has no gradient."""
         window, shape, strides, places = self._flat.as_strided, x.shape, x.stride(), self._places
         torch.add(window(shape, strides, drawn(places)), window(shape, strides, drawn(places)), out=x)
 
     def write_gradient(self, g: Tensor) -> None:
-        """Write new numbers into g, which is random whatever the source of x."""
+        """Write new values into g, which is random whatever the source of x."""
         Reservoir.write(self, g)
 
 
@@ -93,7 +93,7 @@ class RoutedSource:
         self._source, self._routing = source, routing
 
     def draw(self) -> None:
-        """Draw new numbers in the inner source."""
+        """Draw new values in the inner source."""
         self._source.draw()
 
     def write(self, x: Tensor) -> None:
@@ -125,11 +125,12 @@ def drawn(below: int) -> int:
 
 
 class FreshInputs:
-    """The inputs of one arm's calls, and samples of its answers. On a GPU, x is the same throughout a block, and the
-    block's last call is judged, because a graph's x stays where it was captured.
+    """The inputs of one arm's calls (an arm is a timed call, such as a kernel), and samples of its answers.
+    On a GPU, x is the same throughout a block, and the block's last call is judged, because a graph's x stays where it
+    was captured.
 
-    `ruling` covers faults that show at once: type, shape, dtype, a non-finite value, a changed input. `checked` are
-    inputs with a complete reference (including the gradients of the weights): one call in one of the first `blocks`
+    `ruling` covers faults that are visible at once: type, shape, dtype, a non-finite value, a changed input. `checked`
+    are inputs with a complete reference (including the gradients of the weights): one call in one of the first `blocks`
     timed blocks receives these inputs, and is judged in addition to the drawn call.
     """
 
@@ -198,7 +199,7 @@ class FreshInputs:
 
     def _show(self, x: Tensor, g: Tensor | None, block: int) -> Ruling:
         """Show the referee a few tokens of the last answer to x, as a sample of this block. From then on, this process
-        cannot change the sample. Return a ruling on faults that show at once."""
+        cannot change the sample. Return a ruling on faults that are visible at once."""
         placed = self.placed
         if (form := correctness.form_of(placed.output, self._problem)).wrong:
             return form
@@ -236,7 +237,7 @@ class FreshInputs:
         captured, self._captured = self._captured, []
         for number, (x, g, out) in enumerate(captured):
             self.placed.out = out
-            self.ruling = self.ruling.then(self._show(x, g, -2 - number))  # a negative number: not a timed block
+            self.ruling = self.ruling.then(self._show(x, g, -2 - number))  # a negative index: not a timed block
 
     def checked_ruling(self) -> Ruling:
         """Return the ruling on the answer to the checked inputs; an empty ruling if there is no answer yet."""
@@ -260,7 +261,7 @@ def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> C
 
 
 def drawn_rows(tokens: int) -> list[int]:
-    """Draw the tokens of a sample, without repetition."""
+    """Draw the tokens of a sample, without replacement."""
     rows: set[int] = set()
     while len(rows) < min(ROWS, tokens):
         rows.add(drawn(tokens))

@@ -13,11 +13,11 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory",
 
 
 class Skipped(Exception):
-    """A kernel cannot run here; the text is the reason."""
+    """A kernel cannot run here; the message is the reason."""
 
 
 class BrokenArm(Exception):
-    """An arm raised an exception while it was placed or timed. `name` is the arm, `__cause__` the exception."""
+    """An arm (a timed call) raised while it was placed or timed. `name` is the arm, `__cause__` the exception."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -27,7 +27,7 @@ class BrokenArm(Exception):
 class DeviceLost(Exception):
     """A kernel has made its GPU unusable for this process, by an out-of-bounds access or a failed assertion.
 
-    `kernel` is empty if the kernel is unknown; the text says what was raised.
+    `kernel` is empty if the kernel is unknown; the message says what was raised.
     """
 
     def __init__(self, kernel: str, text: str) -> None:
@@ -69,7 +69,7 @@ def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
 
 
 def noted(before: Outcome, *remarks: str) -> Outcome:
-    """Append these remarks to the outcome's note, skipping empty ones."""
+    """Return the outcome with these remarks appended to its note; empty remarks are skipped."""
     return replace(before, note="; ".join(filter(None, (before.note, *remarks))))
 
 

@@ -1,4 +1,4 @@
-"""Arms by which a run checks itself: the machine anchor, and a kernel slowed by a known factor.
+"""Reference arms, timed calls by which a run checks itself: the machine anchor, and a kernel slowed by a known factor.
 
 The anchor is the same work in every run, so its time shows how fast the machine is now.
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 SIDE, COUNT = 64, 72  # size and number of the matrices: 72 · 2 · 64³ = 38 MFLOP, about 0.6 ms on one core
 COPIED = 2 << 20  # bytes read and also written: more than a core's own cache, less than most last-level caches
 _LINE, _PAGE = 64, 4096
-_GPU_SIDE = 2048  # side of a square product in fp16: 17 GFLOP
+_GPU_SIDE = 2048  # side of a square matrix product in fp16: 17 GFLOP
 _GPU_COPIED = 512 << 20  # bytes read and also written: 1 GiB, many times the largest L2 (126 MB)
 
 
 @cache
 def _numbers() -> tuple[NDArray[numpy.float32], ...]:
-    """Draw the buffers' contents, normal random numbers: two arrays of matrices, and the array to copy."""
+    """Draw the buffers' contents, normal random values: two arrays of matrices, and the array to copy."""
     draw = numpy.random.default_rng(0)
     shapes: tuple[tuple[int, ...], ...] = ((COUNT, SIDE, SIDE), (COUNT, SIDE, SIDE), (COPIED // 4,))
     return tuple(draw.standard_normal(shape, numpy.float32) for shape in shapes)
 
 
 def anchor(draw: random.Random) -> Arm:
-    """Build the anchor: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
+    """Build the anchor: 72 float32 matmuls of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
 
     OpenBLAS multiplies matrices this small on one thread; with more threads, the time would depend on other tasks
     waiting for a core. The anchor has its own buffers, at random offsets of whole cache lines. The number of calls per

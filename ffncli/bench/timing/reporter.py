@@ -1,4 +1,4 @@
-"""REPORTER: a worker's reports to its parent while it measures; in any other process they go nowhere."""
+"""REPORTER: a worker's reports to its parent while the worker measures; in any other process, reports are discarded."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -14,7 +14,7 @@ from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.kernels import blas, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # n tokens, n × n weights
-_SECONDS = 0.3  # s for the products; memory is measured for two thirds of that time
+_SECONDS = 0.3  # s for the matmuls; memory is measured for two thirds of that time
 _WIDTH = 4096  # width of the matrix that is multiplied by one token
 _COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
@@ -23,7 +23,7 @@ def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = N
     """Return the machine's best rates. For matrix products, this is the best rate over a few shapes; for memory, the
     best rate of a copy (counting bytes read and written), a sum, and the product of a matrix and one token.
 
-    Takes about half a second, or more if the caches are large; if products are slow, only the smaller shapes are tried.
+    Takes about half a second, or more if the caches are large; if matmuls are slow, only the smaller shapes are tried.
     `threads` is set in torch while this runs; `clock` defaults to the device's clock.
     """
     clock = clock or clock_for(device)
@@ -41,7 +41,7 @@ def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = N
 
 
 def guarded(measure: Callable[[], Roof]) -> tuple[Roof, str]:
-    """Return the roof, and a note if it could not be measured, such as for lack of memory. The case's blocks are
+    """Return the roof, and a note if the roof could not be measured, such as for lack of memory. The case's blocks are
     already finished, so they are kept."""
     try:
         return measure(), ""
@@ -50,7 +50,7 @@ def guarded(measure: Callable[[], Roof]) -> tuple[Roof, str]:
 
 
 def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
-    """Return the FLOP/s of the best product; sizes grow while the next product is expected to fit into the time."""
+    """Return the FLOP/s of the best matmul; sizes grow while the next matmul is expected to fit into the time."""
     began, best = clock.now(), 0.0
     left = _SECONDS
     for n in _GEMMS["cuda" if device.startswith("cuda") else "cpu"]:
@@ -66,9 +66,9 @@ def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
 
 
 def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
-    """Return ways to multiply n tokens by n × n weights. On a CPU, these include numpy's product, and products with
-    weights that oneDNN or MKL has reordered in advance: torch's own product reorders in every call, and may use MKL on
-    a processor that is not Intel's.
+    """Return ways to multiply n tokens by n × n weights. On a CPU, these include numpy's matmul, and matmuls with
+    weights that oneDNN or MKL has reordered in advance: torch's own matmul reorders them in every call, and may use MKL
+    on a processor that is not Intel's.
 
     Values in a 16-bit dtype that the processor cannot multiply are widened to float32, as kernels do.
     """
@@ -89,7 +89,7 @@ def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
 
 
 def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
-    """Return the best rate in bytes/s of a copy, a sum and products with one token, on buffers larger than the
+    """Return the best rate in bytes/s of a copy, a sum and matmuls with one token, on buffers larger than the
     last-level cache, and that cache's size.
 
     The rate is None if so little memory is free that the buffers would fit into the cache.
@@ -112,8 +112,8 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
 
 
 def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
-    """Return ways to read float32 numbers once: a sum, and the product of one token with a matrix of these numbers,
-    which a library may read faster."""
+    """Return ways to read float32 values once: a sum, and the product of one token with a matrix of these values, which
+    a library may read faster."""
     matrix, y = source.view(-1, _WIDTH), _numbers(_WIDTH, device)
     ways: list[Callable[[], object]] = [source.sum, lambda: torch.mv(matrix, y)]
     if not device.startswith("cuda"):
@@ -123,8 +123,8 @@ def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
 
 
 def _numbers(count: int, device: str) -> torch.Tensor:
-    """Return random numbers on a GPU, because it draws less power on constants and therefore clocks higher. Return ones
-    on a CPU, which would take seconds to draw a GiB of random numbers."""
+    """Return random values on a GPU, because it draws less power on constants and therefore clocks higher. Return ones
+    on a CPU, which would take seconds to draw a GiB of random values."""
     return torch.rand(count, device=device) if device.startswith("cuda") else torch.ones(count, device=device)
 
 

@@ -2,9 +2,9 @@
 Job.
 
 The worker sends ("began", key), ("stage", doing, kernel) whenever the stage changes (records.Stage), and ("unit",
-TimedUnit) for every case in turn, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a
-package does not load or torch cannot use a device; ("lost", kernel, why) if that kernel has made its GPU unusable for
-this process; ("broke", kernel, why) if it raised on one of several ranks while all were timing it; ("spoiled", arm,
+TimedUnit) for every case, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a package
+does not load or torch cannot use a device; ("lost", kernel, why) if that kernel has made its GPU unusable for this
+process; ("broke", kernel, why) if a kernel raised on one of several ranks while all were timing it; ("spoiled", arm,
 reason) if the capture of a CUDA graph failed, and another worker must run the case. A case that cannot be measured also
 gets a unit, whose outcomes say why. A worker that ends without a last message was killed, killed itself, or has lost
 its referee. MEMORY, which the worker shares with its parent, shows which kernel's code is running (bench/activity.py).
@@ -40,8 +40,8 @@ _BEGAN, _PROCESS = time.perf_counter(), os.getpid()
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited file descriptor whose number is the first argument; return 0, even if the parent
-    is gone.
+    """Serve one job over the inherited file descriptor that is the first argument; return 0, even if the parent has
+    ended.
 
     The second argument is the file descriptor on which the referee reports each case; the third is the descriptor of
     the activity's memory.
@@ -73,8 +73,8 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     job = connection.recv()
     if memory is not None:
         REPORTER.share(mmap(memory, SIZE), labels(job))
-    # Import numpy before torch: torch's OpenMP binds this thread to one core, and OpenBLAS counts this thread's cores
-    # when numpy is loaded, and never starts more threads than that.
+    # Import numpy before torch. When numpy is loaded, OpenBLAS counts the cores that this thread may use, and it never
+    # starts more threads than that; torch's OpenMP would already have bound this thread to one core.
     import numpy  # noqa: F401
 
     cores = affinity()
@@ -93,9 +93,9 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
 def start_blas_threads(cores: Iterable[int]) -> None:
     """Start the threads of numpy's BLAS so that they may run on all of these cores.
 
-    OpenBLAS ends its threads when the process forks, and restarts them at the next product, on the cores of the thread
-    that calls the product. By then, OpenMP has bound that thread to a single core, which all BLAS threads would share:
-    a product on two threads took twenty times as long.
+    OpenBLAS ends its threads when the process forks, and restarts them at the next matmul, on the cores of the thread
+    that calls the matmul. By then, OpenMP has bound that thread to a single core, which all BLAS threads would share:
+    a matmul on two threads took twenty times as long.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -110,7 +110,7 @@ def start_blas_threads(cores: Iterable[int]) -> None:
 
 
 def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
-    """Measure every case in turn; return False if another worker must run the remaining cases."""
+    """Measure one case after another; return False if another worker must run the remaining cases."""
     start = time.perf_counter() - _BEGAN
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
@@ -146,8 +146,8 @@ def _each_case(
     job: Job, send: Send, measure: Callable[..., TimedUnit], start: float, referee: RefereeProcess | None = None
 ) -> bool:
     """Send the unit that `measure` returns for each case; `start` is the seconds before the first case. Return False if
-    another worker must run the remaining cases: after a failed capture, or if the referee is gone (the next worker
-    starts a new referee)."""
+    another worker must run the remaining cases: after a failed capture, or if the referee has ended (the next
+    worker starts a new referee)."""
     import torch
 
     from ffncli.bench.machine.devices import use_in_worker

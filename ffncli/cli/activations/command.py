@@ -55,7 +55,7 @@ def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) 
     from ffncli.run.activations.call import activations_of
 
     if isinstance(data.prompt, tuple):
-        raise FFNError(f"{option('prompt')} takes one text, got {len(data.prompt)}", "ffn trace takes several")
+        raise FFNError(f"{option('prompt')} takes one prompt, got {len(data.prompt)}", "ffn trace takes several")
     if data.prompt is not None:
         typed, data = data.prompt, replace(data, prompt=prompt_text(data.prompt))
         output.notes(*lines_note(typed, str(data.prompt)))
@@ -66,8 +66,8 @@ def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) 
 
 
 def _judge_differences(comparison: Comparison) -> None:
-    """Raise FFNError (exit 1) if a difference exceeds the tolerance; for gated units, a difference at a shown point.
-    Called after the page is shown."""
+    """Raise FFNError (exit 1) if a difference exceeds the tolerance; for gated units, only differences at the shown
+    points count. Called after the page is shown."""
     tolerance = comparison.question.tolerance
     if tolerance is None:
         return
@@ -121,7 +121,7 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
 
 
 def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) -> list[Plot]:
-    """Plot gated units over the gate, and their slopes by it, for each value of up, with 8 curves per frame."""
+    """Plot gated units against the gate, and their slopes ∂y/∂gate, for each value of up, with 8 curves per frame."""
     plots = []
     pairs = [(UNITS[name], up) for name in names for up in ups]
     for title, y, slope in (("Gated units", "y", False), ("Slopes by the gate", "∂y/∂gate", True)):

@@ -110,7 +110,7 @@ def _layer(layer: LayerData) -> dict[str, Any]:
 def _one(layer: LayerData) -> list[Part]:
     parts: list[Part] = [Line(agreement_text(layer.agreement))] if layer.agreement else []
     for entered in layer.activations:
-        experts = "" if entered.experts is None else f"{entered.experts} experts with tokens, together"
+        experts = "" if entered.experts is None else f"{entered.experts} experts that received tokens, taken together"
         parts.append(Heading(f"{entered.step} = {entered.formula}", experts))
         parts += _distribution(entered)
         parts += [Line(text) for text in _sparsity(entered, layer.tokens)]
@@ -131,7 +131,7 @@ def _distribution(entered: ActivationInput) -> list[Part]:
         parts.append(Line(_numbers([(f"{p.percent} %", p.value) for p in d.percentiles])))
     if d.excess_kurtosis is not None:
         shape = (("skewness", d.skewness), ("excess kurtosis", d.excess_kurtosis), ("max |F - Φ|", d.normal_distance))
-        parts.append(Line(f"{_numbers([(name, _short(value)) for name, value in shape])}  (a normal: 0)"))
+        parts.append(Line(f"{_numbers([(name, _short(value)) for name, value in shape])}  (0 if normal)"))
     return parts + ([Line(text)] if (text := _nearest(d)) else [])
 
 
@@ -158,7 +158,7 @@ def _nearest(d: Distribution) -> str:
 
 
 def _sparsity(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
-    output, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
+    output, near = entered.made[0], f"within {NEAR_ZERO:g} of zero"
     values = f"{output.name} makes {percent(output.exact_zero_share)} of them zero, {percent(output.zero_share)} {near}"
     every = "every token of their expert" if entered.experts is not None else f"all {tokens} tokens"
     every = "the one token" if tokens == 1 else every
@@ -187,7 +187,7 @@ def _table(entered: ActivationInput) -> Table:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to three digits, so that all columns fit 80 characters."""
+    """Round to three digits, so that all columns fit in 80 characters."""
     return None if value is None else float(f"{value:.3g}")
 
 
@@ -199,7 +199,7 @@ def _of_100(share: float | None) -> float | None:
 
 
 def _all(data: ActivationData) -> list[Part]:
-    """Show one row per layer for the inputs, and one for the changes caused by other activations."""
+    """Show two tables with a row per layer: figures of the inputs, and the changes that other activations cause."""
     inputs, changes = [], []
     names = list(dict.fromkeys(m.name for layer in data.layers for e in layer.activations for m in e.made))
     for layer in data.layers:

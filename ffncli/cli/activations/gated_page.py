@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 _AGAINST = ("against", "same_gate", "same_up", "rms_difference", "relative_rms_difference")
 AGAINST_CONVENTIONS = {
     "same_gate, same_up": "gated units: y equals the reference's y if gate is in same_gate and up is in same_up; each"
-    " is [low, high], with null for an infinite end; null instead of an interval: nowhere",
+    " is [low, high], with null for an infinite end; null instead of an interval means nowhere",
     "relative_rms_difference": "gated units: rms_difference divided by the rms of the reference",
 }
 
@@ -195,7 +195,7 @@ def _iso(rows: Sequence[Row]) -> list[Part]:
 
 
 def _region(name: str, interval: Interval | None) -> str:
-    """Return `gate ≤ 10`, `-7 ≤ up ≤ 7`, `every up`, `no up`."""
+    """Return text such as `gate ≤ 10`, `-7 ≤ up ≤ 7`, `every up` or `no up`."""
     if interval is None:
         return f"no {name}"
     low, high = (f"{x:.4g}" if math.isfinite(x) else "" for x in interval)

@@ -184,7 +184,7 @@ def _selftest(question: BenchQuestion, how: Method, output: Output) -> None:
 
 
 def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
-    """Return `part 3/8: 8 of 60 cases`."""
+    """Return text such as `part 3/8: 8 of 60 cases`."""
     if not cases:
         return f"part {part} has no cases: the {all_cases} {plural('case', all_cases)} of the grid went to other parts"
     return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"

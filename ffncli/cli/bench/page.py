@@ -83,7 +83,7 @@ def answer(
 
 
 def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """Show the case's table, then remarks in words."""
+    """Show one case: its table, then remarks."""
     unit, speeds = rates(rows)
     lines = {row: _line(row, speed) for row, speed in zip(rows, speeds, strict=True)}
     columns = ("kernel", "time", "ratio", "verdict", unit, "of roof")
@@ -94,7 +94,7 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     ]
     for computes in dict.fromkeys(row.computes for row in rows if row.computes):
         group = [(*line, _rms_error(row)) for row, line in lines.items() if row.computes == computes]
-        remark = f"fewer bits than {case.dtype}, as declared: its ratio means nothing without its error"
+        remark = f"fewer bits than {case.dtype}, as declared: compare the error, not only the ratio"
         parts += [Heading(f"computes in {computes}", remark), Table((*columns, "rms error"), group)]
     return [*parts, *balance(rows, {case.key: case.label}), *remarks(rows)]
 
@@ -113,12 +113,12 @@ def _communication(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
 
 
 def _hidden(overlap: float | None) -> str | None:
-    """Return `35 %`; negative if the two together take longer than one after the other."""
+    """Return text such as `35 %`; negative if computing and communicating together take longer than in sequence."""
     return None if overlap is None else f"{100 * overlap:.0f} %".replace("-", "−")
 
 
 def _rms_error(row: ResultRow) -> str | None:
-    """Return `0.026 (baseline 1e-07)`."""
+    """Return text such as `0.026 (baseline 1e-07)`."""
     if row.error_rel is None:
         return None
     baseline = "" if row.baseline_error_rel is None else f" (baseline {row.baseline_error_rel:.1e})"
@@ -126,7 +126,7 @@ def _rms_error(row: ResultRow) -> str | None:
 
 
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:
-    """Describe a case without its block: `32 tokens, fp32, forward, weights in cache, cpu, 2 threads`."""
+    """Describe a case without its block, as in `32 tokens, fp32, forward, weights in cache, cpu, 2 threads`."""
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} {plural('thread', case.threads)}"
     launched = next((_LAUNCHED[row.launch] for row in rows if row.launch in _LAUNCHED), "")
@@ -169,7 +169,7 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> lis
 
 
 def _judged(judged: GatedRow, many: bool) -> str:
-    """Return `new is 5.1 % slower than eager, ratio 1.051 [1.047, 1.055], at least 4.6 % slower`."""
+    """Return text such as `new is 5.1 % slower than eager, ratio 1.051 [1.047, 1.055], at least 4.6 % slower`."""
     row, ratio = judged.row, judged.row.ratio or 1.0
     way = f"{percent(abs(ratio - 1), 2)} {'slower' if ratio > 1 else 'faster'}"
     read = f"ratio {ratio:.3f}{interval(row.ratio_low, row.ratio_high)}"
@@ -223,7 +223,7 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
             "overlap: share of the communication hidden behind compute; negative if the two slow each other down"
         )
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
-        lines.append("of roof: share of the best rate that this machine reached in this run, of products or of memory")
+        lines.append("of roof: share of this machine's best rate in this run, for matrix products or for memory")
     checked = "every kernel in every FFN" if method.in_model else "every kernel"
     lines.append(f"{checked} was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
@@ -238,7 +238,7 @@ _WHY = "alone, a step finds different data in the cache, and the block has extra
 
 
 def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Part]:
-    """Show one case, measured under the conditions `where`: a table of the steps in order, and what their shares do and
+    """Show one case, measured under the conditions `where`: a table of the steps in order, and what the shares do and
     do not mean.
 
     `rows` are the rows of the block and of its steps (`step gate`).
@@ -272,7 +272,7 @@ def _step_line(one: StepShare) -> tuple[str | None, ...]:
 
 
 def _interval(one: StepShare) -> str | None:
-    """Return `38.2 % [37.9, 38.5]`."""
+    """Return text such as `38.2 % [37.9, 38.5]`."""
     if one.share is None:
         return None
     if one.low is None or one.high is None or one.high < _LEAST:
@@ -296,7 +296,7 @@ _COLUMNS = ("", "time", "tokens/s", "ratio", "verdict", "logits differ by", "at 
 
 
 def in_model_parts(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """Show one case: a line for the model alone and a line with each kernel, then remarks in words."""
+    """Show one case: a line for the model alone, a line for the model with each kernel, then remarks."""
     where = f"{case.device}, {case.threads} {plural('thread', case.threads)}" if case.device == "cpu" else case.device
     what = f"one forward of {case.tokens} {plural('token', case.tokens)}, {case.dtype}, {where}"
     return [Heading(case.label, what), Table(_COLUMNS, [_model_line(row) for row in rows]), *remarks(rows)]
@@ -390,7 +390,7 @@ def failed_selftest(outcome: SelfTest) -> FFNError | None:
 
 
 def _known_difference(row: KnownDifference) -> str:
-    """Return `code slowed by 5 %: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
+    """Return text such as `code slowed by 5 %: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
     result = ("flagged" if row.flagged else "not flagged") + (", as it should be" if row.passed else ", which is wrong")
     return f"{_KNOWN[row.kernel]}: ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {result}"
 

@@ -63,7 +63,7 @@ class UnitProgress(RunProgress):
                 self.patience *= 2
 
     def _case(self, case: Case) -> str:
-        """Return `case 1/3, 1 token`."""
+        """Return text such as `case 1/3, 1 token`."""
         cases = self.request.cases
         return f"case {cases.index(case) + 1}/{len(cases)}, {case.tokens} {plural('token', case.tokens)}"
 
@@ -90,7 +90,7 @@ _LEAST_COLUMNS, _BAR_COLUMNS = 30, 50  # minimum width of the text next to the b
 
 @dataclass
 class ClusterProgress:
-    """Progress of a run on other machines: a bar in a terminal, else a line per finished case."""
+    """Progress of a run on other machines: a bar in a terminal, otherwise one line per finished case."""
 
     advance: Advance
     line: Callable[[str], None]
@@ -117,7 +117,7 @@ class ClusterProgress:
 
 
 def who_does_what(dealt: Dealt) -> str:
-    """Return `3 of 60 · node7, slot 1: 512x2048:swiglu, 32 tokens · node8, slot 2: ...`."""
+    """Return text such as `3 of 60 · node7, slot 1: 512x2048:swiglu, 32 tokens · node8, slot 2: ...`."""
     running = [f"{place}: {_named(case)}" for place, case in sorted(dealt.running.items())]
     waiting = [] if running or dealt.finished == dealt.cases else ["waiting for a machine"]
     return " · ".join([f"{dealt.finished} of {dealt.cases}", *running, *waiting])

@@ -26,7 +26,7 @@ class Daily(str):
 
 
 def help_page(command: Any, program: str, whole: bool, columns: int, paint: Paint) -> str:
-    """Return the help of a Typer command as text; `program` is the command's name, `paint` adds colours."""
+    """Return the help page of a Typer command; `program` is the command's name, `paint` adds colours."""
     page = [f"{paint('Usage:', 'bold')} {_usage(command, program)}", ""]
     summary, examples = _described(command.help)
     page += [*_wrapped(summary, columns), ""]
@@ -44,7 +44,7 @@ def help_page(command: Any, program: str, whole: bool, columns: int, paint: Pain
 
 
 def _usage(command: Any, program: str) -> str:
-    """Return `ffn trace [SOURCE] [OPTIONS]`."""
+    """Return a usage line such as `ffn trace [SOURCE] [OPTIONS]`."""
     words = [program]
     for argument in _of_kind(command, "argument"):
         name = argument.metavar + (" ..." if argument.nargs == -1 else "")

@@ -1,5 +1,5 @@
-"""Options that several commands share: --format and -o, which determine the output's sink; --plot; and --prompt, with
-the rules for one text and for many."""
+"""Options that several commands share: --format and -o, which determine how and where to write; --plot; and --prompt,
+with the rules for one prompt and for many."""
 
 import os
 import sys
@@ -57,7 +57,7 @@ class OutputOptions(Options):
     debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False
 
     def output(self) -> Output:
-        """Return the sink for these options. Raises FFNError if they contradict each other, or if the file exists."""
+        """Return the output for these options. Raises FFNError if they contradict each other, or if the file exists."""
         formats = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
         formats += [self.format] if self.format is not None else []
         if len(set(formats)) > 1:
@@ -135,11 +135,11 @@ class PlotOptions(Options):
         if not self.plot:
             return page
         if output.format in ("json", "csv"):
-            output.note(f"--plot draws a picture; {output.format.upper()} has only the numbers")
+            output.note(f"--plot draws no picture in {output.format.upper()}, which contains only the values")
         return replace(page, parts=[*page.parts, *plots])
 
 
-# --- the text of --prompt ---------------------------------------------------------------------------------------------
+# --- the prompt -------------------------------------------------------------------------------------------------------
 
 _MOST_BYTES = 10_000_000  # maximum size of a prompt in a file, larger than any model's context
 
@@ -151,7 +151,7 @@ ONE_OR_MANY = (
 
 
 def prompt_text(text: str) -> str:
-    """Return the prompt that `--prompt` names: `-` stands for standard input, `@FILE` for a file's text (without its
+    """Return the prompt of `--prompt`: `-` stands for standard input, `@FILE` for the contents of a file (without the
     final newline).
 
     Raises FFNError for a file that cannot be read or is not UTF-8 text.
@@ -168,7 +168,7 @@ def prompt_text(text: str) -> str:
         read = data[:_MOST_BYTES].decode(errors="strict" if len(data) <= _MOST_BYTES else "ignore")
     except (OSError, AttributeError, ValueError) as error:  # stdin is closed (None has no buffer), or not UTF-8
         why = error.strerror if isinstance(error, OSError) else "it is closed" if not sys.stdin else "not UTF-8 text"
-        hint = "--prompt @FILE reads a file; for a text that starts with @, pipe it to --prompt -"
+        hint = "--prompt @FILE reads a file; for a prompt that starts with @, pipe it to --prompt -"
         raise FFNError(f"--prompt: cannot read {where}: {why}", "" if text == "-" else hint) from None
     if len(data) > _MOST_BYTES:
         raise FFNError(f"--prompt: {where} is longer than {_MOST_BYTES:,} bytes")

@@ -14,7 +14,7 @@ STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full names for the
 
 
 def verdict(row: ResultRow) -> str:
-    """Return `1.6 % faster`, `same within 2 %`, `inconclusive`; for a row without a time, its status."""
+    """Return a verdict such as `1.6 % faster` or `same within 2 %`; for a row without a time, return its status."""
     if row.status != "ok":
         return STATUS.get(row.status, row.status)
     if row.kernel == row.baseline:
@@ -27,14 +27,14 @@ def verdict(row: ResultRow) -> str:
 
 
 def ratio(row: ResultRow) -> str | None:
-    """Return `0.950 [0.948, 0.952]`; "1" for the baseline, None for a row without a ratio."""
+    """Return text such as `0.950 [0.948, 0.952]`; "1" for the baseline, None for a row without a ratio."""
     if row.status != "ok" or row.ratio is None or row.kernel == row.baseline:
         return "1" if row.kernel == row.baseline and row.status == "ok" else None
     return f"{row.ratio:.3f}{interval(row.ratio_low, row.ratio_high)}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return ` [0.948, 0.952]`, or "" if either end is unknown."""
+    """Return text such as ` [0.948, 0.952]`, or "" if either end is unknown."""
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 
@@ -52,8 +52,8 @@ _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits are enough 
 
 
 def remarks(rows: Sequence[ResultRow]) -> list[Line]:
-    """Return the remarks on one case: prescribed routing, the baseline timed against itself, its bare matrix products,
-    what fusing could save; then notes, and warnings with advice."""
+    """Return the remarks on one case: prescribed routing; the baseline timed against itself and against its bare matrix
+    products; what fusing could save; notes; warnings with advice."""
     lines = _loads(rows)
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
@@ -69,7 +69,7 @@ def remarks(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def _loads(rows: Sequence[ResultRow]) -> list[Line]:
-    """Return `tokens per expert: from 2.7 to 22, as counted`."""
+    """Return text such as `tokens per expert: from 2.7 to 22, as counted`."""
     loads = next((row.tokens_per_expert for row in rows if row.tokens_per_expert), None)
     if loads is None:
         return []
@@ -108,7 +108,7 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
-    """Name the row whose figures a warning shows, with its number of tokens if there are several cases."""
+    """Return the kernel of the row whose figures a warning shows, and its token count if there are several cases."""
     row = next(row for row in rows if warning in row.warnings)
     if len({row.case for row in rows}) == 1 or row.tokens is None:
         return row.kernel
@@ -116,7 +116,7 @@ def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
 
 
 def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:
-    """Return `packed, inplace: `, or "" if all kernels are concerned."""
+    """Return text such as `packed, inplace: `, or "" if all kernels are concerned."""
     names = list(dict.fromkeys(row.kernel for row in concerned))
     everyone = {row.kernel for row in rows if row.status == "ok"} | set(names)
     if len(names) > 1 and set(names) >= everyone - {row.baseline for row in rows}:
@@ -131,10 +131,10 @@ _MOST_NAMED = 6
 
 
 def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
-    """Return `memory bound: 1, 4; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run`.
+    """Return a line such as `memory bound: 1, 4; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run`.
 
-    `names` maps the keys of cases to names without commas; if there is only one case, the line shows its FLOPs per byte
-    instead. Return no line if no rate is known.
+    `names` maps the keys of cases to names without commas; if there is only one case, the line shows that case's FLOPs
+    per byte instead. Return no line if no rate is known.
     """
     first = {row.case: row for row in rows if row.bound and row.ridge_flops_per_byte}
     if not first:
@@ -150,7 +150,7 @@ def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
 
 
 def _named(bound: str, rows: Sequence[ResultRow], names: Mapping[str, str]) -> str:
-    """Return `memory bound: 1, 4`, or "" if there are no such cases."""
+    """Return text such as `memory bound: 1, 4`, or "" if there are no such cases."""
     cases = [names.get(row.case, row.case) for row in rows if row.bound == bound]
     if not cases:
         return ""
@@ -161,7 +161,7 @@ def _named(bound: str, rows: Sequence[ResultRow], names: Mapping[str, str]) -> s
 
 
 def _ridge(rows: Sequence[ResultRow]) -> str:
-    """Return `ridge 13.2 to 14.1 FLOP/byte, measured in this run` (`in these runs` for a merged result)."""
+    """Return text such as `ridge 13.2 to 14.1 FLOP/byte, measured in this run` (a merged result: `in these runs`)."""
     ridges = [row.ridge_flops_per_byte for row in rows if row.ridge_flops_per_byte]
     texts = list(dict.fromkeys(f"{ridge:.3g}" for ridge in (min(ridges), max(ridges))))
     measured = any(row.roof_fraction is not None for row in rows)
@@ -173,7 +173,7 @@ def _ridge(rows: Sequence[ResultRow]) -> str:
 
 
 def command_line(asked: Mapping[str, str]) -> str:
-    """Return `ffn bench 512x2048:swiglu --tokens 1,32`: options and values as they are typed, the source first."""
+    """Return a command such as `ffn bench 512x2048:swiglu --tokens 1,32`, with the source first."""
     source = asked.get("--source")
     words = [
         *([source] if source else []),

@@ -19,7 +19,7 @@ from ffncli.version import __version__
 
 
 def _version(wanted: bool) -> None:
-    """Print the versions of ffn and of the packages that affect its numbers, without importing torch."""
+    """Print the versions of ffn and of the packages that affect its results, without importing torch."""
     if not wanted:
         return
     from importlib.metadata import PackageNotFoundError, version

@@ -78,7 +78,7 @@ def _given(record: type[Options], typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
-    """Return a field as a Typer parameter: a flag, or text that the record converts later."""
+    """Return a field as a Typer parameter: a flag, or a string that the record converts later."""
     words = opt.accepts.values if opt.accepts else ()
     completion = (lambda: values(opt.completes) if opt.completes else list(words)) if opt.completes or words else None
     flag = opt.flag or opt.accepts is FLAG

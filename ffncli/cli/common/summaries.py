@@ -35,7 +35,7 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def dimensions_text(block: BlockSummary) -> str:
-    """Return `d_model 4, d_ff 8, relu, plain, bias`; a lone final layer has neither d_ff nor activation.
+    """Return text such as `d_model 4, d_ff 8, relu, plain, bias`; a lone final layer has neither d_ff nor activation.
 
     For a mixture, the text also has the number of experts and the number of experts that each token uses; `d_ff` is the
     width of one expert.
@@ -49,27 +49,27 @@ def dimensions_text(block: BlockSummary) -> str:
 
 
 def layer_name(row: LayerRow | CorpusLayer | LayerExperts | LayerData, model: Model) -> str:
-    """Return `3`, or `encoder.3` if the model has several stacks."""
+    """Return a name such as `3`, or `encoder.3` if the model has several stacks."""
     return f"{row.stack}.{row.layer}" if len({group.stack for group in model.groups}) > 1 else str(row.layer)
 
 
-_LONGEST = 12  # maximum characters of a token's text in a label: a row of eight values still fits 100 columns
+_LONGEST = 12  # maximum characters of a token's string in a label: a row of eight values still fits 100 columns
 
 
 def label(token: Token) -> str:
-    """Return the row label of a token: `3 " world"`, or with its id if the text is unknown."""
+    """Return the row label of a token: `3 " world"`, or with its id if its string is unknown."""
     return f"{token.position} {named(token.id, token.text)}"
 
 
 def named(number: int, text: str | None) -> str:
-    """Return a token's text in quotation marks, or `#1917` if it has no text."""
+    """Return a token's string in quotation marks, or `#1917` if the string is unknown."""
     if text is None:
         return f"#{number}"
     return f'"{text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"}"'
 
 
 def listed(tokens: Sequence[Token]) -> str:
-    """Return `3 tokens: 0 "Hello", 1 " my", 2 " dear"`; of many tokens, only the first and last."""
+    """Return text such as `2 tokens: 0 "Hello", 1 " my"`. If there are many tokens, only some are listed."""
     shown = edges(len(tokens), 8)
     some = "".join(f"{', ' if i == last + 1 else ' … '}{label(tokens[i])}" for last, i in pairwise((-1, *shown)))
     return f"{len(tokens)} {plural('token', len(tokens))}: {some.removeprefix(', ')}"
@@ -102,7 +102,7 @@ _CLASSES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 
 
 def devices_answer(command: str) -> Answer:
-    """Build a table with one row per accelerator, named as it is typed; `devices` in JSON."""
+    """Build a table with one row per accelerator, under the name that users type; `devices` in JSON."""
     records = list(_records())
     lines = [{**one, **{f"{name}_tflops": one["tflops"].get(name) for name in _CLASSES}} for one in records]
     columns = [name for name in lines[0] if name != "tflops"]

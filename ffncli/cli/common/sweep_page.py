@@ -56,7 +56,7 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
 
 
 def _machines(rows: Sequence[ResultRow], hosts: Mapping[str, str]) -> list[Part]:
-    """Return `node1: AMD EPYC 7B13, 12 cases`, one line per machine."""
+    """Return a line such as `node1: AMD EPYC 7B13, 12 cases` for each machine."""
     hardware = {row.host or "unknown": row.hardware for row in rows}
     texts = {host: f"{host}: {hardware[host]}, " if hardware[host] else f"{host}: " for host in hardware}
     counts = Counter(hosts.values())
@@ -70,8 +70,8 @@ def _grid(
     differ: Sequence[str],
     hosts: Mapping[str, str],
 ) -> Table:
-    """Build the grid: the baseline's column has times, the other columns have ratios to it; machines are named if
-    `hosts` is not empty."""
+    """Build the grid: the baseline's column has times, the other columns have ratios to the baseline; machines
+    are named if `hosts` is not empty."""
     of = {(row.case, row.kernel): row for row in rows}
     kernels = list(dict.fromkeys(row.kernel for row in rows))
     kernels.sort(key=lambda kernel: kernel != baseline)  # stable: the other kernels stay in order
@@ -89,8 +89,8 @@ def _grid(
 
 
 def _cell(row: ResultRow | None) -> str | None:
-    """Return `0.950 [0.948, 0.952]`, with `?` if it is inconclusive; a time if there is no ratio, and a status if there
-    is no time.
+    """Return a ratio such as `0.950 [0.948, 0.952]`, with `?` if the verdict is inconclusive. Without a ratio, return
+    the time; without a time, the status.
 
     A kernel that declares fewer bits also shows its error.
     """
@@ -131,7 +131,7 @@ def _named(differ: Sequence[str]) -> str:
 
 
 def _where(case: Case, differ: Sequence[str]) -> str:
-    """Return `32, bf16`: this case's values in the columns that differ."""
+    """Return text such as `32, bf16`: this case's values in the columns that differ between cases."""
     return ", ".join(str(getattr(case, name)) for name in differ)
 
 

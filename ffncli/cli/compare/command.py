@@ -80,7 +80,7 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
 
 
 def _same_screen(output: Output) -> bool:
-    """Return True if page and error appear on the same terminal, so that the page can leave out the error's text."""
+    """Return True if page and error appear on the same terminal, so that the page can leave out the error's message."""
     return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
@@ -129,7 +129,7 @@ def _sweep_table(sweep: SpeedSweep) -> Table:
 
 
 def _speed(point: SpeedPoint | None) -> str | None:
-    """Return `1.25 [1.22, 1.28]`, with `?` if the verdict is inconclusive."""
+    """Return text such as `1.25 [1.22, 1.28]`, with `?` if the verdict is inconclusive."""
     if point is None:
         return None
     ends = interval(point.speed_low, point.speed_high)
@@ -187,10 +187,10 @@ def _steps_table(rows: tuple[TensorRow, ...], first_column: str, first: str | No
 
 
 def verdict_of(row: TensorRow) -> str:
-    """Return `up differs first: up[0,3] is 1.5 in BASE, 1.25 in NEW ...`."""
+    """Return text such as `up differs first: up[0,3] is 1.5 in BASE, 1.25 in NEW ...`."""
     at = f"{row.step} differs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
-        return f"{at} ({row.nonfinite:,} values are finite in only one of them)"
+        return f"{at} ({row.nonfinite:,} values are finite in only one trace)"
     if finite(row.relative_error) is None:
         return f"{at}; the whole step is 0 in BASE, so there is no relative error"
     near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)

@@ -97,7 +97,7 @@ def headline(comparison: ResultComparison) -> str:
 
 
 def not_gated(comparison: ResultComparison) -> str:
-    """Return which rows the gate could not judge, and why, or "" if it judged all rows. Without this text, the rows
+    """Return which rows the gate could not judge, and why, or "" if it judged all rows. Without this sentence, the rows
     that were not judged would seem to have passed."""
     left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
     if comparison.rules.threshold is None:
@@ -122,7 +122,7 @@ def failure(comparison: ResultComparison, named: bool = True) -> str:
         words = f"{len(slow)} of {total} rows {verb} slower by more than {percent(comparison.rules.limit)}"
         out.append(words + (f": {_listed(slow, margin)}" if named else ""))
     if broken:
-        verb = "was ok in BASE and is not" if len(broken) == 1 else "were ok in BASE and are not"
+        verb = "was ok in BASE and is not ok" if len(broken) == 1 else "were ok in BASE and are not ok"
         out.append(f"{len(broken)} of {total} rows {verb} in NEW" + (f": {_listed(broken, margin)}" if named else ""))
     return "; ".join(out)
 
@@ -141,7 +141,7 @@ def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
 
 
 def words(row: ComparedRow, margin: float) -> str:
-    """Return `12 % slower (8 to 16 %)`, `same within 2 %`, `inconclusive (-3 to +8 %)`, `wrong in NEW, ok in BASE`."""
+    """Return text such as `12 % slower (8 to 16 %)`, `inconclusive (-3 to +8 %)` or `wrong in NEW, ok in BASE`."""
     if row.verdict in ("broken", "mended", None) or row.ratio is None:
         return f"{row.new_status} in NEW, {row.base_status} in BASE"
     if row.verdict == "same":
@@ -258,7 +258,7 @@ def _title(comparison: ResultComparison) -> str:
 
 
 def _frame(comparison: ResultComparison) -> list[str]:
-    """Return the lines on what all rows have in common, the lines on the machine, and remarks."""
+    """Return lines about what all rows have in common, about the machine, and with remarks."""
     first = comparison.rows[0]
     units = _UNITS | {"threads": f" {plural('thread', first.threads or 0)}"}
     alike = [
@@ -303,7 +303,7 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
     rows: dict[str, list[ComparedRow]] = {}
     for row in comparison.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
-            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # without the row's own numbers
+            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # without the row's own figures
     out: list[Part] = []
     for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
         kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))

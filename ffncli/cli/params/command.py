@@ -206,7 +206,7 @@ def _require_one(counted: CountOptions, question: FigureQuestion) -> None:
         raise FFNError(f"{option('sweep')} takes one SOURCE", "give one, or dimensions alone")
     if len(question.token_counts) > 1:
         hint = f"to vary them: {option('sweep', 'tokens=1,32,512')}"
-        raise FFNError(f"{option('sweep')} takes one number of {option('tokens')}", hint)
+        raise FFNError(f"{option('sweep')} takes one value of {option('tokens')}", hint)
     if len(question.formats) > 1:
         raise FFNError(f"{option('sweep')} takes one {option('dtype')}", "use one at a time")
 

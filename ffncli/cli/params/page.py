@@ -72,7 +72,7 @@ def _one(c: ModelCount) -> list[Part]:
 
 
 def _layers(c: ModelCount) -> Table:
-    """Show the FFN next to the attention, for each kind of layer."""
+    """Show the sizes of attention, FFN and norms, for each kind of layer."""
     rows: list[Row] = []
     for group in c.groups:
         what = f"{group.stack} {ranges(group.layers)}" if len(c.groups) > 1 else "one layer"
@@ -108,7 +108,7 @@ def _row(c: ModelCount, key: str, more: str = "") -> Row:
 
 
 def _format(c: ModelCount) -> str:
-    """Return `bf16`, or `q8_0, 8.5 bits per weight`: a packed format with its size, including scales."""
+    """Return text such as `bf16`, or `q8_0, 8.5 bits per weight` for a packed format; its scales are included."""
     packed = find_storage(c.dtype)
     if packed is None or packed.computable or c.weight_bytes == c.ffn_stored_bytes:
         return c.dtype
@@ -259,7 +259,7 @@ def _floors(report: CostReport, several: bool) -> list[Part]:
         return [Line(f"{who}no time floor: the number of experts per token is not known")]
     ranks = report.floors[0].ranks
     split = f", one of {ranks} ranks" if ranks > 1 else ""
-    title = f"{who}time floor, weights {count.dtype}, all layers' FFNs forward{split}"
+    title = f"{who}time floor of the forward pass of all FFNs, weights {count.dtype}{split}"
     memory = (
         [] if ranks > 1 else ["FFN weights" if count.model_weight_bytes is None else "whole model", "memory", "fits"]
     )
@@ -281,7 +281,7 @@ def _memory(one: DeviceFloor) -> tuple[object, ...]:
 
 def _sources(report: CostReport) -> Iterator[Line]:
     """Yield a line per device: its rates, their source, and the number of tokens at which the FFNs become compute bound
-    there."""
+    on it."""
     ridges = {ridge.device: ridge for ridge in report.ridges}
     for one in {floor.device: floor for floor in report.floors}.values():
         rates = f"{one.bytes_per_s / 1e9:,.0f} GB/s"
@@ -293,7 +293,7 @@ def _sources(report: CostReport) -> Iterator[Line]:
         yield Line(f"{one.device}: {rates} ({one.source}{accuracy}){_reached(ridges.get(one.device))}", quiet=True)
     yield Line("floor: least traffic at full rates; excludes attention and communication", quiet=True)
     if any(one.fits is not None for one in report.floors):
-        yield Line("fits: counts weights only; the KV cache and activations come on top", quiet=True)
+        yield Line("fits: counts only weights, not the KV cache and activations", quiet=True)
 
 
 def _reached(ridge: Ridge | None) -> str:
@@ -344,7 +344,7 @@ def _splits(splits: Sequence[Split]) -> Table:
 
 
 def _over(split: Split) -> str:
-    """Return `over 4 ranks`, `over 8 ranks (tp 2, ep 4)`."""
+    """Return text such as `over 4 ranks` or `over 8 ranks (tp 2, ep 4)`."""
     grid = f" (tp {split.ranks}, ep {split.expert_ranks})" if split.ranks > 1 and split.expert_ranks > 1 else ""
     return f"over {split.ranks * split.expert_ranks} ranks{grid}"
 
@@ -359,12 +359,12 @@ def _exchange(exchange: ExpertExchange, several: bool) -> Table:
          ceil(exchange.dispatch_bytes_total + exchange.combine_bytes_total)),
     ]  # fmt: skip
     count = f"{exchange.experts} {plural('expert', exchange.experts)}"
-    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {count}, even routing"
+    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {count}, with even routing"
     return Table((f"sends ({exchange.activation_dtype})", "each rank"), rows, title)
 
 
 def _sent(split: Split) -> tuple[int, int]:
-    """Return the bytes that a rank sends per token and layer: in a ring all-reduce (rounded up), in an all-gather."""
+    """Return the bytes that a rank sends per token and layer in a ring all-reduce (rounded up) and in an all-gather."""
     return ceil(split.ring_all_reduce_bytes_per_token), split.all_gather_bytes_per_token
 
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ffncli.run.ranks.simulate import CollectiveCheck
 
 CONVENTIONS: Mapping[str, str] = {
-    "time_s": "a layer's kernels run one after another (products, and the elementwise steps between them); each takes"
-    " max(matmul FLOPs / rate, traffic / bandwidth); plus the collectives; summed over layers, forward only",
-    "all_reduce": "a ring: 2 (n - 1) / n × bytes divided by the usable bandwidth of the link, plus the latencies of"
-    " a call and of 2 (n - 1) steps, with the fastest of NCCL's protocols",
-    "all_to_all": "dispatch and combine: (n - 1) / n × tokens × top_k × width, link and network at the same time",
-    "needed_bytes": "weights of one rank (outside the FFNs divided by tp), and all intermediates of one layer",
+    "time_s": "forward pass, summed over layers: kernels (matrix products, elementwise steps) run one after another,"
+    " each for max(matmul FLOPs / rate, traffic / bandwidth); the time of the collectives is added",
+    "all_reduce": "time of a ring: 2 (n - 1) / n × bytes / the link's usable bandwidth, plus the latencies of a call"
+    " and of 2 (n - 1) steps; it uses the fastest of NCCL's protocols",
+    "all_to_all": "dispatch and combine: (n - 1) / n × tokens × top_k × width; link and network send at the same time",
+    "needed_bytes": "weights of one rank (those outside the FFNs are divided by tp), and one layer's intermediates",
 }
 
 
@@ -92,7 +92,7 @@ def command(
 
 
 def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
-    """Simulate every split that has several ranks and figures; imports torch."""
+    """Simulate every split over several ranks that was not refused; imports torch."""
     from ffncli.run.ranks.simulate import collective_checks
 
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
@@ -155,7 +155,7 @@ def _device(row: ResultRow) -> str:
 
 def _block(row: ResultRow) -> MeasuredBlock | None:
     """Return the row's block; None for a backward pass, a row without a time, a single step of a block, a block over
-    ranks, and a mixture with shared experts, because their width is not in the row."""
+    ranks, and a mixture with shared experts, whose width is not in the row."""
     if row.status != "ok" or row.passes != "forward" or not row.time_s or row.shared_experts:
         return None
     from ffncli.bench.records import STEP

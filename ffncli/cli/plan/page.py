@@ -43,7 +43,7 @@ def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
 
 
 def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
-    """Return `fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token` of the cheapest split, or what is missing."""
+    """Describe the cheapest split, as in `fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token`, or what is missing."""
     device = rows[0].device
     best = next((row for row in plan.cheapest if row.device == device), None)
     what = plan.name if plan.whole else f"{plan.name} (FFN weights only)"
@@ -63,7 +63,7 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
 
 
 def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
-    """Return `; fits on 16 with --tp 16`, the options of the smallest split that fits; "" if no such split is known."""
+    """Return the options of the smallest split that fits, as in `; fits on 16 with --tp 16`; "" if none is known."""
     row = next((one for one in plan.would_fit if one.device == least.device), None)
     if row is None:
         return ""
@@ -109,19 +109,19 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
     for one in plan.assumed:
         yield _assumption(one)
     yield from dict.fromkeys(one.source for one in plan.assumed)
-    yield "time: all layers' FFNs, forward: per kernel max(compute, memory time), plus collectives"
+    yield "time: forward pass of all FFNs, with max(compute, memory time) per kernel, plus the collectives"
     if any(row.devices > 1 for row in plan.rows):
         yield "link time: by the fastest of NCCL's protocols, with the latencies of its src/graph/tuning.cc"
         yield "of ideal: speed-up ÷ devices"
     whole = "the whole model's weights (tp also splits the weights outside the FFNs)"
     what = whole if plan.whole else "the FFNs' weights"
-    yield f"needs: {what}, and one layer's activations; the KV cache comes on top"
+    yield f"needs: {what}, and one layer's activations; it excludes the KV cache"
     if any(row.tokens_per_expert is not None for row in plan.rows):
         yield f"busiest: expected tokens of the busiest expert, skew {plan.skew}"
 
 
 def _assumption(one: Assumed) -> str:
-    """Return `H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth, 0.90 of the memory; ...`."""
+    """Return text such as `H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth, 0.90 of the memory; ...`."""
     text = f"{one.device}: measured rates"
     if one.gemm_efficiency is not None and one.memory_efficiency is not None:
         text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth"
@@ -139,7 +139,7 @@ def _assumption(one: Assumed) -> str:
 
 
 def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
-    """Show predictions next to measurements, their errors, and the median absolute error."""
+    """Show the measurements, their predictions, the errors, and the median absolute error."""
     cells = [
         (row.device, row.block, row.dtype, row.tokens, row.kernel, time_text(row.measured_s),
          time_text(row.predicted_s), None if row.error is None else f"{100 * row.error:+.1f} %")
@@ -154,7 +154,7 @@ def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
 
 
 def collectives_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:
-    """Show the counts of the closed form, and what the simulation counts if it differs."""
+    """Show the counts by formula and, where they differ, the counts of the simulation."""
     cells = [(*_collective_labels(row), *_counts(row.counted), "the same" if row.same else "differs") for row in rows]
     parts: list[Part] = [
         Table(_COLLECTIVES, cells, "collectives of one layer and one rank, counted and simulated", labels=3)
@@ -168,13 +168,13 @@ def _collective_labels(row: CollectiveCheck) -> tuple[object, ...]:
 
 
 def _counts(one: Collectives) -> tuple[str, ...]:
-    """Return `2, 16.78 MB`: the number of collectives, and the bytes that enter them."""
+    """Return cells such as `2, 16.78 MB`: the number of collectives, and the bytes that enter them."""
     pairs = ((one.all_reduces, one.all_reduce_bytes), (one.all_to_alls, one.all_to_all_bytes))
     return tuple(f"{count}, {bytes_text(size)}" if count else "0" for count, size in pairs)
 
 
 def difference_text(row: CollectiveCheck) -> str:
-    """Name a split, and every number that differs between counting and simulation."""
+    """Return a split, and every count in which the formula and the simulation differ."""
     pairs = zip(vars(row.counted).items(), vars(row.simulated).values(), strict=True)
     wrong = [f"{name} {counted:,} and {simulated:,}" for (name, counted), simulated in pairs if counted != simulated]
     return f"{' '.join(map(str, _collective_labels(row)))}: counted and simulated differ: {'; '.join(wrong)}"

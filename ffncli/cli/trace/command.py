@@ -71,7 +71,7 @@ MANY_RULES = (
     Conflict(
         "prompts",
         allows=f"source layer dtype device threads top_units save force {' '.join(CORPUS)} digits fail_on_nonfinite",
-        why="it reads many texts; all other options are about one",
+        why="it reads many texts; all other options apply to one text",
     ),
 )
 PAGE_RULES = (

@@ -22,16 +22,16 @@ _USUAL_WIDTH = 80
 
 
 def explanation_parts(session: Session, digits: int) -> list[Part]:
-    """Show each explanation as a heading, its terms, the intermediate numbers, and the value itself on the last line.
+    """Show each explanation as a heading, its terms, the intermediate values, and the value itself on the last line.
 
-    If the tokens of the input have texts, they are shown as well.
+    If the strings of the input's tokens are known, they are shown as well.
     """
     texts = tuple(token.text or "" for token in session.tokens)
     return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
 
 
 def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:
-    """Return `token 3 'llo'` for a value inside an expert, or if tokens have texts; otherwise ""."""
+    """Return a label such as `token 3 'llo'` if the value is inside an expert or tokens have strings; otherwise ""."""
     flat = one.token
     if flat is None and tokens:
         flat = 0
@@ -114,7 +114,7 @@ def _experts(one: Explanation, digits: int) -> Table:
 
 
 def _terms(one: Explanation, digits: int) -> list[str]:
-    """Return `route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, one line per term; the sum if there are several."""
+    """Return a line such as `route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1` per term, and their sum."""
     places = _padded([" × ".join(f.place for f in term.factors) for term in one.terms], str.ljust)
     values = [" × ".join(_text(f.value, digits) for f in term.factors) for term in one.terms]
     results = [_text(term.value, digits) if len(term.factors) > 1 else "" for term in one.terms]
@@ -150,7 +150,7 @@ _COPIES = ("dropout", "allreduce")
 
 
 def _printed(one: Explanation, result: Trace, digits: int) -> str:
-    """Return the number as it is printed on the trace's page, formatted together with its neighbours."""
+    """Return the value as the trace's page prints it, formatted together with its neighbours."""
     for record in result.steps:
         if record.name == one.name:
             return Excerpt(record.shape, record.values_index, record.values, digits).text(one.value)
@@ -162,7 +162,7 @@ def _text(value: float, digits: int) -> str:
 
 
 def _padded(texts: Sequence[str], to: Callable[[str, int], str]) -> list[str]:
-    """Return the texts, all padded to the width of the widest; `to` aligns them to the left or to the right."""
+    """Return the strings, all padded to the width of the widest; `to` aligns them to the left or to the right."""
     wide = max(map(len, texts), default=0)
     return [to(text, wide) for text in texts]
 

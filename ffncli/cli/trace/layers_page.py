@@ -23,13 +23,13 @@ SURVEY_CONVENTIONS = {
     "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
     f"within {NEAR_ZERO:g} of zero",
     "norms": "mean L2 norm of a token; gain = output_norm / input_norm",
-    "agreement": "max|a-b|; max|a-b| / max|b|; max|a-b| in units in the last place of b; a: ours, b: the model's own",
+    "agreement": "max|a-b|; max|a-b| / max|b|; max|a-b| in units in the last place of b; a is ours, b is the model's",
 }
 
 
 def not_finite_texts(survey: Survey) -> list[str]:
-    """Name the first layer with NaN or Inf, and only count the other such layers, because NaN and Inf spread to all
-    later layers."""
+    """Return the faults of the first layer with NaN or Inf, and how many other layers have any; NaN and Inf spread to
+    all later layers."""
     layers = survey.not_finite
     texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
     return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
@@ -122,10 +122,10 @@ CORPUS_CONVENTIONS = {
     "active_share": "share of tokens for which the activation's output is above 0: the mean over the units that are "
     "active for any token; a routed expert's units are counted over the tokens routed to it",
     "dead_units": "units that no token activated; unused_units: the dead units of experts that got no token",
-    "min, max": "extremes of the down projection's inputs; places are (text, token), both from 0",
+    "min, max": "smallest and largest input of the down projection; places are (text, token), both from 0",
     "outliers": "input dimensions with |x| ≥ the limit on at least 6 % of tokens; "
     "outlier_dimensions: in at least a quarter of the layers",
-    "massive": "residual values after the layer over 100 and over 1000 × the text's median",
+    "massive": "residual values after the layer above 100 and above 1000 × the median of their text",
 }
 
 
@@ -150,7 +150,7 @@ def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
 
 
 def not_finite_layers(survey: CorpusSurvey) -> list[str]:
-    """Name the first layer with units that are NaN or infinite, and count the other such layers."""
+    """Return the first layer with units that are NaN or infinite, and the number of other such layers."""
     rows = [row for row in survey.rows if row.not_finite]
     return [f"{row.stack} layer {row.layer}: {row.not_finite:,} values of units" for row in rows[:1]] + (
         [f"{len(rows) - 1} more of the layers have NaN or Inf"] if len(rows) > 1 else []
@@ -186,7 +186,7 @@ def _corpus_table(survey: CorpusSurvey, digits: int) -> Table:
 
 
 def _token_place(at: TokenPlace | None) -> str | None:
-    """Return `12: 3 " Paris"`: the text's number, the token's position in the text, the token."""
+    """Return a cell such as `12: 3 " Paris"`: the text's index, the token's position in the text, and the token."""
     return (
         None
         if at is None
@@ -199,9 +199,9 @@ def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
     return {
         "active %": "share of tokens with an activation above 0, over the units that are not dead",
         "dead": f"units that no token activated (of {survey.tokens:,})",
-        "max": "largest input to the down projection; at = text: token; unit = which one",
+        "max": "largest input to the down projection; at: its text and token; unit: its unit",
         "outliers": f"input dimensions with |x| ≥ {survey.limit:g} on at least 6 % of tokens",
-        "massive": "residual values over 100 and over 1000 × the text's median",
+        "massive": "residual values above 100 and above 1000 × the median of their text",
     }
 
 
@@ -272,7 +272,7 @@ def routing_parts(routing: Routing | None) -> list[Part]:
 
 
 def used(routing: Routing) -> str:
-    """Return `5 of 8`, counting the experts that receive a token."""
+    """Return text such as `5 of 8`: how many of the experts receive a token."""
     experts = len(routing.tokens_per_expert)
     return f"{experts - len(routing.idle_experts)} of {experts}"
 

@@ -119,8 +119,8 @@ def _step(
 
 
 def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | None) -> list[str]:
-    """Return extremes with their places, mean and spread, and the histogram: on one line if 80 columns are enough, else
-    on several.
+    """Return minimum and maximum with their places, mean and spread, and the histogram: on one line if it fits in 80
+    columns, otherwise on several.
 
     A terminal that wrapped a longer line could break the histogram at an empty bar.
     """
@@ -138,13 +138,13 @@ def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | Non
 
 
 def _fitted(texts: Sequence[str]) -> list[str]:
-    """Return the texts joined into one line, or [] if they need more than 80 columns."""
+    """Return the strings joined into one line, or [] if they need more than 80 columns."""
     whole = "  ".join(filter(None, texts))
     return [whole] if width(whole) <= _MOST_COLUMNS - 2 else []
 
 
 def _place(at: Sequence[int], rows: Sequence[int | str] | None) -> str:
-    """Return `[0 "[CLS]", 99]`: an index; its first entry is the row's name if rows have names."""
+    """Return an index as text such as `[0 "[CLS]", 99]`; its first entry is the row's name if rows have names."""
     first = rows[at[0]] if rows and at else None
     return f"[{', '.join(map(str, at if first is None else (first, *at[1:])))}]"
 
@@ -162,7 +162,7 @@ def _counts(record: StepRecord) -> str:
 
 
 def _weights(record: StepRecord) -> str:
-    """Return `W1 = up.weightᵀ [4, 8], b1 = up.bias [8]`, with shapes transposed to match the formula."""
+    """Return text such as `W1 = up.weightᵀ [4, 8], b1 = up.bias [8]`; shapes are transposed to match the formula."""
     out = []
     for p in record.parameters:
         matrix = len(p.shape) >= 2 and p.name.endswith(".weight")
@@ -185,22 +185,22 @@ def routes_table(session: Session) -> list[Part]:
 
 
 def _expert(number: int, count: int) -> str:
-    """Return an expert's number as text: `3`, or `identity 8` for an identity expert; these are numbered from `count`
-    on, after the routed experts."""
+    """Return an expert's name: `3`, or `identity 8` for an identity expert. The indices of identity experts start at
+    `count`, after the routed experts."""
     return str(number) if number < count else f"identity {number}"
 
 
 def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
     """Show the number of dead units (if there are dead units, and several tokens), then the units that were requested.
 
-    `tokens` are the labels of the input's rows; empty unless a prompt gives them texts.
+    `tokens` are the labels of the input's rows; empty without a prompt.
     """
     units = record.units
     if units is None:
         return []
     parts: list[Part] = []
     if units.near_dead and units.tokens > 1:
-        near = f"{units.near_dead:,} within {NEAR_ZERO:g} of it" if units.near_dead > units.dead else ""
+        near = f"{units.near_dead:,} within {NEAR_ZERO:g} of zero" if units.near_dead > units.dead else ""
         text = f"{units.dead:,} of {units.units:,} units are zero for every token"
         parts.append(Line(", ".join(filter(None, (text, near))), quiet=True))
     if units.largest_norm:
@@ -253,7 +253,7 @@ def _label(token: int, tokens: Sequence[str]) -> str:
 
 
 def sentence(fact: Fact) -> str:
-    """Return `gelu(0.21): 0.1225; the text says 0.115`; the text's value is omitted if it equals the computed one."""
+    """Return a line such as `gelu(0.21): 0.1225; the text says 0.115`. A stated value that is right is omitted."""
     stated = f"; the text says {fact.said}" if fact.said not in ("", fact.found) else ""
     return f"{fact.topic}: {fact.found}{stated}"
 

@@ -23,7 +23,7 @@ _NAMES = {
     "row": "row-parallel (inputs split; distributed-llama: Col Matmul)",
     "experts": "each rank has some of the experts",
     "copied": "copied to every rank",
-    "rank 0": "on the first rank only, so that it is added once",
+    "rank 0": "on the first rank only, so that it is added only once",
 }
 
 
@@ -65,7 +65,7 @@ def _steps(ranks: RankTrace) -> list[Part]:
 
 
 def _places(ranks: RankTrace) -> list[Part]:
-    """List `W1, W3: column-parallel ...`, one line per way to split; shared experts use the same symbols."""
+    """List the matrices per way to split, as in `W1, W3: column-parallel ...`; shared experts use the same symbols."""
     places: dict[str, dict[str, None]] = {}
     for one in (weight for step in ranks.steps for weight in step.weights):
         for word in one.place.split(", "):
@@ -93,7 +93,7 @@ def _shares(ranks: RankTrace) -> list[Part]:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return `4-7` for a rank's experts, whose numbers are always consecutive."""
+    """Return text such as `4-7` for a rank's experts, whose indices are always consecutive."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 
 
@@ -115,13 +115,13 @@ def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
 
 
 def _apart(agreement: Agreement) -> str:
-    """Return `error 1.2e-07, relative 3.1e-07, 2 ulps`."""
+    """Return text such as `error 1.2e-07, relative 3.1e-07, 2 ulps`."""
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulps"
     return f"error {agreement.max_error:.3g}, relative {agreement.relative_error:.3g}{ulps}"
 
 
 def _counts(ranks: RankTrace) -> str:
-    """Return `collectives: 1 all-reduce`, `collectives: 1 all-reduce, 2 all-to-alls`."""
+    """Return text such as `collectives: 1 all-reduce` or `collectives: 1 all-reduce, 2 all-to-alls`."""
     named = (("all-reduce", ranks.all_reduces), ("all-to-all", ranks.all_to_alls))
     return "collectives: " + (", ".join(f"{n} {plural(name, n)}" for name, n in named if n) or "none")
 

@@ -25,7 +25,7 @@ _MOST_LISTED = 4
 _MORE = "-v also shows the steps"
 _UNIT = (
     "the unit's column of the down projection alone, through the norm of its branch, if any, the final norm"
-    " and the head; its sign is the activation's"
+    " and the head; the sign is that of the activation"
 )
 _UNIT_AT = (
     "what the unit adds to the FFN's output, through the final norm and head: normalised alone, then as a part of the"
@@ -89,7 +89,7 @@ def _units_table(title: str, units: Sequence[UnitLogit]) -> Table:
 
 
 def _title(one: PromotedTokens, tokens: Sequence[Token]) -> str:
-    """Return `after token 3 "sat"`, `unit 7 of expert 3, negative`."""
+    """Return a title such as `after token 3 "sat"` or `unit 7 of expert 3, negative`."""
     at = "" if one.row is None else f"after token {label(tokens[one.row]) if tokens else one.row}"
     if one.neuron is None:
         return at
@@ -132,7 +132,7 @@ def _direct(one: PromotedTokens, title: str, digits: int) -> list[Part]:
 
 
 def _listed(tokens: Sequence[TokenLogit], digits: int) -> str:
-    """Return `" Paris" 3.12, " the" 2.9`, the first few tokens."""
+    """Return the first few tokens as text such as `" Paris" 3.12, " the" 2.9`."""
     return ", ".join(f"{named(t.id, t.text)} {number_text(t.logit, digits)}" for t in tokens[:_MOST_LISTED]) or "none"
 
 
@@ -145,7 +145,7 @@ def sampling_parts(session: Session, digits: int) -> list[Part]:
 
 
 def sets_text(one: Sets, vocab: int, digits: int) -> str:
-    """Return `top 5 with mass 0.4391, top-p 0.9 needs 31 of 60 with mass 0.9012`."""
+    """Return text such as `top 5 with mass 0.4391, top-p 0.9 needs 31 of 60 with mass 0.9012`."""
 
     def number(value: float | None) -> str:
         return number_text(nan if value is None else value, digits)
@@ -162,7 +162,7 @@ def columns(one: Sets) -> tuple[str, ...]:
 
 
 def more(one: Sets, listed: int, option: str) -> list[Part]:
-    """Count the entries of the top-p set beyond the `listed` entries, and name the `option` that shows them; [] if none
+    """Count the entries of the top-p set beyond the `listed` entries, and say which `option` shows them; [] if none
     are left."""
     rest = (one.top_p_count or 0) - listed
     return [Line(f"… {rest:,} more in the top-p set; {option} {one.top_p_count} shows them", True)] if rest > 0 else []

@@ -193,7 +193,7 @@ def test_other_work_a_lower_limit_and_no_persistence_are_noted(card):
     assert found["gpu 0 memory"].value == "79 GiB free of 80 GiB, 2 other processes use this GPU (32.2 GB, 97 % busy)"
     assert found["gpu 0 memory"].advice.startswith("times include other processes' work")
     assert found["gpu 0 clocks"].advice.startswith("the power limit was lowered from 700 W")
-    assert found["gpu 0 modes"].advice.startswith("sudo nvidia-smi -pm 1")
+    assert found["gpu 0 modes"].advice.endswith("sudo nvidia-smi -pm 1")
     assert {found[f"gpu 0 {name}"].status for name in ("memory", "clocks", "modes")} == {"note"}
 
 
@@ -241,7 +241,7 @@ def test_a_prohibited_gpu_gets_the_command_that_allows_it():
     (row,) = doctor.state_checks(1, GpuState(compute_mode="prohibited", mig=True))
     assert row.name == "gpu 1 modes"
     assert row.value == "compute mode prohibited, a MIG instance: clocks and power are the whole card's"
-    assert row.advice == "sudo nvidia-smi -c 0 allows computing"
+    assert row.advice == "to allow computing: sudo nvidia-smi -c 0"
 
 
 T4, T5 = 2.7764451, 2.5705818  # Student's t, 0.975, 4 and 5 degrees of freedom

@@ -177,8 +177,8 @@ def test_files_are_known_by_what_they_hold(mine):
         (["a=mine.py"], "a=slowed:2:eager", "two kernels are called 'a'"),
         (["mine.py,mine.py:mlp"], None, "two kernels are called 'mine.py:mlp'"),
         (["slowed:2:none.py:f"], None, "kernel: cannot read"),
-        *([[f"{arm}=mine.py"], None, f"'{arm}' is reserved for one of ffn's own arms"] for arm in (TWIN, ANCHOR, GEMM)),
-        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is reserved for one of ffn's own arms"),
+        *([[f"{arm}=mine.py"], None, f"'{arm}' is reserved for ffn's measurements"] for arm in (TWIN, ANCHOR, GEMM)),
+        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is reserved for ffn's measurements"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(texts, baseline, why):

@@ -100,7 +100,7 @@ def test_a_module_a_kernel_and_an_operator(fixed, monkeypatch):
     [
         (lambda: torch.set_num_threads(3), WrongCode.THREADS_CHANGED, "the number of torch's threads changed"),
         (lambda: torch.set_float32_matmul_precision("medium"), WrongCode.ENVIRONMENT_CHANGED,
-         "the precision of float32 products changed"),
+         "the precision of float32 matmuls changed"),
         (lambda: setattr(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32),
          WrongCode.ENVIRONMENT_CHANGED, "a GPU's arithmetic changed"),
         (lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),

@@ -223,7 +223,7 @@ def test_nan_in_both_agrees_and_in_one_departs(call, tmp_path):
     row = json.loads(out)["rows"][0]
     assert (code, row["agrees"], row["nonfinite"], row["worst"]) == (1, False, 1, "x[0,2]")
     assert (row["base"], row["new"], row["max_error"]) == (None, 3.0, 0.0)
-    assert "x[0,2] is nan in BASE, 3.0 in NEW (1 values are finite in only one of them)" in err
+    assert "x[0,2] is nan in BASE, 3.0 in NEW (1 values are finite in only one trace)" in err
 
 
 def test_experts_that_got_other_tokens_are_left_out(call, json_of, tmp_path):

@@ -104,7 +104,7 @@ def test_a_kernel_no_longer_right_fails_the_gate(call, tmp_path, base):
     code, out, err = call("compare", base, new, *GATE)
     assert code == 1
     assert "wrong in NEW, ok in BASE" in out
-    assert err.startswith("error: 1 of 6 rows was ok in BASE and is not in NEW: packed (")
+    assert err.startswith("error: 1 of 6 rows was ok in BASE and is not ok in NEW: packed (")
     assert call("compare", base, new)[0] == 0
 
 

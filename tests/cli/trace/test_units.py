@@ -20,7 +20,7 @@ def test_dead_units_are_said_where_there_are_any(call, json_of):
     small = ("4x8:relu", "--input", "1e-5,2e-5,3e-5,4e-5,0,1e-5,2e-5,1e-5", "--no-bias")
     units = next(s["units"] for s in json_of("trace", *small)["steps"] if s["name"] == "act")
     assert (units["units"], units["tokens"], units["near_dead"]) == (8, 2, 8)
-    assert f"{units['dead']} of 8 units are zero for every token, 8 within 0.001 of it" in call("trace", *small)[1]
+    assert f"{units['dead']} of 8 units are zero for every token, 8 within 0.001 of zero" in call("trace", *small)[1]
 
 
 def test_top_units(call, json_of):

@@ -1,5 +1,5 @@
 """Entry points: functions, modules and settings recorded before a user's file is loaded. Whatever the file then
-replaces is named and restored.
+replaces is reported and restored.
 
 The recorded entry points are the attributes of the modules and classes that kernels, checks and clocks use (compared by
 identity; Python functions also by their code), the kernels of this package, torch's operators, and the settings that
@@ -54,7 +54,7 @@ _TORCH = (
     "torch.nn.modules.activation", "torch.nn.modules.linear", "torch.nn.modules.module",
     "torch.nn.modules.normalization", "torch.overrides", "torch.special",
 )  # fmt: skip
-# Hooks that programs set for their own reports. The next constants are the attributes of torch that torch.compile
+# Hooks that programs set for their own reports. The next constants: the attributes of torch that torch.compile
 # replaces, and the module whose code replaces them.
 _FREE = frozenset(
     {"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook", "torch.manual_seed"}
@@ -80,7 +80,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Change:
-    """One changed entry point. `value` is the new value, which shows the file that it came from."""
+    """One changed entry point. `value` is the new value, which shows the file that the change came from."""
 
     code: WrongCode
     text: str
@@ -88,7 +88,7 @@ class Change:
 
 
 class EntryPoints:
-    """The state of everything a user's file could replace; recording and `changes` take milliseconds each."""
+    """The recorded state of everything that a user's file could replace; recording and `changes` take milliseconds."""
 
     def __init__(self) -> None:
         for kernel in BUILT_IN:
@@ -109,7 +109,7 @@ class EntryPoints:
         self.accept_settings()
 
     def accept_settings(self) -> None:
-        """Accept the present settings as right, after the threads and the math mode of a case have been set."""
+        """Accept the current settings as right, after the threads and the math mode of a case have been set."""
         self._values = [setting.read() for setting in self._settings]
 
     def add(self, function: object) -> None:
@@ -155,8 +155,8 @@ class EntryPoints:
 
     def restore(self) -> None:
         """Restore everything that Python can restore; afterwards, `changes` returns only what could not be restored."""
-        # Modules are restored before their contents, and settings last, because setting them calls functions that must
-        # be restored first.
+        # Modules are restored before their contents. Settings are restored last, because that calls functions that must
+        # already be restored.
         for name, module in self._modules.items():
             sys.modules[name] = module
         for name, space, before in self._namespaces:
@@ -181,7 +181,7 @@ def files_of(changes: Sequence[Change]) -> set[str]:
 
 
 def in_words(changes: Sequence[Change]) -> str:
-    """Return the text of the first change, and the number of other changes."""
+    """Describe the first change in words, and count the other changes."""
     more = len(changes) - 1
     return changes[0].text + (f", and {more} more {plural('thing', more)}" if more else "")
 
@@ -221,7 +221,7 @@ def _attribute(name: str) -> object:
 
 
 def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield (attribute, previous value) for every changed attribute; for a new one the value is _MISSING."""
+    """Yield (attribute, previous value) for every changed attribute; for a new attribute the value is _MISSING."""
     now = vars(space)
     for key, value in before.items():
         current = now.get(key, _MISSING)
@@ -253,7 +253,7 @@ def _put(space: Namespace, key: str, value: object) -> None:
             delattr(space, key)
         else:
             setattr(space, key, value)
-    except (AttributeError, TypeError):  # if an attribute cannot be set here, no file has set it either
+    except (AttributeError, TypeError):  # an attribute that cannot be set here cannot have been set by a file
         return
 
 
@@ -282,7 +282,7 @@ def _code(name: str, key: str) -> WrongCode:
 
 
 def _operators() -> dict[str, tuple[str, ...]]:
-    """Return the functions that torch's dispatcher calls for the operators of a block, as text."""
+    """Return, as strings, the functions that torch's dispatcher calls for the operators of a block."""
     dumps = {name: torch._C._dispatch_dump(f"aten::{name}") for name in _OPERATORS}
     return {
         name: tuple(line for line in dump.splitlines() if line.partition(":")[0].partition("[")[0] in _DISPATCH_KEYS)
@@ -294,7 +294,7 @@ def _forget_libraries() -> None:
     """Undo what files registered for torch's own operators."""
     for thing in gc.get_objects():
         if isinstance(thing, torch.library.Library) and thing.ns == "aten" and len(thing._op_impls) < 50:
-            thing._destroy()  # type: ignore[no-untyped-call]  # torch's own have registrations of hundreds
+            thing._destroy()  # type: ignore[no-untyped-call]  # torch's own libraries register hundreds
 
 
 # --- settings of the process that all kernels share -------------------------------------------------------------------
@@ -326,11 +326,11 @@ def settings() -> list[Setting]:
     return [
         Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads,
                 torch.set_num_threads),
-        Setting("the number of a library's threads", WrongCode.THREADS_CHANGED,
+        Setting("the thread count of a library", WrongCode.THREADS_CHANGED,
                 lambda: [library.num_threads for library in libraries.lib_controllers],
                 lambda counts: _set_threads(libraries, counts)),
         Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
-        Setting("the precision of float32 products", changed, torch.get_float32_matmul_precision,
+        Setting("the precision of float32 matmuls", changed, torch.get_float32_matmul_precision,
                  torch.set_float32_matmul_precision),
         Setting("a GPU's arithmetic", changed, _gpu_arithmetic, _set_gpu_arithmetic),
         Setting("the current stream of a GPU", changed, _stream, _set_stream),
@@ -362,8 +362,8 @@ def _set_threads(libraries: Any, counts: list[int]) -> None:
 
 
 def _gpu_arithmetic() -> tuple[object, ...]:
-    """Return torch's flags, which can be read and set even without a GPU. The TF32 flag of products is left out: it is
-    part of the setting for the precision of float32 products."""
+    """Return torch's flags, which can be read and set even without a GPU. The TF32 flag of matmuls is left out: it is
+    part of the setting for the precision of float32 matmuls."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     sums = (getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
     return cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums

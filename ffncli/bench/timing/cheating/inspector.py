@@ -1,5 +1,5 @@
-"""Inspector: finds what users' kernels replaced, and how they compute their answers; if there are no users' kernels, it
-takes no time."""
+"""Inspector: finds what users' kernels replaced, and how they compute their answers. Without users' kernels, it takes
+no time."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Inspector:
         self.notes: list[str] = []
 
     def accept_settings(self) -> None:
-        """Accept the present settings, which have just been made for a case."""
+        """Accept the current settings, which have just been made for a case."""
         if self._entry_points is not None:
             self._entry_points.accept_settings()
             self._threads = frozenset(busy_threads())  # including the threads that libraries have started
@@ -50,8 +50,8 @@ class Inspector:
             self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> Ruling:
-        """Return the ruling on what users' files have replaced since the last call, and restore it for the other
-        kernels."""
+        """Return the ruling on what users' files have replaced since the last call; restore what they replaced for the
+        other kernels."""
         return self._replaced()[0]
 
     def require_nothing_replaced(self, placed: Mapping[str, PlacedKernel]) -> None:
@@ -86,7 +86,7 @@ class Inspector:
             raise
 
     def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
-        """Return the error of a user's kernel at its first check, with the code of its cause if that was found."""
+        """Return the error of a user's kernel at its first check, with the code of the cause if the cause was found."""
         if not isinstance(error, WrongResult) or error.ruling.code or not error.ruling.error.largest or placed is None:
             return error
         if not self._asks or placed.name not in self._files or problem.case.device != "cpu":
@@ -103,7 +103,7 @@ class Inspector:
         self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
     ) -> None:
         """Judge kernels by their blocks, and call users' kernels to find out how they compute their answers. Adds
-        rulings on cheating kernels to `arms.rulings`, and adds a cause to existing rulings that name no cause."""
+        rulings on cheating kernels to `arms.rulings`, and adds a cause to existing rulings without one."""
         if not self._asks:
             return
         placed, rulings = {one.name: one for one in arms.kernels}, arms.rulings
@@ -155,7 +155,7 @@ _FEW_BITS = 0.05  # relative error: rounding to bf16 causes about 0.003, weights
 _EVEN = 4  # maximum ratio of the largest error to the error over all values; a single wrong value gives above 10
 _WAIT = 0.02  # s within which a thread would have finished the work of a call
 _CALLS = 32
-_ROW = 6  # calls in a row; a kernel that sometimes cheats is not right in every call
+_ROW = 6  # consecutive calls; a kernel that sometimes cheats is not right in all of them
 _POISON, _POISONED = 7.125, 64  # the value that fills memory, and the number of filled blocks of an output's size
 _MOMENT = 0.002  # s
 
@@ -198,7 +198,7 @@ class _Calls:
         self._source.write(self._placed.entry[0])
 
     def _answer(self, x: Tensor | None = None) -> Tensor:
-        """Return the output itself, not a copy, for the present input."""
+        """Return the output itself, not a copy, for the current input."""
         placed = self._placed
         REPORTER.calls(placed.name)
         out = placed.built.compute(placed.x if x is None else x, placed.copies[0])
@@ -206,7 +206,7 @@ class _Calls:
         return out
 
     def _right(self, x: Tensor, counted: bool = False) -> bool:
-        """Return True if the kernel is right on new values each time; `counted` makes torch count the writes to x."""
+        """Return True if each call on new values is right; `counted` makes torch count the writes to x."""
         return all(self._right_once(x, counted) for _ in range(_ROW))
 
     def _right_once(self, x: Tensor, counted: bool = False) -> bool:
@@ -282,5 +282,5 @@ class _Calls:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Compare bit by bit: memory that was never written may hold NaN."""
+    """Compare bit by bit, since memory that was never written may hold NaN."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -1,6 +1,6 @@
-"""Calls after timing that find out how a kernel gets its answers. None of them is timed for a result.
+"""Probes: calls after timing that find out how a kernel gets its answers. None of them is timed for a result.
 
-Each probe raises WrongResult for what it finds. Times are compared within this process, by the minimum over many calls.
+Each probe raises WrongResult for what it finds. Only minimum times over many calls in this process are compared.
 """
 
 import time
@@ -28,7 +28,7 @@ _TIMES = 5  # a finding counts if it occurs this many times in a row, unlike a d
 _SERIES = 4  # pairs of series: calls on other inputs, then calls on the same input
 _MOST_CALLS, _SERIES_NS = 64, 2_000_000  # limits of one series
 _NEAR = 2.0**-6  # relative distance of other inputs (rms), larger than the rounding of bf16
-_KEPT = 0.8  # minimum of time on the same input / time on another, as such and relative to the baseline's
+_KEPT = 0.8  # minimum of time on the same input / time on another, both alone and relative to the baseline's
 _FASTER = 0.7  # minimum ratio of a timed call's time to a single call's, which is usually slower
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
 _STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum fraction of a kernel's blocks, and minimum number
@@ -38,7 +38,7 @@ _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, the number of tries, an
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The minimum processor time of a call, in ns, on another input than the previous call's, and on the same input."""
+    """The minimum processor time of a call, in ns: on another input than the previous call's, and on the same input."""
 
     other: int
     same: int
@@ -79,7 +79,7 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
 
     A kernel that uses another stream does so in every block. A slow host causes the same flag: on an H200's virtual
     machine in 1 to 11 % of the blocks, and in one process in 80 %. But then the blocks of the anchor and the bare
-    products also have the flag, although they use no other stream.
+    matrix products also have the flag, although they use no other stream.
     """
 
     def flagged(names: Collection[str]) -> tuple[int, int]:
@@ -108,9 +108,9 @@ def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: boo
 
 @dataclass(frozen=True)
 class Probes:
-    """The probes of a user's kernel. `known` are the threads that existed before its file was loaded.
+    """The probes of a user's kernel. `known` are the threads that existed before the kernel's file was loaded.
 
-    `baseline` is None if it is a user's kernel too; `blocks` are the timed blocks.
+    `baseline` is None if the baseline is a user's kernel too; `blocks` are the timed blocks.
     """
 
     problem: Problem
@@ -169,7 +169,7 @@ class Probes:
     def _require_no_more_cores(self, placed: PlacedKernel) -> None:
         """Raise WrongResult if the kernel's calls keep more cores busy than the case has threads.
 
-        With one thread, the processor time of other threads also decides: it is reliable however busy the machine is.
+        With one thread, the processor time of other threads is checked too: it is reliable however busy the machine is.
         """
         threads = self.problem.case.threads
         REPORTER.calls(placed.name)

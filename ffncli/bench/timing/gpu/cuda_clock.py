@@ -1,10 +1,10 @@
 """CudaClock: the GPU's time for a block of calls, measured by events; the queue is filled before the GPU may start.
 
 A GPU works through a queue that the host fills. Timed from an empty queue, a 10 µs call that takes the host 30 µs to
-launch reads as 30 µs: this measures the host, not the kernel. So the GPU first runs a kernel that only waits, just long
-enough for the host to get ahead, and the block is timed by two events after it. If the host still falls behind, the
-block is flagged `launch-bound`. This happens if a call waits for the GPU (such as an MoE block that reads its routing),
-or if the host loses its core for a moment.
+launch seems to take 30 µs: this measures the host, not the kernel. So the GPU first runs a kernel that only waits, just
+long enough for the host to get ahead, and the block is timed by two events after it. If the host still falls behind,
+the block is flagged `launch-bound`. This happens if a call waits for the GPU (such as an MoE block that reads its
+routing), or if the host loses its core for a moment.
 
 The block is launched in segments of about 125 µs of GPU time, with a marker between them. When the host has launched a
 whole segment, the GPU must not have reached the segment's first marker yet. This detects a queue that ran empty
@@ -39,7 +39,7 @@ _SEGMENT = 125e-6  # s of GPU time between two markers
 _FIRST_SEGMENT = 16  # calls per segment, in a block whose pace is unknown
 _RESOLUTION = 0.5e-6  # s; resolution of events
 # A wait this long gives the SM clock to within 2 %. The first call of an arm's lead-in, whose pace is unknown, waits
-# longer, so every block has a reading of the clock at no extra cost.
+# longer, so the clock is known for every block at no extra cost.
 _READS_CLOCK = 200e-6  # s
 _ELSEWHERE, _ELSEWHERE_SHARE = 20e-6, 0.02  # s, and fraction of the block: how much later other streams may finish
 _SM_CYCLES = torch.version.hip is None  # the waiting kernel counts cycles of the SM clock, except on some AMD GPUs
@@ -51,7 +51,7 @@ class _Pace:
 
     `waits` is true if the call itself waits for the GPU, so that no lead helps; None until that is known. `late` is the
     host's time for the first segment if it was as long as the GPU's wait, otherwise 0. Either the call waits, or the
-    host stalled; waiting twice as long next time shows which.
+    host stalled; waiting twice as long next time shows which is true.
     """
 
     host: float | None = None
@@ -108,9 +108,9 @@ class CudaClock:
 
     Attributes of the block timed last: `launch_bound` is true if the GPU's queue was empty at some point, so that the
     time includes launches. `other_stream` is true if the GPU still had other, untimed work when the current stream had
-    finished. `host_s` is the seconds that the host took to launch its calls. `sm_hz` is the SM clock before the block
-    or at its lead-in, or None if unknown. Arguments: `cuda` is torch.cuda or a stand-in, `wall` the host's clock in
-    seconds.
+    finished. `host_s` is the time that the host took to launch the block's calls. `sm_hz` is the SM clock before the
+    block or at its lead-in, or None if unknown. Arguments: `cuda` is torch.cuda or a stand-in, `wall` the host's clock
+    in seconds.
     """
 
     def __init__(self, cuda: Cuda = torch.cuda, wall: Callable[[], float] = time.perf_counter) -> None:
@@ -280,7 +280,7 @@ def _reference(call: Call) -> Callable[[], object]:
 
 
 def _seconds(start: Any, end: Any) -> float:
-    """Return the seconds between two past events; torch returns milliseconds."""
+    """Return the seconds between two past events, which torch measures in milliseconds."""
     return float(start.elapsed_time(end)) * 1e-3
 
 
@@ -294,7 +294,7 @@ def clock_for(device: str) -> Clock:
 
 @cache
 def _cuda_clock(device: str) -> CudaClock:
-    """Return one clock per device, as its measurement of the GPU's cycles is valid for all cases."""
+    """Return the device's clock, created once, as its measurement of the GPU's cycles is valid for all cases."""
     return CudaClock()
 
 
@@ -303,7 +303,7 @@ def _cuda_clock(device: str) -> CudaClock:
 
 @dataclass(frozen=True)
 class GpuSnapshot(Snapshot):
-    """The host's counts, and a reading of the GPU."""
+    """The host's counters, and the GPU's clocks, power and temperature, at one moment."""
 
     gpu: Sample = field(default_factory=Sample)
 
@@ -320,7 +320,7 @@ class GpuCounters:
         self._host: Counters = host or SystemCounters(launching=True)
 
     def read(self) -> GpuSnapshot:
-        """Return the present counts."""
+        """Return the current counts."""
         host = self._host.read()
         counts = {count.name: getattr(host, count.name) for count in fields(Snapshot)}
         return GpuSnapshot(**counts, gpu=self._probe.read() if self._probe else Sample())

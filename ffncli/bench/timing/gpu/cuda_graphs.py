@@ -2,10 +2,10 @@
 GPU, not the host.
 
 A GPU starts a graph later than a kernel; if a graph held one call, every call would include that delay. So one graph
-holds the calls of a whole block, on each copy of the weights in turn, with x and the outputs at the addresses that they
-had during capture. All arms of a case run the same way, as a ratio between a replayed and a launched arm would compare
-ways of launching. If one arm cannot be captured (its routing reads data, or it waits for the GPU), all arms use plain
-calls, and a note says why; with `--launch graphs`, that arm is left out instead.
+holds the calls of a whole block, on one copy of the weights after another, with x and the outputs at the addresses that
+they had during capture. All arms (timed calls) of a case run the same way, as a ratio between a replayed and a launched
+arm would compare ways of launching. If one arm cannot be captured (its routing reads data, or it waits for the GPU),
+all arms use plain calls, and a note says why; with `--launch graphs`, that arm is left out instead.
 """
 
 import os
@@ -33,7 +33,7 @@ _side: dict[int, Any] = {}  # GPU → the stream of all its captures; cuBLAS kee
 
 
 class NotCaptured(Exception):
-    """A call cannot be captured; the text is the reason for a note."""
+    """A call cannot be captured; the message is the reason, for a note."""
 
 
 class SpoiledCapture(NotCaptured):
@@ -54,7 +54,7 @@ class Capturable(Protocol):
         """Make the call on one copy."""
 
     def replay(self, replays: Sequence[Call], /) -> None:
-        """Make later calls use these replays in turn."""
+        """Make later calls use these replays one after another."""
 
 
 def by_graphs(flops: int, moved_bytes: int) -> bool:
@@ -71,7 +71,7 @@ def calls_of_graph(inner: int) -> int:
 
 
 def repeated(copies: Sequence[Copy], count: int) -> list[Copy]:
-    """Return `count` copies in the order in which a cycle of calls uses them.
+    """Return a list of `count` copies, in the order in which a cycle of calls uses them.
 
     Between two uses of a copy, even across the cycle's end, at least about half of the other copies are used, so that
     it is no longer in a cache.
@@ -177,7 +177,7 @@ class Launching:
 
 
 def replaying(replays: Sequence[Call]) -> Call:
-    """Return a call that runs these replays in turn."""
+    """Return a call that runs the next of these replays each time."""
     turn = cycle(replays)
     return lambda: next(turn)()
 
@@ -189,7 +189,7 @@ def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
     cuda.synchronize()
     before = cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
         cuda.set_sync_debug_mode("error")
         try:
             call(copy)

@@ -1,7 +1,7 @@
 """choose: find the kernel that `auto` stands for in a case: the choice that an earlier run stored, or else the winner
 of a race.
 
-The race times its candidates in turn on one case, for a few seconds.
+The race alternates between its candidates on one case, for a few seconds.
 
 It runs in rounds of `rounds.measure`, like a benchmark. A candidate that is clearly slower drops out between the
 rounds, so that the time goes to those that may win. Ratios are medians over rounds, with the intervals of medians: in a
@@ -56,12 +56,12 @@ def choose(
     any_tokens: bool = False,
     without: Collection[str] = (),
 ) -> AutoChoice:
-    """Choose the package's fastest kernel for a case, on this machine, with the present threads and math mode.
+    """Choose the package's fastest kernel for a case, on this machine, with the current threads and math mode.
 
     `how`: `quick` leaves out kernels that need compilation, except those already `compiled`; `full` includes all
     kernels. The choice is stored; a stored `full` choice is preferred. Without a `problem`, random weights are drawn.
     `most_memory` is the bytes that this process may use. `any_tokens` leaves out kernels that are built for a single
-    number of tokens; `without` names kernels to leave out. Raises FFNError if no kernel computes the block.
+    number of tokens; `without` lists kernels to leave out. Raises FFNError if no kernel computes the block.
     """
     problem = problem or Problem.of(case, 0)
     taking_part = (name for name in BUILT_IN if name not in without)
@@ -88,7 +88,7 @@ def choose(
 def fastest(
     spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str, how: Calibrate = "quick"
 ) -> tuple[KernelChoice, str]:
-    """Return (the fastest kernel for a block with the present threads, a note with the reason).
+    """Return (the fastest kernel for a block with the current threads, a note with the reason).
 
     With few tokens, the weights are assumed to be outside the caches, because a model uses other weights between two
     calls of an FFN. `numpy` is left out if its BLAS does not use as many threads as torch. Raises FFNError as `choose`
@@ -114,10 +114,10 @@ def _blas_threads() -> int | None:
 def kernel_of_auto(
     name: str, job: Job, problem: Problem, compiled: Collection[str]
 ) -> tuple[Kernel | Outcome, AutoChoice]:
-    """Return the kernel that `auto` stands for, under its name in results; all processes of a run use the first
-    process's choice.
+    """Return the kernel that `auto` stands for, under the label `name`, and the choice. All processes of a run use the
+    first process's choice.
 
-    A kernel that is unavailable is replaced by its outcome. Raises DeviceLost.
+    If the kernel is unavailable, return an Outcome, its status and note, instead. Raises DeviceLost.
     """
     REPORTER.stage("compiling", name)
     if earlier := job.chosen_in(problem.case).get(name):
@@ -176,7 +176,7 @@ def calibrate(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
     clock: Clock, before: Call | None = None, seconds: float = _SECONDS,
 ) -> AutoChoice:  # fmt: skip
-    """Return the fastest of the kernels for `x` [tokens, d_model]; the `copies` of the weights are used in turn.
+    """Return the fastest of the kernels for `x` [tokens, d_model]; calls alternate between the `copies` of the weights.
 
     `before` runs before every call, untimed. The choice is eager unless another kernel is certainly faster. Kernels
     that raise are left out. Raises FFNError if no kernel is left.

@@ -39,7 +39,7 @@ def folder() -> Path:
 
 
 def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ...]) -> dict[str, str]:
-    """Return everything that a choice depends on, as texts; the block is represented by a digest of its steps."""
+    """Return everything that a choice depends on, as strings; the block is represented by a digest of its steps."""
     block = hashlib.sha256(repr(kernel_steps(steps(case.spec))).encode()).hexdigest()
     return {
         **{name: environment.get(name, "") for name in _DEPENDS_ON},
@@ -89,7 +89,7 @@ def keep(key: Mapping[str, str], choice: AutoChoice, case: str = "") -> None:
 
 
 def choices() -> list[tuple[str, AutoChoice]]:
-    """Return (case, choice) for all stored choices, sorted by case."""
+    """Return a pair (case, choice) for each stored choice, sorted by case."""
     every = []
     for path in _files():
         try:

@@ -1,4 +1,4 @@
-"""Time every step of a block on its own, and the whole block, which calls the same steps in turn.
+"""Time every step of a block on its own, and the whole block, which calls the same steps one after another.
 
 Activations are computed by torch's own functions if torch has them, as in the kernel eager; all other steps are
 computed as in engine.execute.
@@ -43,8 +43,8 @@ def step_calls(
 
     `steps` are kernel steps, `weights` has canonical names, x [tokens, d_model] is the input. No call changes its
     inputs, so a call returns the same output every time. `copy` copies a tensor to new memory for one call; every call
-    has its own buffers, and all buffers together need two or three times the memory of the block's weights. Forward
-    only; raises FFNError as `execute` does.
+    has its own buffers, and all buffers together need two or three times the memory of the block's weights. Only the
+    forward pass is timed. Raises FFNError as `execute` does.
     """
     (entry,) = block_inputs(steps)
     tensors = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}
@@ -169,8 +169,8 @@ class TimedSteps:
 def time_steps(
     case: Case, job: Job, problem: Problem, clock: Clock, counters: Counters, llc: int, room: int | None
 ) -> TimedSteps:
-    """Time the block's steps one by one. They are the reference, so the only check is that they run."""
-    size = touched(problem) + problem.first.x.nbytes  # one copy for the whole block, one for its single steps
+    """Time the block's steps one by one. The steps are themselves the reference, so the only check is that they run."""
+    size = touched(problem) + problem.first.x.nbytes  # one copy for the whole block, one for the single steps
     mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
     arms, done = StepArms(problem, mode, llc), TimedSteps(mode)
     try:

@@ -48,8 +48,8 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
     """Measure one case in this process: the model on the case's number of random tokens, unchanged and with every
     kernel of the job.
 
-    A kernel that cannot be put in place, is wrong or fails becomes an outcome, as in `measure_case`. Raises FFNError
-    for a model that transformers cannot load or run.
+    A kernel that cannot be put in place, is wrong or fails gets a row without a time, as in `measure_case`. Raises
+    FFNError for a model that transformers cannot load or run.
     """
     apply_settings(case, job)
     clock = clock or clock_for(case.device)
@@ -133,7 +133,7 @@ class _TimedModel:
             reason = max(others, key=lambda text: others[text])
             raise FFNError(f"the model itself computed {sum(others.values())} FFN calls: {reason}")
         error = float("inf") if apart.unlike else apart.relative
-        # The errors of the FFNs are independent, so their sum grows with the square root of their number.
+        # The errors of the FFNs are independent, so their sum grows with the square root of the number of FFNs.
         limit = _BOTH * max(ffn.tolerance for ffn in replaced.ffns) * sqrt(len(replaced.ffns))
         if not self.mixture and not error <= limit:
             raise WrongResult(Ruling(f"logits differ from the model's by {error:.1e}, more than {limit:.1e}"))
@@ -161,7 +161,7 @@ class _TimedModel:
         self.place_of = replaced
 
     def measured(self) -> Measured:
-        """Time all arms in turn; if a kernel raises, leave it out and time the others again."""
+        """Time the model with and without kernels; if a kernel raises, leave it out and time the others again."""
         while True:
             try:
                 return self._measured()

@@ -1,12 +1,12 @@
 """--sustained: a kernel and the baseline alternate in turns of 300 ms, each at its own steady clock.
 
-The ordinary ratio is at equal clock: within rounds of short blocks, all arms have the same clock. A kernel that draws
-more power slows down if it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). The turns are A B B A, so that
-a steadily falling clock affects both alike. Two turns of each arm are too few for an interval, so the ratios of both
-pairs of turns are shown.
+The ordinary ratio is measured at equal clock: within rounds of short blocks, all arms have the same clock. A kernel
+that draws more power slows down if it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). The turns are A B B
+A, so that a steadily falling clock affects both alike. Two turns of each arm are too few for an interval, so the ratios
+of both pairs of turns are shown.
 
-Power is the energy counter's difference over a turn. `nvmlDeviceGetPowerUsage` averages over the last second on most
-cards; a turn lasts a third of that, so it would mix both sides.
+A turn's power is the increase of the energy counter divided by the turn's time. `nvmlDeviceGetPowerUsage` averages over
+the last second on most cards; a turn lasts a third of that, so it would mix both sides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class Turns:
 
     @property
     def state(self) -> str:
-        """The means as text: `packed 1410 MHz 640 W`; empty if neither is known."""
+        """The means as a string such as `1410 MHz 640 W`; empty if neither is known."""
         means = [
             f"{fsum(of) / len(of):.0f} {unit}" for of, unit in ((self.clocks_mhz, "MHz"), (self.powers_w, "W")) if of
         ]
@@ -69,7 +69,7 @@ class Turns:
 def sustained(
     kernel: Arm, baseline: Arm, clock: Clock, probe: GpuProbe | None = None, seconds: float = TURN
 ) -> tuple[Turns, Turns]:
-    """Run turns of at least `seconds`: kernel, baseline, baseline, kernel. Return (kernel's turns, baseline's)."""
+    """Run turns of at least `seconds`: kernel, baseline, baseline, kernel. Return (kernel turns, baseline turns)."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     turns = {arm.name: Turns(arm.name) for arm in (kernel, baseline)}
     for arm in (kernel, baseline, baseline, kernel):

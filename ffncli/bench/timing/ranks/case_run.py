@@ -39,7 +39,7 @@ from ffncli.kernels.kernel import Kernel
 
 
 class KernelBroke(RuntimeError):
-    """A kernel raised on this rank while all were timing it: the others wait for data that never comes."""
+    """A kernel raised on this rank while all ranks were timing it: the others wait for data that never comes."""
 
     def __init__(self, kernel: str, text: str) -> None:
         super().__init__(text)
@@ -70,7 +70,7 @@ def measure_over_ranks(
 
 
 class RankInStep(OneRank):
-    """One rank of a case; all its ranks take each step together.
+    """One rank of a case; all ranks of the case take each step together.
 
     Users' kernels are not called to find out how they get their answers: a rank that called a kernel more often than
     the others would wait for them forever.
@@ -102,7 +102,7 @@ class RankInStep(OneRank):
         return int(largest), None if room is None else int(-least[0])
 
     def agree(self, outcome: Outcome) -> Outcome:
-        """Return the gravest outcome of all ranks, with the largest errors; it counts on every rank."""
+        """Return the gravest of all ranks' outcomes, with the largest errors; it counts on every rank."""
         outcomes: list[Outcome] = self._channel.all(outcome)
         rank, gravest = min(enumerate(outcomes), key=lambda one: GRAVEST.index(one[1].status))
         note = outcome.note if gravest.status == outcome.status else f"rank {rank}: {gravest.note}"
@@ -118,7 +118,7 @@ class RankInStep(OneRank):
         self, problem: Problem, placed: Mapping[str, PlacedKernel], baseline: str, caching: Caching,
         without: Collection[str], job: Job,
     ) -> Arms:  # fmt: skip
-        """Build the arms of one rank and of the collectives, all on the same inputs; there are no bare products."""
+        """Build the arms of one rank and of the collectives, all on the same inputs, without bare matrix products."""
         ours, source = RankArms(self._channel, self._splits), RankSource(source_of(problem), self._channel)
         return arms_of(
             problem, [*placed.values()], placed.get(baseline), caching, {*without, GEMM}, job, source=source,
@@ -190,7 +190,7 @@ class RankSource:
         self.source, self._channel = source, channel
 
     def draw(self) -> None:
-        """Draw new numbers in the inner source."""
+        """Draw new values in the inner source."""
         self.source.draw()
 
     def write(self, x: Tensor) -> None:
@@ -204,8 +204,8 @@ class RankSource:
 
 
 class RankArms:
-    """The arms that the ranks of `channel` add to a case: the kernels in `splits` without their collectives, and the
-    collectives without kernels."""
+    """The arms (timed calls) that the ranks of `channel` add to a case: the kernels in `splits` without their
+    collectives, and the collectives without kernels."""
 
     def __init__(self, channel: RankChannel, splits: Mapping[str, KernelOverRanks]) -> None:
         self._channel, self._splits = channel, splits

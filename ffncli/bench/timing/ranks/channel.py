@@ -18,11 +18,11 @@ from ffncli.bench.records import Job
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.run.ranks.store import RankGroup
 
-_OF_LIMIT = 0.9  # fraction of a call's limit, so that a rank reports that it waits before its parent kills it
+_OF_LIMIT = 0.9  # fraction of a call's limit, so that a rank reports its wait before its parent kills it
 
 
 def waiting_limit(job: Job) -> float:
-    """Return the seconds to wait for other ranks: a little less than the largest limit of a call."""
+    """Return how long to wait for other ranks, in seconds: a little less than the largest limit of a call."""
     return _OF_LIMIT * max(call_limit(case, job.method) for case in job.cases)
 
 

@@ -105,7 +105,7 @@ def split_kernels(
 ) -> dict[str, KernelOverRanks | Outcome]:
     """Load the kernels by label, in order, as `kernels_by_label` does, each for this rank's part.
 
-    A kernel that is unavailable on some rank is replaced by its outcome.
+    A kernel that is unavailable on some rank is replaced by an Outcome, its status and note.
     """
     whole = kernel_steps(steps_of(case.spec))
     part: tuple[Step, ...] = whole
@@ -190,7 +190,7 @@ def _without_bias(program: Sequence[Step]) -> list[Step]:
 class DTensorKernel(KernelOverRanks):
     """`run/ranks/parallel.py` as a kernel: torch's DTensor splits the weights, and its collectives complete the output.
 
-    `alone` skips the reduction, leaving every rank's part as it is; it is None if experts are on other ranks.
+    `alone` skips the reduction, leaving every rank's part as it is; it is None if some experts are on other ranks.
     """
 
     def __init__(self, channel: RankChannel) -> None:
