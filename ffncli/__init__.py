@@ -1,7 +1,7 @@
 """ffn: an inspector and benchmark for the transformer's feed-forward network, as a library.
 
-It provides the same calls as the command line. They are loaded on first use: `import ffncli` alone imports neither
-torch nor numpy.
+Each command is also a function here, which is loaded on first use: `import ffncli` alone imports neither torch nor
+numpy.
 
     >>> import ffncli
     >>> spec = ffncli.FFNSpec(4096, 11008, "swiglu")

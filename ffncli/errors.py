@@ -1,6 +1,6 @@
-"""FFNError, the only exception for errors that users can cause, and the exit codes. Only `cli/main.py` catches it.
+"""FFNError, the only exception for errors that users can cause, and the exit codes. Only `cli/main.py` prints it.
 
-Also the helpers that every message needs: they escape text from files and arguments so that it cannot control a
+Also the helpers that every message needs: they escape strings from files and arguments, so that these cannot control a
 terminal.
 """
 
@@ -40,9 +40,9 @@ class Terminated(SystemExit):
 
 
 def option(name: str, value: object = None) -> str:
-    """Mark a field, or a field with a value, inside a message: in Python it is printed as `layer` or `norm='none'`.
+    """Return a field's name, with its value if given, marked for a message: Python prints `layer` or `norm='none'`.
 
-    The command line prints the option as it is typed in a shell: `--layer` or `--norm none`.
+    The command line prints the field as its option is typed in a shell: `--layer` or `--norm none`.
     """
     return f"\ue000{name}\ue002" if value is None else f"\ue000{name}\ue001{value!r}\ue002"
 
@@ -51,16 +51,16 @@ _OPTION = re.compile("\ue000(\\w+)(?:\ue001([^\ue002]*))?\ue002")
 
 
 def spelled(text: str, spell: Callable[[str, str | None], str] | None = None) -> str:
-    """Return `text` with its options written as in Python, or by `spell`, which gets a name and a value's repr."""
+    """Return `text` with its marked options written as in Python, or as `spell(name, repr of the value)` returns."""
     python: Callable[[str, str | None], str] = lambda name, value: name if value is None else f"{name}={value}"  # noqa: E731
     return _OPTION.sub(lambda match: (spell or python)(match[1], match[2]), text)
 
 
 class FFNError(Exception):
-    """An error that the user can fix. `message` says what is wrong and where, `hint` what to do; both use Python's
-    names.
+    """An error that the user can fix. `message` says what is wrong and where, `hint` says what to do; both use the
+    options' names in Python.
 
-    Options in a message are marked by `option`, so that the command line can write them as they are typed (`in_words`).
+    Options in a message are marked by `option`, so that the command line can write them as in a shell (`in_words`).
     """
 
     def __init__(self, message: str, hint: str = "", code: ExitCode = ExitCode.USAGE) -> None:
@@ -86,7 +86,7 @@ class FFNError(Exception):
         return self.in_words()
 
     def within(self, place: str, hint: str | None = None) -> "FFNError":
-        """Return the same error with `place` before its message, and with another hint if one is given."""
+        """Return the same error with `place` before its message, and with `hint` as its hint if one is given."""
         return FFNError(f"{place}: {self._message}", self._hint if hint is None else hint, self.code)
 
 
@@ -105,7 +105,7 @@ def clean(text: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return the path as typed, but escaped: a directory's name is untrusted text, too."""
+    """Return the path as typed, but escaped: a directory's name is an untrusted string, too."""
     return clean(str(path))
 
 
@@ -123,5 +123,5 @@ def did_you_mean(name: str, known: list[str], otherwise: str, cutoff: float = 0.
 
     typed = name.lower()[:80]
     near = get_close_matches(typed, known, n=3, cutoff=cutoff)
-    near.sort(key=lambda n: sorted(n) != sorted(typed))  # two swapped letters, the most frequent mistake, come first
+    near.sort(key=lambda n: sorted(n) != sorted(typed))  # swapped letters, the most frequent mistake, come first
     return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else otherwise

@@ -2,7 +2,7 @@
 
 A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch's names (exp, erf, tanh, where, ...):
 `formulas.SCALAR` runs them on Python floats, `torch` itself on tensors; longer formulas are in `formulas.py`. `native`
-names the function in torch.nn.functional that runs the activation; a row without `native` runs `f`. Slopes at a kink
+names the function in torch.nn.functional that computes the activation; without `native`, `f` is used. Slopes at a kink
 are torch's. Learned parameters reach `f` as attributes of `m` through `formulas.with_learned`.
 
 A gated unit may limit its two factors, and some gated units are named after their limits. Several variants are in use:
@@ -35,7 +35,7 @@ class ActivationRow:
     slope: Function
     aliases: tuple[str, ...] = ()
     native: tuple[str, Mapping[str, Any]] | None = None
-    learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value; each is a single number
+    learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value; each is a single value
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
@@ -251,7 +251,7 @@ _ROWS = (
 )
 TABLE: dict[str, ActivationRow] = {row.name: row for row in _ROWS}
 CANONICAL: dict[str, str] = {alias: row.name for row in _ROWS for alias in (row.name, *row.aliases)}
-# Gated unit → the function applied to its gate (Shazeer 2020, arXiv:2002.05202).
+# Maps each gated unit to the function applied to its gate (Shazeer 2020, arXiv:2002.05202).
 GATED: dict[str, str] = {
     "swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity",
     "geglu_tanh": "gelu_tanh",
@@ -286,12 +286,12 @@ class Limits:
 
 
 def hard_limits(limit: float, up_plus: float = 0.0) -> Limits:
-    """Return limits on the gate, before its function, and on |up|: the variant of gpt-oss and DeepSeek-V4."""
+    """Return limits on the gate before its function and on |up|: the variant of gpt-oss and DeepSeek-V4."""
     return Limits(gate_high=limit, up_limit=limit, up_plus=up_plus)
 
 
 def limits_after(limit: float) -> Limits:
-    """Return limits on the activated gate, after its function, and on |up|: the variant of Step-3.5 and Ling-3."""
+    """Return limits on the gate after its function and on |up|: the variant of Step-3.5 and Ling-3."""
     return Limits(act_high=limit, up_limit=limit)
 
 
@@ -344,16 +344,16 @@ UNITS_WITH_LIMITS: dict[str, LimitedUnit] = {
         ),
     )
 }
-# Gated units that also limit gate or up: spelling → name. Their limits are in UNITS_WITH_LIMITS.
+# Maps each spelling of a gated unit that also limits gate or up to the unit's key in UNITS_WITH_LIMITS.
 LIMITED: dict[str, str] = {
     spelling: unit.name for unit in UNITS_WITH_LIMITS.values() for spelling in (unit.name, *unit.spellings)
 }
-# Functions x · s(x) → the name of s, None for s = 1; a soft cap bounds only the factor x.
+# Maps each function of the form x · s(x) to the name of s, or to None for s = 1; a soft cap bounds only the factor x.
 SOFT_CAPPED: dict[str, str | None] = {"identity": None, "silu": "sigmoid"}
 
 
 def known_names() -> list[str]:
-    """Return every spelling a user may type, canonical names first."""
+    """Return every spelling that a user may type, canonical names first."""
     return [*TABLE, *(n for n in CANONICAL if n not in TABLE), *GATED, *LIMITED]
 
 
@@ -375,7 +375,7 @@ def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
 
 
 def function_of(name: str) -> str | None:
-    """Return the canonical name of a function, or of a gated unit's gate function; None for an unknown name."""
+    """Return the canonical name of a function, given its name or a gated unit's name; None for an unknown name."""
     try:
         return resolve(name)[0]
     except FFNError:
@@ -383,8 +383,8 @@ def function_of(name: str) -> str | None:
 
 
 def limits_of(name: str) -> Limits | None:
-    """Return the limits of a gated unit by any spelling (NO_LIMITS for `swiglu`), or None for a plain function, whose
-    name says nothing about limits."""
+    """Return the limits of the gated unit with this name, in any spelling (NO_LIMITS for `swiglu`), or None for a plain
+    function, whose name says nothing about limits."""
     key = spelled(name)
     if key in LIMITED:
         return UNITS_WITH_LIMITS[LIMITED[key]].limits
@@ -404,7 +404,7 @@ def unit_name(function: str, limits: Limits) -> str | None:
 
 
 def gated_name(name: str) -> str | None:
-    """Return the table's name for a gated unit by any spelling; None for any other name."""
+    """Return the tables' name for a gated unit with this name in any spelling; None for any other name."""
     key = spelled(name)
     return key if key in GATED else LIMITED.get(key)
 

@@ -4,7 +4,7 @@ the whole.
 Conventions (also printed in every JSON answer): 1 multiply-add = 2 FLOPs. Elementwise work is 1 per element for bias,
 activation, multiply and add, 4 for RMSNorm, 7 for LayerNorm, 0 for dropout. A router costs 1 per logit for its score, 1
 per logit for a choice correction, top_k for a renormalisation and top_k for a scale; mixing the outputs of the chosen
-experts costs one multiply per expert and the adds between them. `params` counts the FFN's parameters: weights, biases,
+experts costs one multiply per expert and the adds that sum them. `params` counts the FFN's parameters: weights, biases,
 the router, learned activation parameters; norms are counted separately, and only if no other branch reads their output.
 """
 
@@ -30,7 +30,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 class Additive:
-    """The base of a record of counts: the counts of the parts add up to the counts of the whole."""
+    """The base class of records of counts: the counts of the parts add up to the counts of the whole."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -66,7 +66,7 @@ class Cost(Additive):
         return round(self.params * width)
 
     def activation_bytes(self, width: float) -> int:
-        """Return the bytes of all intermediates, each written once: what an unfused forward keeps for backward."""
+        """Return the bytes of all intermediates, each written once: what an unfused forward pass keeps for backward."""
         return round(self.elements * width)
 
 
@@ -114,7 +114,7 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
         case ops.AllReduce():
             return Cost(elements=elements)
         case _:
-            raise AssertionError(f"cost has no arm for {type(op).__name__}")
+            raise AssertionError(f"cost has no branch for {type(op).__name__}")
 
 
 def _experts(op: ops.Experts, top_k: int, x: Shape, out: Shape) -> Cost:

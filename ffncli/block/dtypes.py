@@ -1,8 +1,8 @@
 """The number formats for weights and activations, with every common name of each.
 
-`TABLE` holds the formats that an FFN can be computed in, `STORED` the storage-only formats, which are used to count
-bytes. A storage-only format packs only the projection matrices; every number in a bias, a norm, a router or a learned
-activation parameter takes `other_bytes`.
+`TABLE` holds the formats that an FFN can be computed in; `STORED` holds storage-only formats, for counting bytes. A
+storage-only format packs only the projection matrices; each value of a bias, a norm, a router or a learned activation
+parameter takes `other_bytes` bytes.
 
 The projection matrices map between d_model (or the latent width of experts) and d_ff, and are packed along their rows,
 which are d_model long for up and gate, d_ff long for down. The gate of a shared expert and the projections to and from
@@ -24,9 +24,9 @@ class DType:
     """One number format: `block` adjacent weights of a row take `block_bytes` bytes, including their scales.
 
     `torch` is the name of torch's dtype, `safetensors` the code in a safetensors header; either is empty if it does not
-    exist. `other_bytes` is the size of a number that the format leaves unpacked. In a `flat` format, blocks continue
+    exist. `other_bytes` is the size of a value that the format leaves unpacked. In a `flat` format, blocks continue
     across the ends of rows, and an incomplete last block is counted in full; in any other format each row must be a
-    whole number of blocks. `mean`, used for the format of a file, replaces `block_bytes` by the file's bytes per
+    whole number of blocks. `mean`, used for the format of a file, replaces `block_bytes` by the file's mean bytes per
     weight, including all scales and indices.
     """
 
@@ -68,7 +68,7 @@ class DType:
                 f"{self.name} stores {self.block} weights in a block; a row of {row} is not a whole number of blocks",
                 "choose another --dtype",
             )
-        return -(-numbers // self.block) * self.block_bytes  # rounded up: a flat format's last block may be part full
+        return -(-numbers // self.block) * self.block_bytes  # rounded up: a flat format's last block may be partly full
 
 
 TABLE = (
@@ -122,7 +122,7 @@ def dtype(text: str, field: str = "--dtype") -> DType:
     if row is None:
         names = ", ".join(row.name for row in TABLE)
         if stored := find_storage(text):
-            raise FFNError(f"{field} {stored.name} counts bytes only", f"compute in one of {names}")
+            raise FFNError(f"{field} {stored.name} is for counting bytes", f"compute in one of {names}")
         raise FFNError(
             f"{field}: unknown dtype {shown(text)}", did_you_mean(text, list(_BY_NAME), f"use one of {names}")
         )

@@ -26,7 +26,7 @@ def _cdf(x: Any, m: Any) -> Any:
 
 
 def softplus(x: Any, m: Any) -> Any:
-    """log(1 + eˣ), without an overflow."""
+    """log(1 + eˣ), without overflow."""
     return m.where(x > 0, x, zero(x, m)) + m.log1p(m.exp(-m.abs(x)))
 
 
@@ -72,7 +72,7 @@ def swish_slope(k: float) -> Function:
 
 
 def elu(alpha: float, scale: float) -> tuple[Function, Function]:
-    """Return (function, slope) of ELU, times `scale`."""
+    """Return ELU's function and slope, both multiplied by `scale`."""
     return (
         lambda x, m: scale * m.where(x > 0, x, alpha * m.expm1(m.where(x > 0, zero(x, m), x))),
         lambda x, m: scale * m.where(x > 0, zero(x, m) + 1.0, alpha * m.exp(m.where(x > 0, zero(x, m), x))),
@@ -140,7 +140,7 @@ def xielu_slope(x: Any, m: Any) -> Any:
     an = _XIELU_BETA + softplus(m.alpha_n, m)
     low = m.where(x < XIELU_EPS, x, zero(x, m) + XIELU_EPS)
     share = m.where(x < XIELU_EPS, zero(x, m) + 1.0, m.where(x > XIELU_EPS, zero(x, m), zero(x, m) + 0.5))
-    curve = share * m.exp(low)  # torch.min splits the gradient in halves at a tie
+    curve = share * m.exp(low)  # at a tie, torch.min gives each half of the gradient
     return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
 
 

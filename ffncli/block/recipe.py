@@ -1,5 +1,5 @@
 """`FFNSpec` holds the choices that define a block; `steps` turns a spec into a list of assignments; other functions
-vary that list."""
+modify that list."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,20 +39,20 @@ Weigh = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class MoE(RoutingRule):
-    """How tokens are routed to experts, and what runs next to the experts. `weigh` is as in `steps.Experts`.
+    """How tokens are routed to experts, and what runs in addition to these. `weigh` is as in `steps.Experts`.
 
-    `shared_d_ff` is the total width of all shared experts (None: shared_experts × d_ff); `shared_gate` multiplies their
-    output by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a constant (Cohere 2 takes the mean).
-    `identity_experts` receive tokens like other experts but return them unchanged (LongCat-Flash); active parameters
-    are counted as if no token were routed to them. `latent` is the width of a narrower space in which the routed
-    experts work, between a projection into that space and a projection back (Nemotron-H); `latent_norm` normalises the
-    input of the experts in that space, `mixed_norm` the sum of their outputs before it is projected back (Kimi-K3).
-    `expert_norm` normalises the output of every expert, with the same weight for all experts (Muse-Spark); `mixed_bias`
-    is added to the sum of the experts' outputs (JetMoE). `router_scale` multiplies the logits (Muse-Spark).
-    `shared_routed`: the router also weighs the shared experts, which are as wide as the routed experts, in the same
-    renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each token id
-    (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of the
-    previous layer's router to the state of this router; a token routed to one of the `skip_experts` gets no output
+    `shared_d_ff` is the total width of all shared experts (None: shared_experts × d_ff); `shared_gate` multiplies the
+    shared experts' output by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a constant (Cohere 2 takes
+    the mean). `identity_experts` receive tokens like other experts but return them unchanged (LongCat-Flash); active
+    parameters are counted as if no token were routed to them. `latent` is the width of a narrower space in which the
+    routed experts work, between a projection into that space and a projection back (Nemotron-H); `latent_norm`
+    normalises the experts' input in that space; `mixed_norm` normalises the sum of their outputs, before the projection
+    back (Kimi-K3). `expert_norm` adds a norm to every expert's output; all experts share its weight (Muse-Spark).
+    `mixed_bias` adds a bias to the sum of the experts' outputs (JetMoE). `router_scale` multiplies the logits
+    (Muse-Spark). `shared_routed`: the router also weights the shared experts, which are as wide as the routed experts
+    and take part in the renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each
+    token id (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of
+    the previous layer's router to the state of this router; a token routed to one of the `skip_experts` gets no output
     (ZAYA).
     """
 
@@ -79,18 +79,18 @@ class MoE(RoutingRule):
 
 @dataclass(frozen=True)
 class FFNSpec:
-    """One block. `d_ff` is the width of ONE projection (of one expert, in MoE).
+    """One block. `d_ff` is the width of ONE projection (in MoE, of one expert's projection).
 
-    `activation` may be any known spelling and is stored canonically; names like `swiglu` also set `gated`, and names
-    like `situ` also set the `limits` of gate and up, unless limits are given explicitly. `shared_limits` overrides
-    `limits` for the shared experts. `bias` = None stands for the default: biases if and only if the block is not gated.
-    A parallel block adds a second input, `attention`, to its residual; `shared_norm` means that attention uses the same
-    norm. `down_bias` overrides `bias` for the down projection (GTE). `gate_scale` multiplies the gate before its
-    activation (Falcon-H1). Norms after the FFN and after each expert may have a different eps, `post_norm_eps`, and may
-    apply their weight to the input (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the rank of a gate on the
-    norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned number multiplies the
-    output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for values that do not
-    describe a block.
+    `activation` may be any known spelling and is stored as the canonical name; names like `swiglu` also set `gated`,
+    and names like `situ` also set the `limits` of gate and up, unless limits are given explicitly. `shared_limits`
+    overrides `limits` for the shared experts. `bias` = None stands for the default: biases if and only if the block is
+    not gated. A parallel block adds a second input, `attention`, to its residual; `shared_norm` means that attention
+    uses the same norm. `down_bias` overrides `bias` for the down projection (GTE). `gate_scale` multiplies the gate
+    before its activation (Falcon-H1). Norms after the FFN and after each expert may have a different eps,
+    `post_norm_eps`, and may multiply the input by their weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is
+    the rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned
+    factor multiplies the output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for
+    values that do not describe a block.
     """
 
     d_model: int
@@ -170,7 +170,7 @@ class FFNSpec:
 
 
 def size(field: str, value: Any, high: int = MAX_SIZE, low: int = 1) -> int:
-    """Return an axis's size if it is a whole number from `low` to `high`; else raise FFNError naming `field`."""
+    """Return `value` if it is a whole number from `low` to `high`; else raise an FFNError that names `field`."""
     if type(value) is not int or not low <= value <= high:
         raise FFNError(f"{field} must be a whole number from {low} to {high}, got {shown(value)}")
     return value
@@ -192,7 +192,7 @@ def _number(field: str, value: Any) -> float:
 
 
 def check_moe(moe: MoE) -> None:
-    """Raise FFNError for impossible routing: more experts chosen than exist, groups of unequal size."""
+    """Raise FFNError for impossible routing, such as more chosen experts than exist, or groups of unequal size."""
     for field, literal in (("score", Score), ("order", Order), ("score_dtype", ScoreDType), ("weigh", Weigh)):
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
@@ -222,7 +222,7 @@ def check_moe(moe: MoE) -> None:
 
 
 def _check_choice(moe: MoE) -> None:
-    """Raise FFNError for mutually exclusive ways to choose experts."""
+    """Raise FFNError for a combination of mutually exclusive ways to choose experts."""
     special = [name for name in ("lookup", "shared_routed") if getattr(moe, name)]
     special += ["one_by_one"] if moe.order == "one_by_one" else []
     plain = moe.order == "score_first" or special == ["one_by_one"]
@@ -232,7 +232,7 @@ def _check_choice(moe: MoE) -> None:
         raise FFNError("lookup: the token ids choose the experts, so a correction has no effect")
     if moe.shared_routed and (not moe.shared_experts or moe.shared_d_ff or moe.shared_gate or moe.shared_scale != 1):
         raise FFNError(
-            "shared_routed needs shared experts that are as wide as the routed experts and weighed only once"
+            "shared_routed needs shared experts that are as wide as the routed experts, without a gate or scale"
         )
 
 
@@ -250,7 +250,7 @@ def check_limits(limits: Limits, function: str) -> None:
 
 
 def unit_ops(function: str, limits: Limits) -> tuple[Activation, Activation]:
-    """Return (the activation on the gate, the activation on up) of a gated unit with these limits."""
+    """Return the activation on the gate and the one on up, for a gated unit with these limits."""
     low = None if limits.up_limit is None else -limits.up_limit
     return (
         Activation(function, high=limits.gate_high, soft_cap=limits.gate_cap, most=limits.act_high),
@@ -309,7 +309,7 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
 
 
 def route_of(spec: FFNSpec) -> Route:
-    """Return a mixture's Route, with an entry per router logit; identity, skip and shared experts come last."""
+    """Return a mixture's Route, with an entry per router logit: last those of identity, skip and shared experts."""
     assert spec.moe is not None
     moe = spec.moe
     always = moe.shared_experts if moe.shared_routed else 0
@@ -349,8 +349,8 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
 
 
 def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[Step]:
-    """Build the shared experts, their gate if any, and the sum with the routed experts' output `mixed`. Empty if there
-    are no shared experts."""
+    """Build the steps of the shared experts, of their gate if any, and of the sum with the routed experts' output
+    `mixed`; none without shared experts."""
     if not moe.shared_experts:
         return []
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
@@ -433,7 +433,7 @@ def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
 def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
     """Return `logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
 
-    A softmax over an axis is a Route that chooses the whole axis. Raises FFNError for an invalid vocabulary size.
+    The softmax is a Route that chooses every entry of the axis. Raises FFNError if `vocab` is not a valid size.
     """
     axis = Axis("vocab", size("vocab", vocab))
     softmax = Route(axis, vocab, renormalise=False, score_dtype="input")

@@ -1,5 +1,5 @@
-"""Splitting a block over ranks, derived from its steps: tensor parallelism splits every d_ff, expert parallelism splits
-the experts.
+"""How a block is split over ranks, derived from its steps: tensor parallelism splits every d_ff, expert parallelism
+splits the experts.
 
 gate and up become column-parallel (their outputs are split) and down becomes row-parallel (its inputs are split), so
 that the output of down is a partial sum. The bias of a row-split Linear stays on rank 0 only, so that it is added once.
@@ -8,9 +8,9 @@ AllReduce per block (Shoeybi et al. 2019, arXiv:1909.08053). A norm on the outpu
 AllReduce, inside the experts' program.
 
 Expert parallelism (Lepikhin et al. 2020, arXiv:2006.16668) gives each rank whole experts and a part of the tokens: a
-row goes to the ranks of its experts (dispatch) and the results come back (combine); each is one all-to-all. Everything
-else is copied to every rank and works on the rank's own tokens; this includes identity experts and the experts that
-every token uses.
+token's row goes to the ranks of its experts (dispatch) and the results come back (combine); each is one all-to-all.
+Everything else is copied to every rank and works on the rank's own tokens; this includes identity experts and the
+experts that every token uses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")
     if isinstance(op, Experts):
         program, partial = _shard(op.program, rank, ranks, axis, complete=False)
-        alone = rank == 0 or not partial  # identity experts act like a bias: they add the token once, on rank 0
+        alone = rank == 0 or not partial  # identity experts act like a bias: rank 0 alone adds the token
         return replace(op, program=program, identity=op.identity if alone else 0), partial
     if isinstance(op, Linear):
         partial = op.into.name == axis
@@ -152,7 +152,7 @@ class Ranks:
     """A grid of ranks: `tp` ranks share every d_ff (tensor parallelism), and `ep` groups of such ranks share the
     experts (expert parallelism).
 
-    The rank at position (e, t) of the grid [ep, tp] is number e × tp + t. Raises FFNError for a number below 1.
+    The rank at position (e, t) of the grid [ep, tp] has index e × tp + t. Raises FFNError if `tp` or `ep` is below 1.
     """
 
     tp: int = 1
@@ -179,12 +179,12 @@ class Ranks:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Return every divisor in ascending order."""
+    """Return every divisor of `number` in ascending order."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def nearest(number: int, possible: Sequence[int]) -> str:
-    """Return `nearest: 4 and 8`, the neighbours of `number` in the ascending `possible`; "" if there are none."""
+    """Return text such as `nearest: 4 and 8`: the neighbours of `number` in `possible`, which ascends; "" if none."""
     near = (*[n for n in possible if n < number][-1:], *[n for n in possible if n > number][:1])
     return "nearest: " + " and ".join(map(str, near)) if near else ""

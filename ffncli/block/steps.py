@@ -41,16 +41,16 @@ class Op:
         return type(self).__name__.lower()
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Return parameter name → axes, in torch's order (`weight` of a Linear: out, in)."""
+        """Return a mapping from parameter name to axes, in torch's order (`weight` of a Linear: out, in)."""
         return {}
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
-        """Return table of integers → axes. A checkpoint stores tables, but training does not change them, so they are
-        not parameters."""
+        """Return a mapping from each table of integers to its axes. A checkpoint stores tables, but training does not
+        change tables, so they are not parameters."""
         return {}
 
     def shape(self, *inputs: Shape) -> Shape:
-        """Return the output's shape: leading axes are tokens (or batch, position), the last holds the features. Raises
+        """Return the output's shape: leading axes are tokens (or batch, position), the last axis holds features. Raises
         FFNError if the width does not fit."""
         if axis := self.into_axis():
             require_axis(axis, inputs[0], type(self).__name__)
@@ -73,9 +73,9 @@ def require_axis(axis: Axis, shape: Shape, op: str) -> None:
 
 @dataclass(frozen=True)
 class Multiply(Op):
-    """Elementwise product; a width of 1 broadcasts (a gate with one number per token).
+    """Elementwise product; a width of 1 broadcasts (a gate with one value per token).
 
-    `learned` adds a learned factor: one number (the dense layers of Inkling), or one number per feature (ZAYA's
+    `learned` adds a learned factor: a single value (the dense layers of Inkling), or one value per feature (ZAYA's
     router).
     """
 
@@ -95,7 +95,7 @@ class Multiply(Op):
         return wide
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `act ⊙ up`."""
+        """Return text such as `act ⊙ up`."""
         return " ⊙ ".join([*([symbol("factor")] if self.learned else []), *inputs])
 
     def into_axis(self) -> Axis | None:
@@ -125,7 +125,7 @@ class Add(Op):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `x + down`, `x + 0.22 · down`, `experts + b_biased`."""
+        """Return text such as `x + down`, `x + 0.22 · down` or `experts + b_biased`."""
         last = inputs[-1] if self.scale == 1 else f"{self.scale:g} · {inputs[-1]}"
         return " + ".join([*inputs[:-1], last, *([symbol("bias")] if self.bias else [])])
 
@@ -137,7 +137,7 @@ ScoreDType: TypeAlias = Literal["fp32", "input"]
 
 @dataclass(frozen=True)
 class RoutingRule:
-    """The rule that chooses each token's experts and weighs their outputs.
+    """The rule that chooses each token's experts and the weights of their outputs.
 
     `order`: score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k
     logits and scores only these (gpt-oss); one_by_one (Phi-3.5-MoE) takes the largest logit m, scored by a softmax over
@@ -146,10 +146,10 @@ class RoutingRule:
     (DeepSeek-V2: 1, V3: 2). With `zero_outside`, experts outside these groups compete with a score of 0, so they are
     chosen over experts with a negative score (A.X-K2). `correction` is added to the scores only for the choice (to the
     logits if the choice comes first). Scores are computed in `score_dtype`: "fp32", or "input" for the logits' dtype.
-    `eps` is added to the sum that renormalises (LFM2).
+    `eps` is added to the sum that renormalisation divides by (LFM2).
     """
 
-    experts: Any  # their number, or the axis of the logits
+    experts: Any  # how many, or the axis of the logits
     top_k: int
     _: KW_ONLY
     score: Score = "softmax"
@@ -168,10 +168,10 @@ class RoutingRule:
 
 @dataclass(frozen=True)
 class Route(Op, RoutingRule):
-    """Router logits [..., experts] → weights [..., experts]; a weight of zero means 'not chosen'.
+    """Turns router logits [..., experts] into weights [..., experts]; a weight of zero means 'not chosen'.
 
     Every token goes to the last `always` experts, which take part in the renormalisation (Inkling); top_k and
-    correction apply to the other experts. `learned_scale` multiplies the weights by one learned number. With a
+    correction apply to the other experts. `learned_scale` multiplies the weights by one learned factor. With a
     `lookup`, whose axis is the vocabulary, a second input of token ids [..., 1] determines the experts: each token's
     experts are listed in its row of a table of integers [vocabulary, top_k] (the first layers of DeepSeek-V4).
     """
@@ -183,7 +183,7 @@ class Route(Op, RoutingRule):
 
     @property
     def chooses(self) -> bool:
-        """Whether the route can leave out an expert; a Route that cannot is a plain softmax (or sigmoid)."""
+        """Whether the route can leave out an expert; if not, it is a plain softmax (or sigmoid)."""
         return self.taken < self.experts.size
 
     @property
@@ -208,10 +208,10 @@ class Route(Op, RoutingRule):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` if all are chosen.
+        """Return text such as `normalise(top2(softmax(router)))`, or `softmax(logits)` if all experts are chosen.
 
-        If the choice depends on more than the scores, its other inputs follow a bar: `top8(sigmoid(router) | + b_route,
-        4 of 8 groups)`. A choice by table is printed as an index: `sqrtsoftplus(router)[lookup_route[token_ids]]`.
+        If the choice depends on more than the scores, the rest follows a bar: `top8(sigmoid(router) | + b_route, 4 of 8
+        groups)`. A choice by table is printed as an index: `sqrtsoftplus(router)[lookup_route[token_ids]]`.
         """
         text = self._choice(inputs, symbol)
         if self.order == "score_first" and self.renormalise:
@@ -255,12 +255,12 @@ class Linear(Op):
         return {"weight": (self.out, self.into)} | ({"bias": (self.out,)} if self.bias else {})
 
     def shape(self, *inputs: Shape) -> Shape:
-        """Map [..., in] → [..., out]. Raises FFNError if the input's width is not `into`."""
+        """Return the shape [..., out] for an input [..., in]. Raises FFNError if the input's width is not `into`."""
         require_axis(self.into, inputs[0], "Linear")
         return (*inputs[0][:-1], self.out.size)
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `x · W1 + b1`."""
+        """Return text such as `x · W1 + b1`."""
         return f"{inputs[0]} · {symbol('weight')}" + (f" + {symbol('bias')}" if self.bias else "")
 
     def into_axis(self) -> Axis:
@@ -289,11 +289,11 @@ class Activation(Op):
         return self == Activation(self.function)
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Return the function's learned parameters (xielu's two alphas, prelu's slope), which are one number each."""
+        """Return the function's learned parameters (xielu's two alphas, prelu's slope), each a single value."""
         return dict.fromkeys(activations.TABLE[self.function].learned, (ONE,))
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `gelu(up)`, `quick_gelu(min(gate, 7))`, `clip(up, -7, 7) + 1`, `min(silu(gate), 7)`."""
+        """Return text such as `gelu(up)`, `quick_gelu(min(gate, 7))` or `clip(up, -7, 7) + 1`."""
         x = inputs[0]
         if self.low is not None and self.high is not None:
             x = f"clip({x}, {self.low:g}, {self.high:g})"
@@ -328,12 +328,12 @@ class Norm(Op):
     weigh: Literal["output", "input"] = "output"
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Return `weight` and `bias`, one number per feature, if the norm has them."""
+        """Return `weight` and `bias`, one value per feature, if the norm has them."""
         names = (["weight"] if self.weight != "none" else []) + (["bias"] if self.bias else [])
         return dict.fromkeys(names, (self.axis,))
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `rmsnorm(x)`; `rmsnorm((1 + W_post_norm) ⊙ x)` if the weight multiplies the input."""
+        """Return text such as `rmsnorm(x)`, or `rmsnorm((1 + W_post_norm) ⊙ x)` if the weight multiplies the input."""
         weight = "" if self.weight == "none" else symbol("weight")
         if self.weigh == "output" or not weight:
             return f"{self.kind}({inputs[0]})"
@@ -351,17 +351,17 @@ class Dropout(Op):
     p: float
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `dropout(act, 0.1)`."""
+        """Return text such as `dropout(act, 0.1)`."""
         return f"dropout({inputs[0]}, {self.p:g})"
 
 
 @dataclass(frozen=True)
 class Experts(Op):
-    """The one op that contains a program: every expert runs it, with its own weights, on the tokens routed to it.
+    """The only op that contains a program: every expert runs it, with weights of its own, on the tokens routed to it.
 
     Inputs are (x, route). `weigh` selects what the route's weight multiplies: the expert's output, or the expert's
     input (Llama 4). The route has `identity` additional entries, for experts that return the token unchanged
-    (LongCat-Flash). `common` names the norms of the program whose weights are the same for all experts (Muse-Spark).
+    (LongCat-Flash). `common` lists the norms of the program whose weights are the same for all experts (Muse-Spark).
     Experts that every token uses (`always`, Inkling's shared experts) have the last entries of the route, one per
     expert. If the experts are split over `ranks` ranks, this op holds one rank's experts, numbered from `first`
     (`shard.shard_experts`).
@@ -392,7 +392,7 @@ class Experts(Op):
         return parameter.rpartition(".")[0] in self.common
 
     def of_one(self, weights: Mapping[str, Any], expert: int, prefix: str = "") -> dict[str, Any]:
-        """Pick one expert's parameters from the parameters of all experts, whose names begin with `prefix`."""
+        """Return one expert's parameters from the parameters of all experts, whose names begin with `prefix`."""
         of_all = {name: weights[prefix + name] for name in self.parameters()}
         return {name: tensor if self.is_common(name) else tensor[expert] for name, tensor in of_all.items()}
 
@@ -402,7 +402,7 @@ class Experts(Op):
         return shapes(self.program, {name: inputs[0]})[self.program[-1].output]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `Σ route[e] · expert_e(norm)`, followed by `, the last 256 are identities` if there are any."""
+        """Return text such as `Σ route[e] · expert_e(norm)`, followed by `, the last 256 are identities` if any are."""
         x, route = inputs
         rest = f", the last {self.identity} are identities" if self.identity else ""
         rest += f", the last {self.experts.size} of {route}" if self.always else ""
@@ -423,7 +423,7 @@ class AllReduce(Op):
     ranks: int
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """Return `all_reduce(down, 4)`."""
+        """Return text such as `all_reduce(down, 4)`."""
         return f"all_reduce({inputs[0]}, {self.ranks})"
 
 
@@ -439,7 +439,7 @@ class Step:
     inputs: tuple[str, ...]
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Return full parameter name → axes: `up.weight`; for Experts, the names in its program (`gate.weight`)."""
+        """Return a mapping from full name to axes: `up.weight`; for Experts, a name in its program (`gate.weight`)."""
         return {self.prefix + name: axes for name, axes in self.op.parameters().items()}
 
     @property
@@ -448,22 +448,22 @@ class Step:
         return "" if isinstance(self.op, Experts) and not self.op.always else f"{self.output}."
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
-        """Return full name → axes of the step's tables of integers: `route.lookup`."""
+        """Return a mapping from the full name of each table of integers (`route.lookup`) to its axes."""
         return {f"{self.output}.{name}": axes for name, axes in self.op.tables().items()}
 
 
 def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
-    """Return all parameters of a block in step order, name → axes."""
+    """Return a mapping from the name of each of a block's parameters, in step order, to its axes."""
     return {name: axes for step in steps for name, axes in step.parameters().items()}
 
 
 def tables(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
-    """Return all tables of integers of a block, name → axes."""
+    """Return a mapping from the name of each of a block's tables of integers to its axes."""
     return {name: axes for step in steps for name, axes in step.tables().items()}
 
 
 def experts_per_token(steps: Sequence[Step]) -> dict[str, int]:
-    """Map the name of each Experts step to the number of experts, among its experts, that process each token."""
+    """Return a mapping from the name of each Experts step to how many of its experts process each token."""
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
     return {
         step.output: step.op.experts.size if step.op.always else top_k[step.inputs[1]]
@@ -473,7 +473,7 @@ def experts_per_token(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def routes(steps: Sequence[Step]) -> dict[str, Experts]:
-    """Return each step whose output assigns tokens to experts → the experts that it chooses among."""
+    """Return a mapping from each routing step to the experts that it chooses among."""
     return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts) and not step.op.always}
 
 
@@ -491,7 +491,7 @@ def feature_axis(steps: Sequence[Step]) -> Axis | None:
 def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return every name's shape, derived from the shapes of the inputs.
 
-    Raises FFNError for a name that is used before it is assigned or assigned twice, and for shapes that do not fit.
+    Raises FFNError for a name that is assigned twice or used before it is assigned, and for shapes that do not fit.
     """
     by_name = dict(inputs)
     for step in steps:
@@ -514,12 +514,12 @@ def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
 
 
 def id_inputs(steps: Sequence[Step]) -> Mapping[str, int]:
-    """Return the inputs of a block that are token ids → the size of their vocabulary."""
+    """Return a mapping from a block's inputs that are token ids to the sizes of their vocabularies."""
     return {step.inputs[1]: step.op.lookup.size for step in steps if isinstance(step.op, Route) and step.op.lookup}
 
 
 def state_inputs(steps: Sequence[Step]) -> Mapping[str, Axis]:
-    """Return the inputs of a block that are the router state of the previous layer → their axis."""
+    """Return a mapping from a block's inputs that are the previous layer's router state to their axes."""
     scaled = {step.inputs[0]: step.op.into_axis() for step in steps if isinstance(step.op, Multiply)}
     return {name: axis for name, axis in scaled.items() if axis and name in block_inputs(steps)}
 
@@ -562,15 +562,15 @@ def walk(steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, Step]]:
 
 
 def right_hand_side(step: Step, steps: Sequence[Step]) -> str:
-    """Return the printed right-hand side: `x · W1 + b1`."""
+    """Return the printed right-hand side, such as `x · W1 + b1`."""
     return step.op.formula(step.inputs, lambda parameter: weight_symbol(step.output, parameter, steps))
 
 
 def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
-    """Return the symbol of a parameter in printed formulas. Gated: W1 gate, W3 up, W2 down; plain: W1 up, W2 down; also
-    W_router, shared.W1.
+    """Return the symbol of a parameter in printed formulas. In a gated block W1 is gate, W3 up and W2 down; in a plain
+    block W1 is up and W2 down.
 
-    In the final layer the symbols are just W and b.
+    Other symbols are W_router and shared.W1. In the final layer the symbols are just W and b.
     """
     prefix, _, name = output.rpartition(".")
     gated = any(s.output == f"{prefix}.gate".lstrip(".") for _, s in walk(steps))

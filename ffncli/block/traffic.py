@@ -1,14 +1,15 @@
-"""How many bytes a forward pass moves between memory and the processor, and how many FLOPs it does per byte.
+"""How many bytes a forward pass moves between memory and the processor, and how many FLOPs it performs per byte.
 
 Weights are counted from ffn_input to ffn_output, with a cold cache: every weight that is used is read once. In MoE,
-only the experts that some token chose are read: under uniform and independent routing a token skips an expert with
-probability 1 - k/E, so that T tokens are expected to touch E · (1 - (1 - k/E)^T) of E experts. The activations of all
-steps, norm and residual included as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes
-its output; fused, only the block's inputs are read and its output is written. Dropout moves nothing (the forward pass
-is in eval mode), and a collective moves its bytes over the interconnect, not through memory. Real programs usually lie
-between the two: they run a sequence of kernels, which pass their results through memory. A kernel computes one product,
-or several products that read the same tensor, or the elementwise steps between two products. `launches` lists these
-kernels. FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
+only the experts chosen by at least one token are read: under uniform and independent routing a token skips an expert
+with probability 1 - k/E, so that T tokens are expected to touch E · (1 - (1 - k/E)^T) of E experts. The activations of
+all steps, norm and residual included as in `cost`, are counted in two ways: unfused, every step reads its inputs and
+writes its output; fused, only the block's inputs are read and its output is written. Dropout moves nothing (the forward
+pass is in eval mode), and a collective moves its bytes over the interconnect, not through memory. Real programs usually
+lie between these two counts: they run a sequence of kernels, which pass their results through memory. A kernel computes
+one matrix product, or several that read the same tensor, or the elementwise steps between two matrix products.
+`launches` lists these kernels. FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman,
+Patterson 2009).
 
 The same model gives a lower bound on the time of some work on some hardware (`time_floor`): at best, arithmetic and
 memory traffic overlap completely, so that the slower of the two is the floor. If both take the same time, the FLOPs per
@@ -29,7 +30,7 @@ from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {
     "weight_bytes_read": "every weight once; of E experts, only the E · (1 - (1 - top_k/E)^tokens) that uniform routing"
-    " is expected to touch; over n expert-parallel ranks, one n-th of the experts touched by n times the tokens",
+    " is expected to touch; over n expert-parallel ranks, one n-th of the experts that n times as many tokens touch",
     "activation_bytes": "unfused: every step reads its inputs and writes its output, including norm and residual (the"
     " steps counted in elementwise_flops); fused: only the block's inputs and output",
     "flops_per_byte": "matmul FLOPs divided by weight and activation bytes",
@@ -56,7 +57,7 @@ class Traffic(Additive):
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """The work of one kernel; `routed` is True for experts that tokens are routed to."""
+    """The work of one kernel; `routed` is True if it computes experts that tokens are routed to."""
 
     work: Traffic
     routed: bool = False
@@ -93,14 +94,14 @@ def launches(
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
-    """Return the expected distinct experts of `tokens` tokens choosing `top_k`, all equally likely."""
+    """Return the expected number of distinct experts if each token chooses `top_k`, all equally likely."""
     if tokens == 1 or top_k == experts:
         return top_k
     return -experts * expm1(tokens * log1p(-top_k / experts))  # 1 - (1 - k/E)^T cancels where k/E is small
 
 
 def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
-    """Return how many of a rank's `experts` are expected to be chosen by `tokens` of each rank."""
+    """Return how many of a rank's experts are expected to be chosen if every rank has `tokens` tokens."""
     everywhere = experts_touched(experts * ranks, top_k, tokens * ranks)
     return everywhere if ranks == 1 else everywhere / ranks  # division by 1 would turn an int into a float
 
@@ -175,7 +176,7 @@ def _launches(
 
 
 def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """Group the steps into kernels: products that read the same tensor, and runs of elementwise steps."""
+    """Group the steps into kernels: matrix products that read the same tensor, and runs of elementwise steps."""
     group: list[Step] = []
     for step in steps:
         if isinstance(step.op, (ops.Dropout, ops.AllReduce)):
@@ -231,7 +232,7 @@ def _expert_elements(op: ops.Experts, top_k: int, x: Shape) -> int:
     """Return the values read and written by the programs of all chosen experts, and by mixing, which reads their
     outputs and writes the sum.
 
-    If the route weighs the experts' inputs, the inputs are first read, weighted and written.
+    If the route's weights multiply the experts' inputs, these are first read, multiplied and written.
     """
     chosen = prod(x[:-1]) * top_k
     program = _elements(op.program, input_shapes(op.program, (chosen,)))
@@ -256,7 +257,7 @@ class TimeFloor:
 
     @property
     def bound(self) -> Bound:
-        """The slower of the two; `compute` if both take the same time."""
+        """The part that takes longer; `compute` if both take the same time."""
         return "memory" if self.memory_s > self.compute_s else "compute"
 
 

@@ -58,9 +58,9 @@ NEAR_ZERO = 1e-3  # |x| ≤ this is near zero; the bound is rounded to float32 w
 
 
 def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
-    """Return each step that is as wide as d_ff and comes after an activation → the Linear that reads it, or None.
+    """Return a mapping from each step that is as wide as d_ff and follows an activation to the Linear that reads it.
 
-    `{"act": None, "hidden": "down"}` for a gated block. An identity activation does not count.
+    It is `{"act": None, "hidden": "down"}` for a gated block: no Linear reads `act`. The identity does not count.
     """
     wide: set[str] = set()
     readers: dict[str, str | None] = {}

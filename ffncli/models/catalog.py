@@ -22,7 +22,7 @@ _NOT_RELEASED = "dtype: fp32, since no released weights are known"
 
 @cache
 def _sections() -> tuple[str, dict[str, str]]:
-    """Return the text before the first model, and the text of each model by name."""
+    """Return the part of the file before the first model, and each model's part of the file, by name."""
     # rows are parsed only when needed: parsing them all takes 40 ms, a quarter of `ffn params gpt2`
     text = files("ffncli.models").joinpath("catalog.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
@@ -44,8 +44,8 @@ def _sources() -> dict[str, str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Map every spelling of every model to its canonical name."""
-    # a TOML list of plain names is also JSON, which is parsed faster
+    """Return a mapping from every spelling of every model's name to the canonical name."""
+    # a TOML list of plain names is also JSON, which Python parses faster
     lines = {name: _ALIASES.search(text) for name, text in _sections()[1].items()}
     also = {name: json.loads(line[1]) if line else [] for name, line in lines.items()}
     return {spelling: name for name, others in also.items() for spelling in (name, *others)}
@@ -72,7 +72,7 @@ def spellings() -> list[str]:
 
 
 def search(text: str) -> list[str]:
-    """Find models by part of the name (without hyphens and dots), by year, or by the start of the maker's name."""
+    """Return models by part of the name (hyphens and dots ignored), by year, or by the start of the maker's name."""
     word = _letters(text)
     spelled = {name for alias, name in _aliases().items() if word in _letters(alias)}
 
@@ -83,14 +83,14 @@ def search(text: str) -> list[str]:
 
 
 def starting_with(text: str) -> list[str]:
-    """Find models with a spelling that starts with `text`."""
+    """Return the models whose name, in any spelling, starts with `text`."""
     word = _letters(text)
     matches = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
     return list(dict.fromkeys(matches))
 
 
 def nearest(text: str) -> list[str]:
-    """Guess the canonical names that `text` may mean, best first: names that start with `text`; else, if the catalog
+    """Return the canonical names that `text` may mean, best first: names that start with `text`; else, if the catalog
     has the family of `text`, names that share the longest prefix with `text` (an unknown generation); else names of a
     family with a similar spelling.
 
@@ -113,7 +113,7 @@ def nearest(text: str) -> list[str]:
 
 
 def _newest_first(near: list[str]) -> list[str]:
-    """Sort by generation, newest first: 3.1 for `llama-3.1-8b`, 2 for `gpt2-xl`, 0 if the name contains only a size."""
+    """Sort by generation, newest first: 3.1 for `llama-3.1-8b`, 2 for `gpt2-xl`, 0 for a name with only a size."""
     numbers = {name: re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name) for name in near}
     generations = {name: float(match[1]) if match else 0.0 for name, match in numbers.items()}
     # sorted() is stable, so models of one generation stay in catalog order
@@ -145,7 +145,7 @@ def _letters(text: str) -> str:
 
 
 def find(name: str) -> Resolved | None:
-    """Find a model by name, ignoring case, with _ for -, and with or without the hyphen before a number."""
+    """Return the model with this name, or None; case, _ instead of -, and a hyphen before digits make no difference."""
     canonical = _canonical().get(_spelling(name))
     if canonical is None:
         return None

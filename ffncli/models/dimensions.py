@@ -15,12 +15,12 @@ from ffncli.options.accept import COUNT, MAX_SIZE, PROBABILITY, listed, number_o
 from ffncli.options.accept import whole as whole_from
 from ffncli.options.opt import SOURCE, Opt, Options
 
-_SIZE = number_or_text("a whole number or text such as '4x'")
+_SIZE = number_or_text("a whole number or a string such as '4x'")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions(Options):
-    """The dimension options; None if not set. d_ff is a number or a multiple of d_model (`4x`)."""
+    """The dimension options; an option that is not set is None. `d_ff` is a width or a multiple of d_model (`4x`)."""
 
     d_model: Annotated[
         int | str | None,
@@ -87,12 +87,12 @@ class Dimensions(Options):
     ] = None  # fmt: skip
 
     def any_set(self) -> bool:
-        """Tell whether any option is set."""
+        """Return whether any option is set."""
         return any(getattr(self, f.name) is not None for f in fields(Dimensions))
 
     @property
     def dimensions(self) -> "Dimensions":
-        """Return the dimension options of a request that has other options too."""
+        """Return the dimension options alone, from a record that also has other options."""
         return Dimensions(**{f.name: getattr(self, f.name) for f in fields(Dimensions)})
 
 
@@ -103,9 +103,9 @@ def merged(first: Dimensions, over: Dimensions) -> Dimensions:
 
 
 def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
-    """Build a block from dimensions only; the defaults are relu, plain, with biases, d_ff = 4x, no norm.
+    """Build a block from dimensions only; by default it is plain, with relu, biases and d_ff = 4x, and has no norm.
 
-    `source` is the inline text that specified them; without one, a note lists the defaults.
+    `source` is the inline source that specified them, such as `512x2048:gelu`; without it, a note lists the defaults.
     """
     if options.d_model is None:
         raise FFNError(
@@ -130,8 +130,8 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
 
 
 def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
-    """Override the model's specs by the options that are set. Modules in memory are rejected: their code determines the
-    spec.
+    """Return the model with its specs overridden by the options that are set. Modules in memory are rejected, because
+    their code determines the spec.
 
     If a model mixes dense and MoE layers, `d_ff` and the MoE options change only layers of the main group's kind (dense
     or MoE); the other layers keep their values, and a note says so. `top_k` without `experts` applies to the model's
@@ -146,7 +146,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     others = replace(options, d_ff=None, experts=None, top_k=None, shared_experts=None)
     mixed = any((group.spec.moe is not None) != main for group in model.groups)
     ours = options
-    if mixed and not main and options.experts is None:  # `top_k` and `shared_experts` can only mean the MoE layers
+    if mixed and not main and options.experts is None:  # `top_k` and `shared_experts` can only apply to MoE layers
         ours = replace(options, top_k=None, shared_experts=None)
         others = replace(others, top_k=options.top_k, shared_experts=options.shared_experts)
     specs = [_changed(g.spec, ours if (g.spec.moe is not None) == main else others) for g in model.groups]
@@ -226,14 +226,14 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
 
 
 def whole(name: str, text: int | str, high: int = MAX_SIZE) -> int:
-    """Read a size such as `4096`: a whole number from 1 to `high`."""
+    """Convert a size such as `4096`: a whole number from 1 to `high`."""
     if re.fullmatch(r"[-+]?[0-9]{1,4000}", str(text).strip()):
         return size(name, int(text), high)
     raise FFNError(f"{name} must be a whole number, got {shown(text)}")
 
 
 def width(name: str, text: int | str, d_model: int) -> int:
-    """Read d_ff as a number (`2048`) or as a multiple of d_model (`4x`, `2.6875x`) that yields a whole number."""
+    """Return d_ff from a width (`2048`) or from a multiple of d_model (`4x`, `2.6875x`) that yields a whole number."""
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", str(text).strip())
     if not match:
         return whole(name, text)
@@ -244,7 +244,7 @@ def width(name: str, text: int | str, d_model: int) -> int:
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
-    """Return the axes before d_model; None without an option. Raises FFNError for `tokens` with `batch`."""
+    """Return the axes before d_model; None if no option is set. Raises FFNError for `tokens` with `batch`."""
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:

@@ -1,7 +1,7 @@
-"""Small blocks with fixed values that ship with the package: the blocks described in the founding texts, and a demo.
+"""Small blocks that ship with the package: a demo, and the blocks of five public texts about the feed-forward network.
 
-Everything that a text specifies is stored here (dimensions, some input values, or all weights); everything else is
-drawn at random when the block runs, which `evidence` mentions.
+What a text specifies is stored here: dimensions, some input values, or all weights. Everything else is drawn at random
+when the block runs, and `evidence` says so.
 """
 
 import json
@@ -14,7 +14,7 @@ from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged
 from ffncli.models.model import Example, Resolved, block_model
 
-_DIMENSIONS_ALONE = "the text gives only dimensions"
+_DIMENSIONS_ALONE = "the published text gives only dimensions"
 
 
 def notebook() -> Resolved:
@@ -29,8 +29,8 @@ def notebook() -> Resolved:
 def _explained() -> Resolved:
     """Build 512 → 2048 → 512 with exact GELU; its input is the vector of the word "Hello" after attention."""
     given = {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
-    note = "the text gives 4 of the 512 numbers of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
-    ours = "ours: the other 508 numbers, drawn at the scale of those four, and all weights"
+    note = "the published text gives 4 of the 512 values of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
+    ours = "chosen by ffn: the other 508 values, drawn at the scale of those four, and all weights"
     example = Example({}, "randn", (1, 512), scale=0.143, given=given)
     return _block(FFNSpec(512, 2048, "gelu"), "the explained block", example, note, ours)
 
@@ -40,7 +40,7 @@ def _llama() -> Resolved:
     spec = FFNSpec(4096, 11008, "swiglu", norm="rmsnorm")
     names = {"gate": "D", "up": "L", "hidden": "H", "down": "Y"}
     example = Example({}, "randn", (1, 2, 4096), block=merged_first(steps(spec)), aliases=names)
-    return _block(spec, "the Llama engine's block", example, _DIMENSIONS_ALONE, "ours: all weights and inputs")
+    return _block(spec, "the Llama engine's block", example, _DIMENSIONS_ALONE, "chosen by ffn: all weights and inputs")
 
 
 def _conv() -> Resolved:
@@ -48,7 +48,7 @@ def _conv() -> Resolved:
     return _block(
         FFNSpec(512, 2048, "relu"), "the block as two 1×1 convolutions, and the final layer",
         Example({}, "randn", (2, 2, 512), vocab=32_000), _DIMENSIONS_ALONE,
-        "ours: all weights, inputs and the vocabulary of 32,000",
+        "chosen by ffn: all weights, all inputs, and the vocabulary of 32,000",
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def _bert() -> Resolved:
     """Build BERT's 768 → 3072 → 768 with GELU, a residual connection and a norm after it."""
     spec = FFNSpec(768, 3072, "gelu", norm="layernorm", norm_position="post", norm_eps=1e-12, residual=True)
     example = Example({}, "randn", (1, 4, 768))
-    return _block(spec, "BERT's block", example, _DIMENSIONS_ALONE, "ours: all weights and inputs")
+    return _block(spec, "BERT's block", example, _DIMENSIONS_ALONE, "chosen by ffn: all weights and inputs")
 
 
 EXAMPLES: Mapping[str, Callable[[], Resolved]] = {
@@ -65,7 +65,7 @@ EXAMPLES: Mapping[str, Callable[[], Resolved]] = {
 
 
 def find(name: str) -> Resolved:
-    """Find an example by name."""
+    """Return the example with this name."""
     key = name.strip().lower()
     if key not in EXAMPLES:
         known = ", ".join(EXAMPLES)

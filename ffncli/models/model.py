@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Group:
     """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share a spec.
 
-    `layers` holds FFN block numbers; each layer of the model has `per_layer` FFN blocks. `runs` is how often each block
-    runs in one forward pass (ALBERT stores one layer and runs it twelve times).
+    `layers` holds the indices of FFN blocks; each layer of the model has `per_layer` FFN blocks. `runs` is how often
+    each block runs in one forward pass (ALBERT stores one layer and runs it twelve times).
     """
 
     stack: str
@@ -35,13 +35,13 @@ class Group:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Return the block as assignments."""
+        """The block as named assignments."""
         return steps(self.spec)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One FFN block, such as `decoder.3`, and its spec; blocks, not layers, are numbered in a stack."""
+    """One FFN block, such as `decoder.3`, and its spec; `index` counts the blocks of a stack, not its layers."""
 
     stack: str
     index: int
@@ -54,11 +54,11 @@ UNEVEN = "tensors per expert"  # some experts lack a matrix
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A field with different values in a config and in the tensors; `where` names a tensor.
+    """A field with different values in a config and in the tensors; `where` is the name of a tensor.
 
     `name` is our name for the field, `field` is the config's name. `stack` and `index` locate the first block that
-    differs, `layers` counts the layers with the same difference. `teller` is the phrase that introduces the config's
-    value or, for a GGUF file, the metadata's value.
+    differs; `layers` is the number of layers with the same difference. `teller` is the phrase that introduces the
+    config's value or, for a GGUF file, the metadata's value.
     """
 
     name: str
@@ -91,8 +91,8 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Spot:
-    """The location of a block's tensors: the stack's prefix, the layer's number below this prefix, the FFN's number in
-    the layer."""
+    """The location of a block's tensors: the stack's prefix, the layer's index below this prefix, and the FFN's index
+    in the layer."""
 
     prefix: str
     layer: int
@@ -103,7 +103,7 @@ class Spot:
 class StoredSize:
     """The size of a checkpoint's FFNs according to its headers: logical parameters, bytes in the file, formats.
 
-    `file_params` and `file_bytes` cover everything in the checkpoint's files; None if a file is missing.
+    `file_params` and `file_bytes` count everything in the checkpoint's files; both are None if a file is missing.
     """
 
     params: int
@@ -117,11 +117,11 @@ class StoredSize:
 class Model:
     """A model: its layers, grouped by spec, and its parameters outside the FFN blocks.
 
-    `bare`: a single block without layers. `dtype` is the stored format if known; `non_ffn_dtype` is the format outside
-    the FFNs if different. `names` maps our field names to the config's, `extra_layers` counts layers beyond the
-    config's layer count (multi-token prediction), `tied` is tie_word_embeddings. `unknown` names fields of the specs
-    (`activation`, `top_k`) that hold a placeholder because the source does not specify them; `refused` is the reason
-    why the blocks cannot be run although they are counted.
+    `bare` marks a single block that is not part of a model. `dtype` is the stored format if known; `non_ffn_dtype` is
+    the format outside the FFNs if different. `names` maps our field names to the config's; `extra_layers` is the number
+    of layers beyond the config's layer count (multi-token prediction); `tied` is tie_word_embeddings. `unknown` lists
+    the fields of the specs (`activation`, `top_k`) that hold a placeholder because the source does not specify them;
+    `refused` is the reason why the blocks cannot be run although they are counted.
     """
 
     name: str
@@ -139,16 +139,16 @@ class Model:
 
     @property
     def main(self) -> Group:
-        """Return the group with the most layers (the first if several tie), which "per layer" refers to."""
+        """The group with the most layers (the first if several tie); figures "per layer" are for this group."""
         return max(self.groups, key=lambda group: len(group.layers))
 
     @property
     def layer_count(self) -> int | None:
-        """Count the FFN blocks of all stacks; None for bare dimensions."""
+        """The number of FFN blocks in all stacks; None for bare dimensions."""
         return None if self.bare else sum(len(group.layers) for group in self.groups)
 
     def per_layer(self, stack: str) -> int:
-        """Count the FFN blocks in each layer of a stack."""
+        """Return the number of FFN blocks in each layer of a stack."""
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: int | str | None) -> Layer:
@@ -177,7 +177,7 @@ class Model:
         raise FFNError(f"{option('layer')} {text or 0} is out of range", f"{self.name} has {layers}")
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
-        """Replace the spec of each group."""
+        """Return the model with these specs, one for each group."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))
 
 
@@ -187,9 +187,9 @@ class Example:
 
     `dropped` lists, for each dropout step, the (token, unit) pairs dropped by a mask with probability `dropout`. A
     random input is multiplied by `scale`, then `given` sets individual values by (token, unit). `block` holds the steps
-    if the spec cannot express them, `vocab` is the width of a final layer that follows (0: no final layer), `aliases`
-    maps our names to the text's names. `fixed`: the text specifies the whole input, so no option may choose another
-    input.
+    if the spec cannot express them; `vocab` is the width of a final layer that follows (0: no final layer); `aliases`
+    maps our names to those in the published text. `fixed`: that text specifies the whole input, so no option may choose
+    another input.
     """
 
     weights: dict[str, Any]
@@ -209,13 +209,13 @@ class Example:
 class Resolved:
     """A model with its source and the evidence for its properties.
 
-    `source` is the text that the user typed, `location` the path at which weights may be found, `checkpoint` the stored
-    tensors. `weights` holds a module's canonical tensors in memory, by stack and layer. `evidence` lists the sources of
-    gatedness and widths; `notes` are shown to the user. `differences` are disagreements between config and tensors,
-    `stored` is the size of the tensors (None if no headers were read). `from_tensors`: the blocks were read from the
-    tensors, so there is nothing to compare with them. `quantization` is the config's quantization_config. `spots`
-    locates each block's tensors by stack and index. `not_counted` lists uncounted parts that the source shows
-    (`counting.not_counted` adds parts that follow from the model).
+    `source` is what the user typed, `location` is the path at which weights may be found, and `checkpoint` holds the
+    stored tensors. `weights` holds a module's canonical tensors in memory, by stack and layer. `evidence` says where
+    gatedness and widths come from; `notes` are shown to the user. `differences` are disagreements between config and
+    tensors; `stored` is the size of the tensors (None if no headers were read). `from_tensors`: the blocks were read
+    from the tensors, so there is nothing to compare with them. `quantization` is the config's quantization_config.
+    `spots` locates each block's tensors by stack and index. `not_counted` lists the parts that the source shows but
+    that are not counted (`counting.not_counted` adds parts that follow from the model).
     """
 
     model: Model
@@ -235,15 +235,15 @@ class Resolved:
     example: Example | None = field(default=None, compare=False, repr=False)
 
     def block(self, layer: Layer) -> tuple[Step, ...]:
-        """Return a layer's steps, but not those of a requested final layer. An example may define its own steps."""
+        """Return the steps of a layer's FFN block, without any final layer. An example may define its own steps."""
         return steps(layer.spec) if self.example is None or self.example.block is None else self.example.block
 
     def noted(self, *notes: str) -> Resolved:
-        """Add notes for the user."""
+        """Return the model with more notes for the user."""
         return replace(self, notes=(*self.notes, *notes))
 
     def without(self, *parts: NotCounted) -> Resolved:
-        """Add parts that are not counted, with a note for each."""
+        """Return the model with more parts that are not counted, and with a note for each of them."""
         # new parts replace earlier parts with the same reason: tensors are read after the config and describe the parts
         # better
         reasons = {part.why for part in parts}
@@ -265,14 +265,14 @@ _UNKNOWN = {
 
 
 def unknown_note(unknown: Collection[str]) -> str:
-    """Describe what is unknown about a model's blocks (`Model.unknown`)."""
+    """Return a note on what is unknown about a model's blocks (`Model.unknown`)."""
     return "unknown from this source, so not counted: " + ", ".join(
         _UNKNOWN[name] for name in _UNKNOWN if name in unknown
     )
 
 
 def _layers(stack: str, layers: Sequence[int]) -> str:
-    """Describe the layers that have an FFN: `decoder layers 0 to 31` or `decoder layers 1, 3, 6, ..., 51`."""
+    """Return text such as `decoder layers 0 to 31` or `decoder layers 1, 3, 6, ..., 51` for layers with an FFN."""
     if len(layers) == layers[-1] + 1:
         return f"{stack} layers 0 to {layers[-1]}"
     shown_ones = [*map(str, layers)] if len(layers) < 5 else [*map(str, layers[:3]), "...", str(layers[-1])]
@@ -285,7 +285,7 @@ def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tupl
 
 
 def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: int = 1) -> list[Group]:
-    """Group blocks (number → spec) by equal spec, in order of first appearance."""
+    """Group blocks by equal spec, in order of first appearance; `specs` maps each block's index to its spec."""
     alike: dict[FFNSpec, list[int]] = {}
     for index, spec in specs.items():
         alike.setdefault(spec, []).append(index)
@@ -293,7 +293,7 @@ def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: 
 
 
 def ranges(layers: tuple[int, ...]) -> str:
-    """Format layer numbers: `layer 4`, `layers 0-2, 5`, `layers 0-46 by 2`."""
+    """Return layer indices as text such as `layer 4`, `layers 0-2, 5` or `layers 0-46 by 2`."""
     step = layers[1] - layers[0] if len(layers) > 3 else 1
     if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
         return f"layers {layers[0]}-{layers[-1]} by {step}"
@@ -306,7 +306,7 @@ def ranges(layers: tuple[int, ...]) -> str:
     return ("layer " if len(layers) == 1 else "layers ") + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)
 
 
-# Reasons of a NotCounted that can come from a config or from tensors.
+# Reasons for a NotCounted that can come from a config or from tensors.
 OTHER_TOWERS = "the counts cover only the text model"
 MORE_TOKENS = "multi-token prediction, which a forward pass does not need"
 
@@ -332,13 +332,14 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class NonFFN:
-    """The parameters of a model outside its FFN blocks. `layers`: stack → FFN block → parameters of its layer, if
+    """The parameters of a model outside its FFN blocks; `layers[stack][block]` are those of the block's layer, if
     known.
 
-    `parts`: (stack, name of the part) → parameters, with stack "" for parts outside every stack (embeddings, an untied
-    head); None if the total is unknown. `lookup` counts parameters that are looked up instead of multiplied: tables,
-    and the input embedding unless it is tied to a head; None if uncertain. `vocabulary` is 0 if the config has no
-    vocabulary size; `names` are the config's names for `vocabulary` and `attention`.
+    `parts` maps (stack, name of the part) to a parameter count, with the stack "" for parts outside every stack
+    (embeddings, an untied head); it is None if the total is unknown. `lookup` is the number of parameters that are
+    looked up instead of multiplied: tables, and the input embedding unless it is tied to a head; it is None if
+    uncertain. `vocabulary` is 0 if the config has no vocabulary size; `names` are the config's names for `vocabulary`
+    and `attention`.
     """
 
     layers: Mapping[str, Mapping[int, LayerParams]]
@@ -348,14 +349,14 @@ class NonFFN:
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
-        """Return the parameters of these blocks' layers if they are all known and equal, else None."""
+        """Return the parameters of each of these blocks' layers if all are known and equal, else None."""
         layers = self.layers.get(stack, {})
         alike = {(layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks}
         one = alike.pop() if len(alike) == 1 else None
         return LayerParams(*one) if one else None
 
     def params(self, stacks: Collection[str]) -> int | None:
-        """Count all parameters outside the FFNs of a model that consists of these stacks; None if unknown."""
+        """Return the number of parameters outside the FFNs of a model with just these stacks; None if unknown."""
         if self.parts is None:
             return None
         return sum(params for (stack, _), params in self.parts.items() if not stack or stack in stacks)
@@ -389,7 +390,7 @@ def is_runnable(resolved: Resolved) -> bool:
 def folder_of(resolved: Resolved, reader: str) -> Path:
     """Return the directory or GGUF file that transformers loads for the option `reader`.
 
-    Raises FFNError for a known model without weights, for pickled weights and for fetched headers.
+    Raises FFNError for a known model without weights, for pickled weights, and if only headers were fetched.
     """
     from ffncli.models.files.checkpoint import PICKLED
 
@@ -429,7 +430,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:
-    """Count a GGUF file's parameters needed up to `last_layer`: no later layers and no head."""
+    """Return the number of a GGUF file's parameters that a run up to `last_layer` needs: no later layers, no head."""
     total = 0
     for name in checkpoint.files:
         layer = re.match(r"blk\.(\d+)\.", name)

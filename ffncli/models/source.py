@@ -17,7 +17,7 @@ from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_d
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_object
 from ffncli.models.model import Resolved
 
-# Modules that read files are imported inside functions: a catalog name does not need them (10 of 180 ms).
+# Modules that read files are imported inside functions: a catalog name does not need them, which saves 10 of 180 ms.
 if TYPE_CHECKING:
     from ffncli.models.files.checkpoint import Checkpoint
 
@@ -50,7 +50,7 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
 
 
 def is_user_module(source: str) -> bool:
-    """Return whether SOURCE names a module in a file: `my.py`, `dir/my.py:FeedForward`; `run` loads it."""
+    """Return whether SOURCE names a module in a file: `my.py`, `dir/my.py:FeedForward`; `run.user` loads it."""
     return re.fullmatch(r".*\.py(:[^:/\\]*)?", source, re.DOTALL) is not None and "\0" not in source
 
 
@@ -83,7 +83,7 @@ def resolve(text: str) -> Resolved:
 
 
 def _name_hint(text: str) -> str:
-    """Suggest the known names that `text` most likely means."""
+    """Return a hint with the known names that `text` most likely means."""
     near = catalog.nearest(text)
     if not near:
         return "`ffn models` lists the known models; a path or 512x2048:gelu also works"

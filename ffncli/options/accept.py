@@ -1,4 +1,4 @@
-"""What options accept: converters for both shell text and Python values, with the words that describe the values."""
+"""What options accept: converters for strings from a shell and for Python values, each with words for what it takes."""
 
 import operator
 import os
@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 from ffncli.errors import FFNError, shown
 
 T = TypeVar("T")
-MAX_SIZE = 2**31 - 1  # no real tensor axis is larger; torch overflows in places beyond it
+MAX_SIZE = 2**31 - 1  # no real tensor axis is larger; beyond it, torch overflows in places
 MAX_INTEGER = 2**63 - 1
 _MOST_VALUES = 1000  # in a comma-separated list
 _MOST_IDS = 1_000_000
@@ -24,9 +24,9 @@ class Accepts(Generic[T]):
     """A converter, and the `words` that describe what it accepts: `a whole number from 1`.
 
     `convert` raises TypeError or ValueError for any other value, or an FFNError with a better message. `none`: None is
-    a value of its own, not a request for the default. `hint` returns a hint for the error about a wrong value. `values`
-    lists the values for shell completion, if there are only a few. `metavar` is the placeholder for such a value in the
-    help; `repeat`: several values are accepted, so an option may be given several times.
+    a value of its own, not a request for the default. `hint` returns a hint for the error that a wrong value causes.
+    `values` lists the values for shell completion, if there are only a few. `metavar` is the placeholder for such a
+    value in the help; `repeat`: several values are accepted, so an option may be given several times.
     """
 
     words: str
@@ -111,7 +111,7 @@ def percentage(most: float = inf, zero: bool = False) -> Accepts[float]:
 
 
 def _percent(value: Any) -> tuple[float, bool]:
-    """Return (the number, or NaN if it is not a number; whether it was written without %)."""
+    """Return (the share of 1, or NaN if it is not a number; whether it was written without %)."""
     text = str(value).strip()
     try:
         return float(text.removesuffix("%").rstrip()) / (100 if text.endswith("%") else 1), not text.endswith("%")
@@ -147,7 +147,7 @@ BYTES = Accepts("a size, as in 512MB or 4GiB", byte_count)
 
 
 def text(value: Any) -> str:
-    """Convert text, or a path to text."""
+    """Return a string as it is, or a path as a string."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise TypeError
@@ -160,13 +160,13 @@ def _flag(value: Any) -> bool:
     return value
 
 
-TEXT = Accepts("text", text)
+TEXT = Accepts("a string", text)
 PATH = Accepts("a path", text, metavar="FILE")
 FLAG = Accepts("True or False", _flag)
 
 
 def number_or_text(words: str) -> Accepts[str]:
-    """Accept a whole number, or text with its own syntax (`4x`, `decoder.3`), which is parsed later."""
+    """Accept a whole number, or a string with its own syntax (`4x`, `decoder.3`), which is parsed later."""
     return Accepts(words, lambda value: value if isinstance(value, str) else str(whole_number(value)), metavar="N")
 
 
@@ -179,7 +179,7 @@ def choice(*words: str) -> Accepts[str]:
             raise FFNError(f"unknown value {shown(word)}", f"use one of {', '.join(words)}")
         return word
 
-    return Accepts("text", convert, values=words, metavar="NAME")
+    return Accepts("a string", convert, values=words, metavar="NAME")
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def listed(value: Any) -> tuple[Any, ...]:
 
 
 def several(one: Accepts[T], words: str, least: int = 1) -> Accepts[tuple[T, ...]]:
-    """Accept one value or several (a repeated option, a list); a comma is part of the text."""
+    """Accept one value or several (a repeated option, a list); a comma is part of a value."""
 
     def convert(value: Any) -> tuple[T, ...]:
         values = tuple(one.convert(member) for member in _members(value))
@@ -230,7 +230,7 @@ def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
 
 
 def joined(words: str) -> Accepts[str]:
-    """Accept whole numbers, or text that is parsed later (`0,3`, `2:5`, `all`), and join them with commas."""
+    """Accept whole numbers, or strings that are parsed later (`0,3`, `2:5`, `all`), and join them with commas."""
     one = number_or_text(words)
     return Accepts(
         words, lambda value: ",".join(map(one.convert, _members(value))), metavar=f"{one.metavar},...", repeat=True
@@ -238,13 +238,13 @@ def joined(words: str) -> Accepts[str]:
 
 
 def _prompt(value: Any) -> str | tuple[str, ...]:
-    """Return one text as a string, several as a tuple; calls that accept only one text reject the tuple later."""
+    """Return one prompt as a string, several as a tuple; calls that accept only one prompt reject the tuple later."""
     texts = (text(value),) if isinstance(value, str | os.PathLike) else tuple(text(one) for one in value)
     return texts[0] if len(texts) == 1 else texts
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Convert typed text, or whole numbers, to token ids."""
+    """Convert typed strings, or whole numbers, to token ids."""
     words = [
         word for one in _members(value) for word in (one.replace(",", " ").split() if isinstance(one, str) else [one])
     ]
@@ -253,10 +253,10 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(whole(0, MAX_SIZE).convert(word) for word in words)
 
 
-PROMPT = Accepts[Any]("text", _prompt, metavar="TEXT", repeat=True)
+PROMPT = Accepts[Any]("a string", _prompt, metavar="TEXT", repeat=True)
 IDS = Accepts("token ids such as 1,2,3", _ids, metavar="N,...", repeat=True)
-NUMBERS = joined("one or more whole numbers, or text as typed in a shell")
-TEXTS = several(TEXT, "one or more texts", least=0)
+NUMBERS = joined("one or more whole numbers, or a string as typed in a shell")
+TEXTS = several(TEXT, "one or more strings", least=0)
 PATHS = several(PATH, "one or more paths", least=0)
 COUNTS = comma_list(COUNT, "one or more whole numbers from 1")
 NAMES = comma_list(Accepts("a name", lambda value: text(value).strip(), metavar="NAME"), "one or more names")

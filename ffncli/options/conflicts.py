@@ -3,8 +3,8 @@
     Conflict("by_step", contradicts="kernel baseline launch=graphs", why="it times steps, not kernels")
     Conflict("position", needs="prompt input_ids unembed", why="it is a token's place")
 
-Options are named by their fields; a rule with several options applies to each of them. `launch=graphs` matches an
-option with that value (or with that value among several), `passes!=forward` an option with any other value.
+Options are named by their fields; a rule with several options applies to each of them. `launch=graphs` matches if
+`launch` has that value (or has it among several), and `passes!=forward` matches if `passes` has any other value.
 """
 
 import re
@@ -64,8 +64,8 @@ def check(rules: Iterable[Conflict], *records: Options | Mapping[str, Any]) -> N
 
 
 def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) -> str:
-    """Return the rules as a Markdown table, with options as typed in a shell. `groups` maps a name to a list of options
-    that it replaces: `the dimension options`."""
+    """Return the rules as a Markdown table, with options as typed in a shell. `groups` maps a name, such as `the
+    dimension options`, to the options that it replaces."""
 
     def listed(patterns: str, last: str) -> str:
         called = [name for name, fields in (groups or {}).items() if fields in patterns]
@@ -107,7 +107,7 @@ def _matched(pattern: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _named(pattern: str) -> str:
-    """Return a pattern as part of a message."""
+    """Return a pattern as it is written in a message."""
     name, _, value = _parts(pattern)
     return option(name, value or None)
 

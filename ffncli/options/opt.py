@@ -26,11 +26,11 @@ class Opt:
     """The definition of one option. `names` are its names in a shell (none for a positional argument); in Python the
     option has the name of its field.
 
-    `accepts` converts both shell text and Python values (default: text, or a flag for bool). `metavar` is the
-    placeholder for the value (default: that of `accepts`), `help` the text in the help. The help lists the option in
-    `group`, or right `after` the option of another field; `daily` options also appear in the short help. `repeat`: the
-    option may be given several times (as it may where `accepts` takes several values; a positional argument may only
-    with `repeat`). `flag`: in a shell the option is a switch, even if Python accepts more. `completes` names the lists
+    `accepts` converts both strings from a shell and Python values (default: a string, or a flag for bool). `metavar` is
+    the placeholder for the value (default: that of `accepts`), `help` describes the option in the help. The help lists
+    the option in `group`, or right `after` the option of another field; `daily` options also appear in the short help.
+    `repeat`: the option may be given several times; this is implied if `accepts` takes several values, except for a
+    positional argument. `flag`: in a shell the option is a switch, even if Python accepts more. `completes` names lists
     of values for shell completion (`cli/common/spread.py`); `eager` options are processed before all others.
     """
 
@@ -84,7 +84,7 @@ class Opt:
 
 @dataclass(frozen=True)
 class Options:
-    """A record whose fields are options. Creating the record converts every field from shell text or Python values.
+    """A record whose fields are options. Creating it converts every field from a shell's string or from a Python value.
 
     None stands for the field's default, unless None is a value of the field.
     """
@@ -143,7 +143,7 @@ def _defaults(record: type[Any]) -> Mapping[str, Any]:
 
 
 def chosen(record: Options) -> tuple[str, ...]:
-    """Return the fields of a record that are not at their defaults, in order. (Values may be tensors.)"""
+    """Return the names of the fields whose values differ from their defaults, in order; values may be tensors."""
     defaults = _defaults(type(record))
     names = [(name, getattr(record, name)) for name in options_of(type(record))]
     # Arrays are never at their default, and `!=` would compare them element by element.
@@ -153,9 +153,9 @@ def chosen(record: Options) -> tuple[str, ...]:
 def call(
     question: Callable[P, Q], run: Callable[[Q], R], name: str, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[P, R]:
-    """Return the library's call `name`, which takes the fields of `question` as arguments and runs the question.
+    """Return the library's function `name`, which takes the fields of `question` as arguments and runs the question.
 
-    `elsewhere` maps an argument that belongs to another call to a hint.
+    `elsewhere` maps an argument that belongs to another function to a hint.
 
     >>> from ffncli.run.trace.call import trace  # trace = call(Question, session_for, "trace")
     """

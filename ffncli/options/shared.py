@@ -29,7 +29,7 @@ Path: TypeAlias = str | os.PathLike[str]
 Counts: TypeAlias = int | Sequence[int]
 Numbers: TypeAlias = int | str | Sequence[int]
 
-LAYER = number_or_text("a whole number or text such as 'decoder.3'")
+LAYER = number_or_text("a whole number or a string such as 'decoder.3'")
 Layer = Annotated[
     int | str | None,
     Opt(
@@ -70,7 +70,7 @@ Batch = Annotated[
     int | None, Opt("--batch", accepts=COUNT, group=INPUT, help="Batch size; with --seq-len, instead of --tokens.")
 ]
 SeqLen = Annotated[int | None, Opt("--seq-len", accepts=COUNT, group=INPUT, help="Tokens per sequence.")]
-DTYPE = Accepts("text: fp32, fp64, bf16 or fp16", text, metavar="NAME")
+DTYPE = Accepts("a string: fp32, fp64, bf16 or fp16", text, metavar="NAME")
 Dtype = Annotated[
     str | None,
     Opt(
@@ -82,7 +82,7 @@ Dtype = Annotated[
 Device = Annotated[
     str,
     Opt(
-        "--device", accepts=Accepts("text: cpu, cuda or cuda:1", text, metavar="NAME"), group=COMPUTE,
+        "--device", accepts=Accepts("a string: cpu, cuda or cuda:1", text, metavar="NAME"), group=COMPUTE,
         help="Device: cpu, cuda or cuda:1.",
     ),
 ]  # fmt: skip

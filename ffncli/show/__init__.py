@@ -1,1 +1,1 @@
-"""HOW answers are shown. Knows tables, excerpts of tensors and text; knows nothing about FFNs."""
+"""HOW answers are shown. Knows tables, text and excerpts of tensors; knows nothing about FFNs."""

@@ -28,7 +28,7 @@ _CURVES = ("cyan", "magenta", "green", "red", "yellow", "blue", "", "bright_blac
 
 
 def color_choice(text: str) -> ColorChoice:
-    """Parse a value of --color. Raises FFNError for any other text."""
+    """Parse a value of --color. Raises FFNError for any other string."""
     for choice in COLORS:
         if text == choice:
             return choice  # type: ignore[return-value]
@@ -70,13 +70,13 @@ def sign_style(value: float) -> str:
 
 
 def curve_style(style: int | str) -> str:
-    """Return the name of a style in a plot; a number stands for the colour of that curve."""
+    """Return the name of a style in a plot; an integer stands for the colour of the curve with this index."""
     return _CURVES[style % len(_CURVES)] if isinstance(style, int) else style
 
 
 @dataclass(frozen=True)
 class Advance:
-    """A function to call with the progress since its last call; `doing` names the work, if there is a bar."""
+    """A function to call with the progress since its last call; `doing` says what is being done, if there is a bar."""
 
     bar: Progress | None = None
     task: TaskID | None = None
@@ -87,7 +87,7 @@ class Advance:
             self.bar.advance(self.task, done)
 
     def doing(self, what: str) -> None:
-        """Set the text next to the bar."""
+        """Set the description in front of the bar."""
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=what)
 

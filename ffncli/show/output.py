@@ -74,7 +74,7 @@ class Output:
             sys.stdout.flush()
 
     def write(self, text: str) -> None:
-        """Write a text that is itself the answer, unchanged, in UTF-8."""
+        """Write a string that is itself the answer, unchanged, in UTF-8."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
         sys.stdout.write(text)
@@ -90,7 +90,7 @@ class Output:
         return _plain(answer.parts, encoding, painted if color else unpainted)
 
 
-_LONGEST_LINE = 2000  # text from files and arguments has no limit of its own
+_LONGEST_LINE = 2000  # strings from files and arguments can have any length
 
 
 def print_error(text: str) -> None:
@@ -158,7 +158,7 @@ def _csv(table: Table) -> str:
 
 
 def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> str:
-    """Return lines at their natural width; colours only add escape codes to the same lines."""
+    """Return the parts as lines of natural width; colours only add escape codes to the same lines."""
     lines: list[str] = []
     for part in parts:
         match part:
@@ -199,7 +199,7 @@ def _plain_table(table: Table, paint: Paint) -> list[str]:
 
 
 def markdown(parts: Sequence[Part], encoding: str = "utf-8") -> str:
-    """Return the parts as Markdown."""
+    """Return the parts of an answer as Markdown."""
     from html import escape
 
     out: list[str] = []
@@ -232,6 +232,6 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _md(text: str) -> str:
-    """Escape untrusted text for Markdown, so that a name after an @ notifies nobody."""
+    """Escape an untrusted string for Markdown, so that a name after an @ notifies nobody."""
     escaped = re.sub(r"([\\|*_`~<>\[\]#])", r"\\\1", clean(text))
     return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", escaped)

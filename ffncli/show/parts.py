@@ -1,4 +1,4 @@
-"""The parts of an answer, before any rendering. Among them Table: named columns of raw values."""
+"""The parts of an answer before they are rendered; one kind is Table, which has named columns of raw values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ class Table:
 
     With `side_by_side`, the first column names quantities and the other columns are the things compared; columns that
     do not fit next to each other are split over several tables. Other tables are split as well if they have `labels`,
-    the number of columns that name a row. `caption` is shown below the title.
+    the number of first columns that name a row. `caption` is shown below the title.
     """
 
     columns: tuple[str, ...]
@@ -73,7 +73,7 @@ class Table:
         return [i for i in range(max(1, self.labels), len(self.columns)) if len({row[i] for row in texts}) == 1]
 
     def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
-        """Group the columns so that each group fits after the labels; [] without labels, or if a column is too wide."""
+        """Return groups of columns that each fit next to the labels; [] without labels or if a column is too wide."""
         first = 1 if self.side_by_side else self.labels
         parts: list[list[int]] = []
         for i in kept[first:]:
@@ -88,11 +88,11 @@ class Table:
         return Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis, caption=caption)
 
     def texts(self) -> list[list[str]]:
-        """Return the text of every cell."""
+        """Return every cell as a string."""
         return [[cell_text(cell) for cell in row] for row in self.rows]
 
     def right_aligned(self) -> list[bool]:
-        """Return for each column whether it contains any number."""
+        """Return for each column whether any of its cells is a number."""
         return [any(is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
 
 
@@ -101,7 +101,7 @@ Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold
 
 @dataclass(frozen=True)
 class Answer:
-    """A command's answer before any rendering: `body` for JSON, `rows` for CSV, `parts` for people."""
+    """A command's answer before it is rendered: `body` for JSON, `rows` for CSV, `parts` for people."""
 
     command: str
     body: Mapping[str, Any]

@@ -1,5 +1,5 @@
-"""Tensor values as text: an excerpt is an aligned block, with `…` for omitted values; a heat map has characters 1 to 9
-above zero and a to i below, or half blocks in a terminal with colours."""
+"""Tensor values as text: an excerpt is an aligned block, with `…` for omitted values; a heat map shows values above
+zero as 1 to 9 and below zero as a to i, or as half blocks in a terminal with colours."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class Excerpt:
         return out
 
     def text(self, value: float) -> str:
-        """Format a number as this block does."""
+        """Format a value as this excerpt does."""
         rows = _rows(self.values, self.index[:-1])
         return _style([v for _, row in rows for v in row], self.digits)(value)
 
@@ -73,7 +73,7 @@ class Excerpt:
 
 
 def number_text(value: float, digits: int) -> str:
-    """Format one number as if it were a block of its own: fixed if that shows enough digits, otherwise scientific."""
+    """Format a single value as an excerpt of its own: fixed if that shows enough digits, otherwise scientific."""
     return _style([value], digits)(value)
 
 
@@ -103,7 +103,7 @@ def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, 
 
 
 def _style(values: Sequence[float], digits: int) -> Callable[[float], str]:
-    """Return one number format for the whole block: fixed if that is readable, otherwise scientific."""
+    """Return one format for all of these values: fixed if that is readable, otherwise scientific."""
     sizes = [abs(v) for v in values if math.isfinite(v) and v != 0]
     fixed = not sizes or (max(sizes) < 1e5 and max(sizes) >= min(10.0 ** (1 - digits), 0.1))
     code = f".{digits}f" if fixed else f".{max(digits - 1, 0)}e"
@@ -119,7 +119,7 @@ def _style(values: Sequence[float], digits: int) -> Callable[[float], str]:
 
 
 def written(name: str, index: Sequence[int]) -> str:
-    """`up[0,3]`."""
+    """Return text such as `up[0,3]`."""
     return f"{name}[{','.join(map(str, index))}]"
 
 
@@ -156,7 +156,7 @@ class HeatMap:
         return out
 
     def scale(self, colored: bool, digits: int = 4) -> str:
-        """Explain the picture's extremes, and what a cell is."""
+        """Return the legend: what a cell stands for, and how the largest values look."""
         most = number_text(self.most, digits)
         what = "one value" if self.each == 1 else f"the largest of up to {self.each:,} values"
         odd = any(not math.isfinite(v) for row in self.cells for v in row)

@@ -1,4 +1,4 @@
-"""Parts on a terminal, printed by rich."""
+"""Prints an answer's parts on a terminal, with rich."""
 
 import os
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Terminal:
         return encodable(clean(text), self.encoding)
 
     def _excerpt(self, excerpt: Excerpt) -> None:
-        """Print one row per line; a row that is too wide continues on the next line, below its values."""
+        """Print one row per line; a row that is too wide continues on the next line, indented like its values."""
         from rich.text import Text
 
         for cells in excerpt.lines():
@@ -133,7 +133,7 @@ class Terminal:
         self.console.print(rich)
 
     def _aligned(self, names: list[str], texts: list[list[str]], widths: list[int], table: Table) -> None:
-        """Print a table that fits as one text that looks like rich's table; rich itself takes four times as long."""
+        """Print a table that fits, as one string that looks like rich's table; rich's own takes four times as long."""
         from rich.text import Text
 
         right, out = table.right_aligned(), Text(no_wrap=True, overflow="ignore")

@@ -1,5 +1,5 @@
-"""Text that is safe (no control characters from other people's text) and aligned (in terminal columns); histograms and
-intervals as one line of characters, which `encodable` can replace by ASCII."""
+"""Makes text safe (no control characters from other people's strings) and aligns it in terminal columns. Also draws
+histograms and intervals as one line of characters, which `encodable` can replace by ASCII."""
 
 import json
 import unicodedata
@@ -55,7 +55,7 @@ def folded(text: str, columns: int) -> str:
 
 
 def percent(share: float, digits: int = 3) -> str:
-    """Return a share of 1 as `12.3 %`, with `digits` digits, or more if the integer part has more."""
+    """Return a share of 1 as text such as `12.3 %`, with `digits` digits, or more if the integer part has more."""
     value = 100 * share
     return f"{value:.{digits}g} %" if value < 10**digits - 0.5 else f"{value:.0f} %"
 
@@ -66,7 +66,7 @@ def in_percent(share: float | None) -> float | None:
 
 
 def rounded(value: float | None, digits: int) -> float | None:
-    """Round a figure for a column to significant digits; None stays None."""
+    """Round a figure for a column to `digits` significant digits; None stays None."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
@@ -76,7 +76,7 @@ def plural(noun: str, count: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 token` or `17 tokens`."""
+    """Return text such as `1 token` or `17 tokens`."""
     return f"{count} {plural(noun, count)}"
 
 
@@ -86,15 +86,15 @@ def finite(value: float) -> float | None:
 
 
 def bytes_text(size: int) -> str:
-    """Return `112.7 GB`, with four digits and a decimal unit; below 1000 bytes `768 B`."""
+    """Return text such as `112.7 GB`, with four digits and a decimal unit, or `768 B` below 1000 bytes."""
     for unit, one in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= 0.99995 * one:  # so that a value that would round up to the unit uses it
+        if size >= 0.99995 * one:  # so that a value that rounds up to one unit is shown in it
             return f"{size / one:#.4g} {unit}"
     return f"{size} B"
 
 
 def time_text(seconds: float | None) -> str | None:
-    """Return `12.3 ms`, with three digits and a unit from s to ns."""
+    """Return text such as `12.3 ms`, with three digits and a unit from s to ns."""
     if seconds is None:
         return None
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -116,7 +116,7 @@ def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequenc
 
 
 def interval(low: str | None, high: str | None, closed: tuple[bool, bool]) -> str:
-    """Return `[-0.1700, ∞)`: None means no bound, and a square bracket marks a bound that is reached."""
+    """Return text such as `[-0.1700, ∞)`: None means no bound, and a square bracket marks a bound that is reached."""
     left = "(-∞" if low is None else f"{'[' if closed[0] else '('}{low}"
     return f"{left}, ∞)" if high is None else f"{left}, {high}{']' if closed[1] else ')'}"
 
@@ -126,7 +126,7 @@ _FEWEST = 6
 
 
 def bars(counts: Sequence[int]) -> str:
-    """Return `▁▃▆█▅▂▁`: the fullest bin is a full block, an empty bin is a space.
+    """Return text such as `▁▃▆█▅▂▁`: the fullest bin is a full block, an empty bin is a space.
 
     Neighbouring bins are merged while there are fewer than three values per bar on average; "" if even 6 bars would
     have fewer.
@@ -140,7 +140,7 @@ def bars(counts: Sequence[int]) -> str:
 
 
 def interval_bar(low: float | None, value: float, high: float | None, mark: float, columns: int) -> str:
-    """Return ` ├──●──┤ │ `: an interval, the value in it and a mark, all given as fractions of the line's `columns`."""
+    """Return text such as ` ├──●──┤ │ `: an interval, its value and a mark, all given as fractions of the line."""
     line = [" "] * columns
 
     def place(share: float) -> int:

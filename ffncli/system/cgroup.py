@@ -1,9 +1,9 @@
-"""The limits that a container or a service manager sets for this process, CPU quota and memory limit; and how long it
-was throttled. Linux, cgroups v1 and v2.
+"""The CPU quota and the memory limit that a container or a service manager sets for this process, and how long the
+process was throttled. Linux, cgroups v1 and v2.
 
-Limits apply at every level between a process's group and the root, so the lowest limit counts. `root` is the root of
-the file system; tests pass another folder. https://docs.kernel.org/admin-guide/cgroup-v2.html,
-.../cgroup-v1/memory.html and https://docs.kernel.org/scheduler/sched-bwc.html.
+The limits of a process's group and of all groups above it apply, so the lowest limit counts. `root` is the root of the
+file system; tests pass another folder. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html
+and https://docs.kernel.org/scheduler/sched-bwc.html.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def throttled(root: Path = ROOT) -> float | None:
 
 
 def text(path: Path) -> str:
-    """Return a file's text without surrounding whitespace; "" if the file cannot be read."""
+    """Return a file's content without surrounding whitespace; "" if the file cannot be read."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except (OSError, ValueError):
@@ -99,7 +99,7 @@ def _upwards(base: Path, path: str) -> Iterator[Path]:
 
 
 def _field(stat: str, name: str) -> int:
-    """Return the number after `name` in a file whose lines are `name number`; 0 if `name` is missing."""
+    """Return the value after `name` in a file whose lines are `name value`; 0 if `name` is missing."""
     for line in stat.splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdigit():

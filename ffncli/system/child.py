@@ -1,8 +1,8 @@
-"""A child process that runs other people's code: its set-up before any of that code runs, how to end it, and how it
-died.
+"""A child process that runs other people's code: its set-up before any of that code runs, how to end the child, and how
+it ended.
 
-The child's output is passed on to stderr up to a limit, so that a flood of it cannot fill a terminal, a disk or a pipe.
-Descendants and memory are read from Linux's /proc; on other systems they are unknown.
+The child's output is passed on to stderr up to a limit, so that too much output cannot fill a terminal, a disk or a
+pipe. Descendants and memory are read from Linux's /proc; on other systems they are unknown.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def settle() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # keeps what a kernel prints before it kills the process
     if sys.platform == "linux":
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become its children, so they can be found, counted and ended
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process: they can be found and ended
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -111,7 +111,7 @@ def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
 def ending(code: int | None) -> str:
     """Return how a process ended, in words; None means that it was still running."""
     if code is None:
-        return "closed its line"
+        return "closed its connection"
     if code == KILLED:
         return "was killed (signal 9), probably for lack of memory"
     if code < 0:
@@ -127,14 +127,14 @@ _PATIENCE = 1.0  # seconds for writing the remaining output to stderr
 
 @dataclass
 class PrintedBytes:
-    """Counts how much each source has printed; `source` names the current source, in the words of the note about it."""
+    """The bytes that each source has printed; `source` is the current source, worded as in the note about it."""
 
     source: str = "the worker"
     most: int = MOST_OUTPUT
     counts: dict[str, int] = field(default_factory=dict)
 
     def passed(self, chunk: bytes) -> tuple[bytes, str]:
-        """Return (the part of a chunk to show, a note if this chunk is where the output is cut)."""
+        """Return (the part of a chunk to show, a note if the output is cut in this chunk)."""
         source, before = self.source, self.counts.get(self.source, 0)
         self.counts[source] = before + len(chunk)
         if before > self.most:
@@ -199,8 +199,8 @@ def _pass_chunk(reading: int, printed: PrintedBytes) -> bool:
     return bool(chunk)
 
 
-# Memory that no other process can use. File pages are excluded, since they can be dropped and read again. Shared pages
-# count in full, or only this process's share of them.
+# Fields that count memory. File pages are excluded, since they can be dropped and read again. Pages shared with other
+# processes count in full in _COUNTED; in _SHARES, only this process's share of them counts.
 _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
 _SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 

@@ -1,5 +1,5 @@
-"""Files: opened only if they are regular files, written completely or not at all; or a file as it is in a git commit,
-read through git without touching the working tree."""
+"""Opens files only if they are regular files, and writes files completely or not at all. Also reads a file as it is in
+a git commit, through git, without touching the working tree."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def open_to_read(path: Path, pipe: bool = False) -> BinaryIO:
 
 
 def _require_file(status: os.stat_result, pipe: bool) -> None:
-    """Raise OSError for anything but a regular file; the error's text names the kind of file."""
+    """Raise OSError for anything but a regular file; the error's message names the kind of file."""
     mode = status.st_mode
     if stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode)):
         return
@@ -64,7 +64,7 @@ def sha256_of(path: Path) -> str:
 def check_writable(path: str, force: bool, option: str) -> None:
     """Raise FFNError for a file that cannot be written; called before anything is computed.
 
-    Such files are a directory, an empty name, a path in a missing or read-only folder (exit 3), or an existing file
+    It refuses a directory, an empty path, a path in a missing or read-only folder (all exit 3), and an existing file
     without `force`.
     """
     if why := _cannot_be_written(path):
@@ -222,7 +222,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         why = "it is not installed" if isinstance(error, FileNotFoundError) else clean(str(error))
-        raise FFNError(f"cannot run git: {why}", "a file at a commit needs it", ExitCode.ENVIRONMENT) from None
+        raise FFNError(f"cannot run git: {why}", "git reads the file at a commit", ExitCode.ENVIRONMENT) from None
     except ValueError:
         raise FFNError("a name in git cannot contain a NUL character") from None
 

@@ -1,13 +1,13 @@
-"""The GPU that `--device` names: every command checks here that a tensor can be created on it; also the GPU's current
-load and limits.
+"""The GPU that `--device` names: every command checks here that a tensor can be created on it. Also reads the GPU's
+current load and limits.
 
 torch is passed as an argument: nothing here imports it. A GPU may be present but unusable: busy in exclusive mode,
-full, too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is created on it, and torch's error becomes
-one line.
+full, too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is created on it, and torch's error is turned
+into one line.
 
 Memory, other processes, clocks and power are read through nvidia-ml-py (module `pynvml`, extra `gpu`), by the uuid that
-torch reports, because GPUs have other numbers under CUDA_VISIBLE_DEVICES than in NVML. Whatever a card or a driver does
-not provide is None.
+torch reports, because a GPU's index under CUDA_VISIBLE_DEVICES may differ from its index in NVML. Whatever a card or a
+driver does not provide is None.
 """
 
 import os
@@ -30,7 +30,7 @@ _REPORTED = re.compile(r"\b(CUDA|HIP|CUBLAS|cuDNN)( driver)? error|\bTriton Erro
 _DEVICE = re.compile(r"cpu|cuda(?::(0|[1-9][0-9]{0,2}))?")
 _OTHERS = {"mps": "Apple's GPUs", "xpu": "Intel's GPUs"}  # torch's names for devices that ffn does not support
 # The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container that has one
-# of several GPUs, the number of that GPU need not be 0; in some sandboxes /proc/driver is missing.
+# of several GPUs, the index of that GPU need not be 0; in some sandboxes /proc/driver is missing.
 _NODES = (
     "dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "dev/nvhost-gpu", "dev/nvmap", "dev/dxg",
     "dev/kfd",
@@ -52,7 +52,7 @@ class GpuProblem:
 
 
 def device_index(text: str, option: str = "--device") -> int | None:
-    """Return the GPU's number in torch, or None for the CPU. Raises FFNError for anything but cpu, cuda or cuda:1."""
+    """Return the GPU's index in torch, or None for the CPU. Raises FFNError for anything but cpu, cuda or cuda:1."""
     match = _DEVICE.fullmatch(text)
     if match is None:
         name = text.partition(":")[0]
@@ -63,7 +63,7 @@ def device_index(text: str, option: str = "--device") -> int | None:
 
 
 def has_driver(root: Path = ROOT) -> bool:
-    """Return True if a driver's files show that there may be a GPU; without such files, only torch knows."""
+    """Return True if a driver's files show that there may be a GPU; without such files, only torch can tell."""
     return sys.platform == "win32" or any(True for name in _NODES for _ in root.glob(name))
 
 
@@ -82,8 +82,8 @@ def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
 
 
 def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
-    """Return the reason why torch cannot compute on that GPU, or None if it can. Checked by creating a tensor and
-    running a kernel."""
+    """Return the reason why torch cannot compute on that GPU, or None if it can. This is checked by creating a tensor
+    and running a kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch also reports some of these problems as warnings of several lines
         if not (torch.version.cuda or getattr(torch.version, "hip", None)):
@@ -127,7 +127,7 @@ def is_gpu_error(error: BaseException) -> bool:
 
 
 def explained(text: str, torch: Any, index: int, root: Path = ROOT) -> GpuProblem:
-    """Return the problem behind an error's text; an unknown problem is quoted by its first line."""
+    """Return the problem behind an error message; the first line of an unknown message is quoted."""
     for pattern, explain in _KNOWN.items():
         if match := re.search(pattern, text, re.I):
             return explain(match, torch, index, root)
@@ -168,7 +168,7 @@ def _none_visible(match: re.Match[str], torch: Any, index: int, root: Path) -> G
     if locked:
         who = "add your user to the groups render and video" if locked[0].name == "kfd" else "ask for access to it"
         return GpuProblem(f"{locked[0]} cannot be opened: permission denied", f"{who}, or {_ON_CPU}")
-    return GpuProblem("torch sees no GPU", f"nvidia-smi lists them; or {_ON_CPU}")
+    return GpuProblem("torch sees no GPU", f"nvidia-smi lists the GPUs; or {_ON_CPU}")
 
 
 def _old_driver(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
@@ -203,7 +203,7 @@ def _plain(message: str, hint: str) -> Callable[[re.Match[str], Any, int, Path],
     return lambda match, torch, index, root: GpuProblem(message, f"{hint}, or {_ON_CPU}")
 
 
-# The texts come from torch (c10/cuda, torch/csrc/cuda), CUDA and HIP; the numbers are values of cudaError_t.
+# The messages come from torch (c10/cuda, torch/csrc/cuda), CUDA and HIP; the numbers in them are values of cudaError_t.
 _KNOWN: Mapping[str, Callable[[re.Match[str], Any, int, Path], GpuProblem]] = {
     r"found no nvidia driver|no hip driver": _no_driver,
     r"driver on your system is too old|driver version is insufficient": _old_driver,
@@ -232,7 +232,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "excl
 
 @dataclass(frozen=True)
 class GpuHandles:
-    """One GPU as seen by NVML. `whole` is the card, `part` the share of it that a process gets; without MIG they are
+    """One GPU as seen by NVML. `whole` is the card, `part` is the share of it that a process gets; without MIG they are
     the same.
 
     Clocks and power belong to the card, processes to the part.
@@ -290,9 +290,9 @@ def _by_uuid(uuid: str, nvml: Any) -> GpuHandles:
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading. Memory in bytes, clocks in MHz, power in watts; `busy` is the fraction of the last second or less in
-    which a kernel was running. `others` counts the other processes that compute on the GPU, and `others_memory` their
-    memory in bytes."""
+    """A GPU's state at one moment. Memory is in bytes, clocks in MHz, power in watts; `busy` is the fraction of the
+    last second or less in which a kernel was running. `others` is the number of other processes that compute on the
+    GPU, `others_memory` the memory that they use."""
 
     memory_free: int | None = None
     memory_total: int | None = None
@@ -309,7 +309,7 @@ class GpuState:
 
     @property
     def neighbours(self) -> str:
-        """`2 other processes use this GPU (31.2 GB, 97 % busy)`; "" if there are no others."""
+        """Text such as `2 other processes use this GPU (31.2 GB, 97 % busy)`; "" if there are no others."""
         if not self.others:
             return ""
         figures = [f"{self.others_memory / 1e9:.1f} GB"] if self.others_memory else []
@@ -324,7 +324,7 @@ class GpuState:
 
 
 def gpu_state(gpu: GpuHandles) -> GpuState:
-    """Read the state of the GPU, which takes some milliseconds."""
+    """Read the state of the GPU, which takes a few milliseconds."""
     memory = gpu.ask("nvmlDeviceGetMemoryInfo", part=True)
     processes = gpu.ask("nvmlDeviceGetComputeRunningProcesses", part=True)
     others = None if processes is None else [one for one in processes if one.pid != os.getpid()]

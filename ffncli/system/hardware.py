@@ -1,7 +1,7 @@
 """Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. Does not need torch.
 
-Rates are for dense products. Only whole names match: `NVIDIA GeForce RTX 4070 Ti` is not the listed RTX 4070, and a
-laptop's RTX 4090 is a different chip.
+Rates are for dense matrix products. Only whole names match: `NVIDIA GeForce RTX 4070 Ti` is not the listed RTX 4070,
+and a laptop's RTX 4090 is a different chip.
 """
 
 import json
@@ -22,13 +22,12 @@ _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator: `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), memory bandwidth in GB/s of 1e9
-    bytes.
+    """One accelerator. `tflops` maps each class (fp32, tf32, bf16, fp16, fp8, int8, fp4) to TFLOP/s; a GB is 1e9 bytes.
 
-    `approx` names the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
-    published measurement of a GEMM in TFLOP/s. `link` connects the accelerators of a node, `per_node` in number;
-    `network` is a typical network between nodes. Both are names in `links`, or empty if unknown. The efficiencies are
-    planning defaults for devices without measurements: shares of the peak and of the bandwidth.
+    `approx` lists the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
+    published measurement of a GEMM in TFLOP/s. `link` connects the `per_node` accelerators of a node; `network` is a
+    typical network between nodes. Both are names in `links`, or empty if unknown. The efficiencies are planning
+    defaults for devices without measurements: shares of the peak and of the bandwidth.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Device:
     memory_efficiency: float
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
-        """Return the peak FLOP/s of products in this dtype (TF32's for fp32 with TF32 on), or None."""
+        """Return the peak FLOP/s of matmuls in this dtype (TF32's peak for fp32 if `tf32`), or None if unknown."""
         rate = self.tflops.get(dtype)
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
@@ -72,12 +71,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """One interconnect: GB/s of 1e9 bytes that one accelerator sends in one direction, to all other accelerators
-    together.
+    """One interconnect: the GB/s (of 1e9 bytes) that one accelerator sends in one direction, to all others together.
 
-    `title` is the printed name, `name` the name as typed. `kind`: a link within a node (over PCIe or another link), or
-    a network between nodes. `peers`: the number of other accelerators that have a wire of their own; the wires share
-    the bandwidth. 0 for a switch, which can direct all of the bandwidth to any accelerator.
+    `title` is the printed name, `name` is the name as typed. `kind`: a link within a node (over PCIe or another link),
+    or a network between nodes. `peers`: the number of other accelerators that are each reached by a wire of their own;
+    the wires share the bandwidth. It is 0 for a switch, which can direct all of the bandwidth to any accelerator.
     """
 
     name: str
@@ -109,7 +107,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class PlanningDefaults:
-    """Expectations without measurements: shares of peak, bandwidth and link, and their source."""
+    """The efficiencies expected without measurements: shares of the peak rate and of memory and link bandwidth."""
 
     gemm_efficiency: float
     memory_efficiency: float
@@ -119,7 +117,7 @@ class PlanningDefaults:
 
 @cache
 def _sections() -> tuple[str, Mapping[str, Sequence[str]]]:
-    """Return the text before the first row, and the rows' texts by kind: parsing all takes 20 ms."""
+    """Return the part of the file before the first row, and the unparsed rows by kind: parsing all takes 20 ms."""
     text = files("ffncli.system").joinpath("hardware.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
@@ -141,13 +139,13 @@ def _rows(kind: str) -> Iterator[Mapping[str, Any]]:
 
 @cache
 def table() -> Mapping[str, Any]:
-    """Return the whole file: sources, planning defaults, short names, and rows: devices, cpus, links, protocols."""
+    """Return the whole file: sources, planning defaults, short names, and rows (devices, cpus, links, protocols)."""
     return {**_head(), **{kind: list(_rows(kind)) for kind in _sections()[1]}}
 
 
 @cache
 def _devices_by_name() -> Mapping[str, str]:
-    """Return every accelerator's name → the text of its row."""
+    """Return a mapping from every accelerator's name to its unparsed row."""
     return {json.loads(text.split("=", 1)[1].split("\n", 1)[0]): text for text in _sections()[1]["devices"]}
 
 
@@ -184,7 +182,7 @@ def protocols() -> tuple[Protocol, ...]:
 
 
 def link_named(text: str, field: str) -> Link:
-    """Return the link that a user means. Raises FFNError with the nearest names; `field` is the option."""
+    """Return the link that `text` names. Raises FFNError with the nearest names; `field` is the option."""
     known = {_letters(link.name): link for link in links()}
     if (key := _letters(text)) in known:
         return known[key]
@@ -218,7 +216,7 @@ def named(text: str, field: str) -> Device:
 
 
 def typed_names() -> Mapping[str, Device]:
-    """Return name in shell completion → device: the short names, then all names in lower case with hyphens."""
+    """Return a mapping from typed name to device: the short names, then all names in lower case with hyphens."""
     return {typed: _device_of(name) for typed, name in _names_by_typed().items()}
 
 
@@ -242,6 +240,6 @@ def _key(name: str) -> str:
 
 
 def _record(kind: type[R], row: Mapping[str, Any], **others: Any) -> R:
-    """Create a record from the fields that its row contains, with its source in full; `others` take precedence."""
+    """Create a record from the fields that its row contains, with the source written out; `others` take precedence."""
     known = {field.name: row[field.name] for field in fields(kind) if field.name in row}
     return kind(**known | {"source": _head()["sources"][row["source"]]} | others)

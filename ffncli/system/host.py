@@ -1,5 +1,5 @@
-"""The machine's hardware and load, without torch: its CPU and instructions, cores, caches, memory, load; and cores
-reserved for one process.
+"""The machine's hardware and load, read without torch: CPU, instructions, cores, caches, memory, load. Also reserves
+cores for one process.
 
 Read from /proc and /sys on Linux, through sysctl on macOS, and from Python's standard library elsewhere. `root` is the
 root of the file system; tests pass another folder. Benchmarks that run at the same time must not share a core: each
@@ -32,7 +32,7 @@ _ISA = {
 
 @dataclass(frozen=True)
 class Cores:
-    """Three numbers: the CPUs that the process may run on, the quota of its group in CPUs (None: no quota), and the
+    """Three counts: the CPUs that the process may run on, the quota of its group in CPUs (None: no quota), and the
     physical cores that those CPUs belong to."""
 
     affinity: int
@@ -70,7 +70,7 @@ def cores(root: Path = ROOT) -> Cores:
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Return min(affinity, floor of the quota but at least 1, physical cores)."""
+    """Return the smallest of the affinity, the quota (rounded down, at least 1) and the physical cores."""
     return cores(root).threads
 
 
@@ -168,7 +168,7 @@ def memory_total(root: Path = ROOT) -> int | None:
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Return the bytes that fit without swapping: the machine's free memory, or the group's if less."""
+    """Return the bytes that fit without swapping: the machine's free memory, or what the group has left if less."""
     free = _meminfo("MemAvailable", root)
     bounds = [free * 1024] if free is not None else []
     if (left := memory_left(root)) is not None:
@@ -218,7 +218,7 @@ def load() -> float | None:
 
 
 def busy_threads(process: str = "self") -> dict[str, int]:
-    """Return thread id → nanoseconds for which a process's thread has run; empty if unknown."""
+    """Return a mapping from the ids of a process's threads to the nanoseconds that each has run; empty if unknown."""
     folder, times = Path("/proc") / process / "task", {}
     with suppress(OSError):
         for thread in os.listdir(folder):
@@ -238,7 +238,7 @@ def steal(root: Path = ROOT) -> float | None:
 
 
 def governor(root: Path = ROOT) -> str:
-    """Return the frequency governor of the CPUs in use, `mixed: ...` if they differ; "" if the machine shows none."""
+    """Return the frequency governor of the CPUs in use, `mixed: ...` if they differ; "" if the machine reports none."""
     folder = root / "sys/devices/system/cpu"
     governors = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
     return governors.pop() if len(governors) == 1 else "mixed: " + " ".join(sorted(governors)) if governors else ""
@@ -252,7 +252,7 @@ def numa_nodes(root: Path = ROOT) -> int | None:
 
 
 def cpu_list(shown: str) -> tuple[int, ...]:
-    """Parse `0-3,8`; anything that is not a list of numbers and ranges is ignored."""
+    """Parse a list of CPUs such as `0-3,8`; parts that are neither an index nor a range are ignored."""
     numbers: list[int] = []
     for part in shown.split(","):
         low, _, high = part.strip().partition("-")
@@ -279,7 +279,7 @@ def program_output(*command: str) -> str:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Return the first processor's fields in /proc/cpuinfo, and the fields after it on some ARM kernels."""
+    """Return the fields of /proc/cpuinfo: the first processor's, and on some ARM kernels those after all processors."""
     fields: dict[str, str] = {}
     for line in text(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
@@ -297,15 +297,15 @@ def _meminfo(name: str, root: Path) -> int | None:
 
 
 def _size(shown: str) -> int:
-    """Return `36608K` in bytes; 0 for anything else."""
+    """Return the bytes of a size such as `36608K`; 0 for anything else."""
     number, unit = shown.rstrip("KMG"), shown[-1:]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit, 1) if number.isdigit() else 0
 
 
 @contextmanager
 def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, ...]]:
-    """Run on `count` physical cores (or all, if there are fewer) that no other process has locked; yield one CPU of
-    each.
+    """Keep this process on `count` physical cores (or all, if there are fewer) that no other process has locked; yield
+    one CPU of each.
 
     Children inherit the restriction. If the system cannot restrict a process, nothing is locked. Raises FFNError (exit
     3) if too few cores are free.

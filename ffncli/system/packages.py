@@ -69,7 +69,7 @@ def package_error(error: BaseException) -> FFNError | None:
         return FFNError(why, install_command(error.name), ExitCode.ENVIRONMENT)
     loading = [name for name in _packages_loading(error) if name in REQUIRED]
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in REQUIRED:
-        loading.append(name)  # a part of the package is missing: it is too old, or half removed
+        loading.append(name)  # a module of it is missing: the package is too old, or partly removed
     if not loading or isinstance(error, MemoryError):
         return None
     name = loading[-1]  # the innermost: pandas fails to load if numpy does

@@ -103,7 +103,7 @@ NOTES = {
     "exits": ("failed", "the worker ended with exit code 0: a kernel's code ended its process"),
     "leaves_a_child": ("failed", TIMED),
     "forks": ("failed", "the worker ended with exit code 0"),
-    "closes_all": ("failed", "the worker closed its line"),
+    "closes_all": ("failed", "the worker closed its connection"),
     "eats": ("oom", "the worker used more than 1.200 GB of memory (--memory-limit allows more)"),
     "eats_in_a_child": ("oom", "the worker used more than 1.200 GB of memory (--memory-limit allows more)"),
     "divides": ("failed", "hostile.py, line 66: ZeroDivisionError: division by zero"),

@@ -254,7 +254,7 @@ ENDINGS = {
     "stops": ("failed", OUT_OF_TIME),
     "exits": ("failed", "the worker ended with exit code 0: a kernel's code ended its process"),
     "forks": ("failed", "the worker ended with exit code 0: a kernel's code ended its process"),
-    "closes-all": ("failed", "the worker closed its line"),
+    "closes-all": ("failed", "the worker closed its connection"),
     "eats": ("oom", "the worker used more than 200.0 MB of memory (--memory-limit allows more)"),
     "loses-gpu": ("failed", "the worker lost its GPU: CUDA error: an illegal memory access was encountered \\x1b[2J"),
 }

@@ -345,7 +345,7 @@ def test_a_stored_format_is_refused_where_something_is_computed(row):
     assert find(row.name) is None
     with pytest.raises(FFNError) as refused:
         dtype(row.name)
-    assert str(refused.value) == f"--dtype {row.name} counts bytes only; compute in one of fp64, fp32, bf16, fp16"
+    assert str(refused.value) == f"--dtype {row.name} is for counting bytes; compute in one of fp64, fp32, bf16, fp16"
     assert activation_dtype(row).name == "bf16"
 
 

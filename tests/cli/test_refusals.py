@@ -167,7 +167,7 @@ REFUSED = [
     ("verify --kernel fast", "unknown kernel 'fast'", ", ".join(BUILT_IN)),
     ("verify --tolerance -1", "--tolerance must be a number from 0"),
     (3, "verify --device cuda:77", "--device cuda:77: there "),
-    ("verify --dtype int8", "--dtype int8 counts bytes only"),
+    ("verify --dtype int8", "--dtype int8 is for counting bytes"),
     ("verify --layer 3", "--layer 3 is out of range"),
     ("verify --against nowhere/at/all", "does not exist"),
     ("verify --against gpt2", "--against 'gpt2' has no weights of its own"),
@@ -410,7 +410,7 @@ REFUSED = [
     ),
     ("params gpt2 --ridge=", "--ridge must be a number above 0", "''"),
     *((f"params gpt2 --dtype '{dtype}'", "--dtype: unknown dtype", repr(dtype)) for dtype in NO_DTYPES),
-    *((f"trace 64x64 --dtype {dtype}", dtype, "counts bytes only") for dtype in ("int4", "q4_0", "mxfp4")),
+    *((f"trace 64x64 --dtype {dtype}", dtype, "is for counting bytes") for dtype in ("int4", "q4_0", "mxfp4")),
     *(
         (f"trace --save '{name}'", "must end in one of .safetensors, .npz, .json")
         for name in "t.txt t t.pt t.NPZ".split()

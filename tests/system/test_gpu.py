@@ -55,7 +55,7 @@ SITUATIONS = {
         0,
         CUDA_VISIBLE_DEVICES="",
     ),
-    "not to be seen": told("torch sees no GPU", "nvidia-smi lists them; or use --device cpu", fake.NONE_VISIBLE, 0),
+    "not to be seen": told("torch sees no GPU", "nvidia-smi lists the GPUs; or use --device cpu", fake.NONE_VISIBLE, 0),
     "out of range": told("there is 1 GPU here", "use cuda", device="cuda:1"),
     "out of range of two": told("there are 2 GPUs here", "use cuda:0 to cuda:1", None, 2, device="cuda:2"),
     "out of what is left": told(

@@ -64,7 +64,7 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
         case ops.AllReduce():
             return f"all_reduce {op.ranks}"
         case _:
-            raise AssertionError(f"flow has no arm for {type(op).__name__}")
+            raise AssertionError(f"flow has no branch for {type(op).__name__}")
 
 
 def _activation(op: ops.Activation) -> str:

@@ -25,7 +25,7 @@ class Prompt:
 def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:
     """Return the prompt of a question, from its converted fields; None if no model is to be run."""
     if text is not None and not isinstance(text, str):
-        what = f"{option('prompt')} must be text, got {shown(text)}"
+        what = f"{option('prompt')} must be a string, got {shown(text)}"
         raise FFNError(what, "for several texts, use ffncli.corpus")
     return None if text is None and ids is None else Prompt(text, ids, positions)
 

@@ -82,7 +82,7 @@ class Question(Dimensions):
     example: Annotated[
         str | None,
         Opt(
-            "--example", metavar="NAME", accepts=Accepts("text", _name),
+            "--example", metavar="NAME", accepts=Accepts("a string", _name),
             group=SOURCE, daily=True, completes="examples",
             help=f"Built-in block with checked facts: {', '.join(EXAMPLES)}.",
         ),

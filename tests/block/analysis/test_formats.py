@@ -123,7 +123,7 @@ def test_formats_by_name():
     assert [f.name for f in formats("bfloat16, half,bf16,torch.float32")] == ["bf16", "fp16", "fp32"]
     for text, message in [
         ("fp64", "dtype fp64 is the reference"), ("bf17", "dtype: unknown dtype 'bf17'"), ("", "unknown dtype ''"),
-        ("bf16,", "unknown dtype ''"), ("fp8", "dtype fp8 counts bytes only"),
+        ("bf16,", "unknown dtype ''"), ("fp8", "dtype fp8 is for counting bytes"),
     ]:  # fmt: skip
         with pytest.raises(FFNError) as error:
             formats(text)

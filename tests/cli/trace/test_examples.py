@@ -33,7 +33,7 @@ def test_the_wrong_values_stand_beside_the_right_ones(call):
     for x, right, said in (("0.21", "0.1225", "0.115"), ("-0.15", "-0.0661", "-0.058"), ("0.28", "0.1709", "0.168")):
         assert f"wrong    gelu({x}): {right}; the text says {said}\n" in out
     assert "holds    gelu(0.25): 0.1497; the text says 0.150\n           f(x)/x = Φ(x) = 0.5987" in out
-    assert "the text gives 4 of the 512 numbers of 'Hello'" in out
+    assert "the published text gives 4 of the 512 values of 'Hello'" in out
     assert "0.1460  0.1080  …  " in out
 
 

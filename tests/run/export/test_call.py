@@ -46,13 +46,13 @@ def test_a_data_set_takes_several_blocks(tmp_path):
     ("arguments", "why"),
     [
         ({"form": "tensorflow"}, "form: unknown form 'tensorflow'; use torch, flashinfer-trace, onnx, latex"),
-        ({"form": 3}, "form must be text"),
+        ({"form": 3}, "form must be a string"),
         ({"part": "half"}, "part: unknown choice 'half'"),
         ({"seed": 1}, "form='torch' writes no weights; give seed and large with form='onnx'"),
         ({"form": "latex", "large": True}, "form='latex' writes no weights"),
         ({"tokens": 0}, "tokens must be one or more whole numbers from 1"),
         ({"source": None}, "d_model is missing"),
-        ({"dtype": "q4_0"}, "counts bytes only"),
+        ({"dtype": "q4_0"}, "is for counting bytes"),
     ],
 )
 def test_what_it_refuses(arguments, why):
@@ -130,7 +130,7 @@ def test_the_dtype_is_that_of_the_release():
     assert problem_of(load("llama-2-7b"), "block").dtype.name == "fp16"
     assert problem_of(load("deepseek-v3"), "block").dtype.name == "bf16"  # stored in fp8
     assert problem_of(load("4x8:relu"), "block").dtype.name == "fp32"
-    with pytest.raises(FFNError, match="counts bytes only"):
+    with pytest.raises(FFNError, match="is for counting bytes"):
         problem_of(load("4x8:relu"), "block", dtype_name="fp8")
 
 

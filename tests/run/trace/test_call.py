@@ -19,10 +19,10 @@ from tests.oracles.own_modules import MODULES
 from tests.oracles.prompted import PROMPT, made
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("layer", 1.5, "a whole number or text such as 'decoder.3'"),
-    ("layer", True, "a whole number or text"),
-    ("prompt", 3, "prompt must be text, got 3"),
-    ("prompt", b"a", "prompt must be text"),
+    ("layer", 1.5, "a whole number or a string such as 'decoder.3'"),
+    ("layer", True, "a whole number or a string"),
+    ("prompt", 3, "prompt must be a string, got 3"),
+    ("prompt", b"a", "prompt must be a string"),
     ("input_ids", [], "token ids such as"),
     ("input_ids", [1.5], "token ids such as"),
     ("input_ids", [-1], "token ids such as"),
@@ -48,14 +48,14 @@ WRONG: list[tuple[str, Any, str]] = [
     ("unembed", "yes", "True or False"),
     ("sample_top_p", 1.5, "above 0 and at most 1"),
     ("sample_top_p", float("nan"), "above 0 and at most 1"),
-    ("example", 3, "example must be text"),
+    ("example", 3, "example must be a string"),
     ("keep", 3, "names of steps, or True for all"),
     ("save", 3, "save must be a path"),
-    ("d_model", 4.0, "a whole number or text"),
+    ("d_model", 4.0, "a whole number or a string"),
     ("gated", "yes", "True or False"),
     ("dropout", 1, "below 1"),
     ("experts", 0, "a whole number from 1"),
-    ("activation", 3, "activation must be text"),
+    ("activation", 3, "activation must be a string"),
 ]
 
 

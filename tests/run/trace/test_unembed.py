@@ -481,7 +481,7 @@ def test_a_token_by_its_text() -> None:
         ({"promotes": "Hello the"}, "is 2 tokens: 'Hello', 'the'"),
         ({"promotes": "id:999999"}, "is out of range"),
         ({"promotes": ""}, "is 0 tokens"),
-        ({"promotes": 3}, "promotes must be text"),
+        ({"promotes": 3}, "promotes must be a string"),
         ({"promotes": "Hello", "layer": "9"}, "layer"),
     ],
 )
