@@ -31,7 +31,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     about = "The FFN of every text architecture, traced and compared with transformers' own."
-    return report(about, COLUMNS, _row, "text architectures traced alike")
+    return report(about, COLUMNS, _row, "text architectures have the same trace")
 
 
 def _row(name: str, case: Architecture) -> tuple[object, ...]:

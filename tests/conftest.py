@@ -1,4 +1,4 @@
-"""One environment for all tests: no colour, no terminal of the developer's, reproducible hypothesis."""
+"""One environment for all tests: no colour, no settings of the developer's terminal, reproducible hypothesis."""
 
 import csv
 import gc
@@ -23,13 +23,13 @@ from ffncli.system.cgroup import ROOT
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "NO_COLOR", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # should anything ask all the same: nobody listens there
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # any request fails: nobody listens there
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-without-a-hub")
-os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-state")  # results that no --save names
+os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-state")  # results without --save
 os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-cache")  # what auto chooses
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 _has_amx = "PYTEST_XDIST_WORKER" not in os.environ and "amx_tile" in host.isa(ROOT)
-if _has_amx and bf16_product_ending() == -signal.SIGILL:  # a virtual machine that does not describe what it announces
+if _has_amx and bf16_product_ending() == -signal.SIGILL:  # a virtual machine that reports AMX but has none
     os.environ.update([WITHOUT_AMX.removeprefix("export ").split("=")])
 
 
@@ -45,7 +45,7 @@ assert all((TESTS / folder).is_dir() for folders in MARKED.values() for folder i
 
 
 def marks_of(path: Path) -> list[str]:
-    """The marks of every test in this file, as its folders have them."""
+    """Return the marks that the folders of this file give to its tests."""
     folders = {folder.relative_to(TESTS).as_posix() for folder in path.parents if folder.is_relative_to(TESTS)}
     return [mark for mark, marked in MARKED.items() if not folders.isdisjoint(marked)]
 
@@ -56,7 +56,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m NAME` alone, do not import files whose tests cannot have that mark: importing all takes ten seconds."""
+    """If `-m` is a single mark, skip files whose tests cannot have it: importing all files takes ten seconds."""
     name = config.option.markexpr
     if collection_path.suffix != ".py" or not name.isidentifier() or name in marks_of(collection_path):
         return None
@@ -64,13 +64,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays to the end: no collection of garbage need look at it again."""
+    """Freeze the existing objects, which live to the end, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All statements about one architecture in a row, and first: its model is built and saved once."""
+    """Run the tests of each architecture first and in a row, so that its model is built and saved only once."""
     items.sort(key=_architecture)
 
 
@@ -85,7 +85,7 @@ settings.load_profile("ffn")
 
 @pytest.fixture
 def ffn() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the real command line in a process of its own."""
+    """Run the real command line in a separate process."""
 
     def run(
         *arguments: str, cwd: Path | None = None, stdin: str | None = None, **env: str
@@ -99,7 +99,7 @@ def ffn() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """The same in this process (fast): (exit code, stdout, stderr)."""
+    """Run the command line in this process (fast), and return its exit code, stdout and stderr."""
     from ffncli.cli.main import main
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -113,7 +113,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
 @pytest.fixture
 def stdout_of(call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
-    """What a command prints that succeeds, and says nothing on stderr unless there may be notes."""
+    """Return what a command prints; it must succeed, and print nothing to stderr unless `notes` is true."""
 
     def run(*arguments: str, notes: bool = False) -> str:
         code, out, err = call(*arguments)
@@ -125,13 +125,13 @@ def stdout_of(call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
 
 @pytest.fixture
 def json_of(stdout_of: Callable[..., str]) -> Callable[..., Any]:
-    """The same with --json."""
+    """Return the parsed output of a command with --json."""
     return lambda *arguments, notes=False: json.loads(stdout_of(*arguments, "--json", notes=notes))
 
 
 @pytest.fixture
 def csv_of(stdout_of: Callable[..., str]) -> Callable[..., list[dict[str, str]]]:
-    """The rows with --csv."""
+    """Return the rows of a command with --csv."""
     return lambda *arguments, notes=False: list(
         csv.DictReader(io.StringIO(stdout_of(*arguments, "--csv", notes=notes)))
     )
@@ -139,7 +139,7 @@ def csv_of(stdout_of: Callable[..., str]) -> Callable[..., list[dict[str, str]]]
 
 @pytest.fixture(autouse=True)
 def same_numbers():
-    """Every test draws the same numbers, alone and among others, on one thread: the workers share the processors."""
+    """Let every test draw the same random numbers, alone or with others; use one thread, since workers share cores."""
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(0)  # torch.manual_seed takes 3 ms: it keeps the stack for a GPU to come
+        torch.default_generator.manual_seed(0)  # torch.manual_seed takes 3 ms to store the call stack
         torch.set_num_threads(1)

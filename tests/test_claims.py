@@ -1,4 +1,4 @@
-"""docs/claims.md is what the program computes, and every command in it shows its figure."""
+"""docs/claims.md has the figures that the program computes, and every command in it prints its figure."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ def found() -> tuple[TextClaim, ...]:
 
 
 def test_the_page_is_what_is_computed(found):
-    assert PAGE.read_text("utf-8") == page(found), "make claims writes it anew"
+    assert PAGE.read_text("utf-8") == page(found), "make claims writes it again"
 
 
 def test_a_reader_meets_the_known_mistakes_first(found):

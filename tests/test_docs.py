@@ -1,4 +1,4 @@
-"""What the documents say, the program does."""
+"""The program does what the documents say."""
 
 import csv
 import doctest
@@ -31,11 +31,11 @@ JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_console_block_shows_what_is_printed(page):
-    assert [str(difference) for difference in blocks.check(page)] == [], "make docs-update writes the blocks anew"
+    assert [str(difference) for difference in blocks.check(page)] == [], "make docs-update writes the blocks again"
 
 
 def test_the_pages_have_blocks():
-    """Should the pattern stop to find them, nothing would be compared."""
+    """If the pattern found no blocks, nothing would be compared."""
     counts = {page.name: sum(b.language == "console" for b in blocks.blocks(page.read_text("utf-8"))) for page in PAGES}
     assert counts["tutorial.md"] >= 7
     assert counts["README.md"] >= 2
@@ -61,7 +61,7 @@ def test_generated_pages_are_up_to_date():
 
 
 def test_every_example_has_its_text():
-    """The five texts are named and linked where the example's name stands."""
+    """docs/findings.md has the title and link of the text next to each example's name."""
     findings = (ROOT / "docs" / "findings.md").read_text("utf-8")
     for name in TEXTS:
         assert re.search(rf"^\| `{name}` \| \[.+\]\(https://.+\).* \|$", findings, re.M), name
@@ -101,7 +101,7 @@ def test_pages_count_what_there_is():
 
 
 def keys(value: object) -> set[str]:
-    """Every key anywhere in a JSON value, except under texts that are named by what they describe."""
+    """Return every key anywhere in a JSON value, except under `conventions`, whose keys are other keys' names."""
     if isinstance(value, dict):
         return set(value) | {k for name, inner in value.items() if name != "conventions" for k in keys(inner)}
     return {k for inner in value for k in keys(inner)} if isinstance(value, list) else set()
@@ -171,7 +171,7 @@ def test_the_contract_of_params(call):
 def test_facts_are_what_is_counted(stdout_of):
     """docs/facts.csv is committed, so that others can test their counters against it."""
     out = stdout_of("params", "--all", "--csv", notes=True)
-    assert (ROOT / "docs" / "facts.csv").read_text("utf-8") == out, "make facts writes it anew"
+    assert (ROOT / "docs" / "facts.csv").read_text("utf-8") == out, "make facts writes it again"
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["name"] for row in rows] == catalog.names()
     assert all(row["citation"] and int(row["matmul_flops_per_token"]) for row in rows)
@@ -198,7 +198,7 @@ def test_changelog_names_every_command():
 
 
 def test_the_picture_is_what_a_terminal_of_100_columns_shows(call):
-    """Text stays text in the SVG: its lines are those of a pipe, none is cut, and no font comes from elsewhere."""
+    """The SVG contains the same lines as the output in a pipe, none is cut, and no font is loaded."""
     drawn = (ROOT / "docs" / "trace.svg").read_text("utf-8")
     assert drawn == picture()
     assert "![" in README

@@ -46,13 +46,13 @@ def test_a_path_is_shown_without_its_control_characters(name: str):
     ],
 )  # fmt: skip
 def test_one_sanitiser_for_paths_and_texts(character: str, text: str):
-    """What controls, reorders or hides is written out as Python writes it; a space or symbol that shows stays."""
+    """Characters that control, reorder or hide text are escaped as in Python; visible spaces and symbols stay."""
     assert clean(character) == shown_path(Path(character)) == text
 
 
 @pytest.mark.parametrize("category", ["Cc", "Cf", "Cs", "Zl", "Zp"])
 def test_no_character_of_a_controlling_category_gets_through(category: str):
-    """Unicode's own table says which those are."""
+    """Unicode's own table gives these characters."""
     every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == category]
     assert every
     assert all(clean(character).isascii() and clean(character).isprintable() for character in every)

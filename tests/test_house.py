@@ -1,4 +1,6 @@
-"""The house keeps its order: no circle, no crowded room, one meaning per class name. import-linter holds the floors."""
+"""The code's structure: no import cycle, no room (folder) with too many files, one meaning per class name.
+
+import-linter checks the floors (the layers of top-level folders)."""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"][
 
 
 def first_circle(imports: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other, the first at both ends; none where there is no circle."""
+    """Return modules that import each other in a cycle, the first at both ends; none if there is no cycle."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -32,7 +34,7 @@ def first_circle(imports: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_circle_among_files():
-    """Imports inside functions and under TYPE_CHECKING count."""
+    """Imports inside functions and under TYPE_CHECKING also count."""
     graph = grimp.build_graph("ffncli", cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert len(imports) > 300
@@ -52,7 +54,7 @@ WORN = {"found", "said", "told", "own", "held", "beside"}
 
 
 def worn_names() -> Iterator[str]:
-    """Every place that binds a name which says that a thing was found or said, and not what it is."""
+    """Yield every place that binds a name such as `found`, which does not say what the thing is."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             name = ""
@@ -69,7 +71,7 @@ def worn_names() -> Iterator[str]:
 
 
 def test_names_say_what_a_thing_is():
-    """The four that are left are keys of the JSON, and the arms that `ffn bench` adds."""
+    """The remaining places are JSON keys, and the references that `ffn bench` adds."""
     places = list(worn_names())
     assert len(places) <= 6, places
 
@@ -88,7 +90,7 @@ STUMBLES = {  # a pattern that makes a native reader stop → the plain words in
 
 
 def sentences(source: str) -> Iterator[str]:
-    """Comments, docstrings and messages of a file, without anything in backticks; keys and names have no space."""
+    """Yield the comments, docstrings and messages of a file, without backticked parts; a key or name has no space."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
@@ -101,14 +103,14 @@ _ANY_STUMBLE = re.compile("|".join(STUMBLES))
 
 
 def stumbles(source: str) -> Iterator[str]:
-    for text in filter(_ANY_STUMBLE.search, sentences(source)):  # nearly none: one search instead of one for each
+    for text in filter(_ANY_STUMBLE.search, sentences(source)):  # few match, so one search is faster
         for pattern, plain in STUMBLES.items():
             if match := re.search(pattern, text):
                 yield f"write {plain!r} for {match[0]!r}: {text[max(0, match.start() - 40) : match.end() + 20]}"
 
 
 def test_sentences_are_plain():
-    """None of these is left in docstrings, comments or messages."""
+    """Docstrings, comments and messages contain none of these patterns."""
     places = [
         f"{path.relative_to(ROOT)}: {one}" for path in PACKAGE.rglob("*.py") for one in stumbles(path.read_text())
     ]
@@ -133,7 +135,7 @@ def test_plain_sentences_and_keys_pass():
 
 
 def test_every_path_that_contributing_names_is_there():
-    """A path in backticks is one of the checkout, or of the package."""
+    """A path in backticks exists in the checkout or in the package."""
     names = re.findall(
         r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|toml|yml))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     )
@@ -143,7 +145,7 @@ def test_every_path_that_contributing_names_is_there():
 
 
 def classes() -> Iterator[tuple[str, str]]:
-    """(name without underscores in front, file) of every class at the top of a module."""
+    """Yield the name (without leading underscores) and the file of every class at the top of a module."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef):
@@ -160,7 +162,7 @@ def test_a_class_name_means_one_thing():
 
 @pytest.mark.parametrize(("container", "most"), INNER_FLOORS.items())
 def test_inner_floors(container: str, most: int):
-    """Each hall's contract is a `layers` one that names every room, with at most so many floors."""
+    """The contract of each container has the type `layers`, lists every room, and has at most `most` layers."""
     (contract,) = [c for c in CONTRACTS if c.get("containers") == [container]]
     assert contract["type"] == "layers"
     assert contract["exhaustive"] is True

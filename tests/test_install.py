@@ -1,6 +1,6 @@
-"""`.ci/install` on an index whose torch depends on a CUDA package: it always ends with torch installed.
+"""`.ci/install` on an index whose torch depends on a CUDA package: torch is always installed at the end.
 
-The index is a folder of small wheels on 127.0.0.1; `make test-install` prints time and bytes of each case.
+The index is a folder of small wheels on 127.0.0.1; `make test-install` prints the time and bytes of each case.
 """
 
 import json
@@ -68,22 +68,22 @@ UV_HANGS = "import time; time.sleep(100)"
 
 @dataclass
 class Machine:
-    """A directory with a small project, an environment with pip alone, and the index that pip is configured with."""
+    """A directory with a small project, an environment that has only pip, and the index that pip uses."""
 
     folder: Path
     index: PackageIndex
     wheels: Path
 
     def install(self, **variables: str) -> subprocess.CompletedProcess[str]:
-        """`.ci/install venv test`."""
+        """Run `.ci/install venv test`."""
         return self._run([".ci/install", "venv", "test"], variables)
 
     def install_torch(self, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Its step that installs torch, alone."""
+        """Run only the step of `.ci/install` that installs torch."""
         return self._run(["venv/bin/python", ".ci/install_torch.py"], variables)
 
     def _run(self, command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run it with pip on this index, and print time and bytes."""
+        """Run a command with pip on this index, and print its time and the bytes downloaded."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "TORCH_"))}
         environment = clean | {
             "PIP_INDEX_URL": self.index.url, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1",
@@ -99,19 +99,19 @@ class Machine:
         return done
 
     def installed(self) -> dict[str, str]:
-        """Name → version of what is in the environment now."""
+        """Return a mapping from the names of the installed packages to their versions."""
         folders = (self.folder / "venv").glob("lib/python3*/site-packages/*.dist-info")
         return dict(folder.name.removesuffix(".dist-info").split("-", 1) for folder in folders)
 
     def uv_calls(self) -> list[list[str]]:
-        """The arguments of every call of uv."""
+        """Return the arguments of every call of uv."""
         log = self.folder / "uv.log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 @pytest.fixture(scope="module")
 def environment_with_pip(tmp_path_factory) -> Path:
-    """A new environment with the pip that runs here, made once."""
+    """Create, once per module, an environment with the same pip as the current one."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     with zipfile.ZipFile(write_wheel_of_pip(folder)) as wheel:
@@ -235,7 +235,7 @@ def test_the_extra_test_is_the_group_test():
 
 
 def test_what_is_pinned_is_what_is_installed_or_asked_for():
-    """A name in constraints.txt that nothing installs would pin nothing."""
+    """Every name in constraints.txt is a package that something installs; any other would pin nothing."""
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
     wanted = [
         *PROJECT["project"]["dependencies"],

@@ -1,4 +1,4 @@
-"""`import ffncli`: the names that the package promises, loaded when first used."""
+"""`import ffncli`: the names that the package promises, each loaded at its first use."""
 
 import doctest
 import subprocess

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb, run in a kernel of its own next to `my-model` and `my-mixture`: its outputs are as shown."""
+"""docs/notebook.ipynb, run in a new kernel in a folder with `my-model` and `my-mixture`: its outputs are as shown."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
 
 
 def outputs(cell: Any) -> list[str]:
-    """What a cell shows: the texts of its results, and an error's name."""
+    """Return what a cell shows: its results as strings, and an error's name."""
     return [
         str(one.get("data", {}).get("text/plain", one.get("ename", "")))
         for one in cell.outputs
@@ -25,7 +25,7 @@ def outputs(cell: Any) -> list[str]:
 
 
 def run(notebook: Any) -> Any:
-    """The notebook with the outputs of a run."""
+    """Run a notebook, and return it with its new outputs."""
     with page_folder():
         return NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 

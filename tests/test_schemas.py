@@ -1,4 +1,4 @@
-"""The schemas of docs/schemas.py, held to outputs that they were not made from."""
+"""The schemas of docs/schemas.py, checked with outputs that they were not made from."""
 
 import fcntl
 import json
@@ -36,7 +36,7 @@ OTHERS = [
 
 
 def strict(schema: Any) -> Any:
-    """The same schema, without room for keys that it does not name."""
+    """Return the same schema, but without additional keys."""
     if isinstance(schema, list):
         return [strict(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -47,7 +47,7 @@ def strict(schema: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Callable[[str], None]]:
-    """Where the samples run, and the commands below."""
+    """Enter the folder in which the samples and the commands in OTHERS run."""
     with schemas.folder() as run:
         for line in ("4x8:gelu --save e.json", "4x8:gelu --no-bias --seed 1 --save f.json"):
             blocks.in_process(["trace", *line.split()])
@@ -56,7 +56,7 @@ def folder() -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture(scope="module")
 def schema(folder: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """The schema of a command; of pytest's processes the first that needs it makes it."""
+    """Return a function from a command to its schema, which the first pytest process that needs it creates."""
     shared, place = tmp_path_factory.getbasetemp(), Path.cwd()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -93,7 +93,7 @@ def test_every_command_has_a_schema_that_refuses_something_else(schema, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_meanings_are_those_of_the_page(schema, name):
-    """Of keys with one meaning."""
+    """The description of a key with one meaning is that meaning."""
 
     def described(properties: dict[str, Any]) -> list[tuple[str, str]]:
         pairs = []
@@ -111,7 +111,7 @@ def test_meanings_are_those_of_the_page(schema, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_key_of_the_page_is_printed(schema, name):
-    """By some sample; `models` shares its section with `params`, which has more keys."""
+    """Some sample prints each key; `models` shares its section with `params`, which has more keys."""
 
     def keys(part: Any) -> set[str]:
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

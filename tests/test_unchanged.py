@@ -1,4 +1,4 @@
-"""What the script that compares two versions of ffn runs, masks and shows."""
+"""The script that compares two versions of ffn: what it runs, masks and shows."""
 
 import json
 import re
@@ -228,7 +228,7 @@ def test_of_doctor_only_the_rows_about_this_minute():
 
 
 def test_no_key_of_a_question_is_masked():
-    """What is computed or asked for, and not measured."""
+    """Keys of computed or requested values are not masked, because they are not measured."""
     questions = {"d_model", "d_ff", "tokens", "kernel", "status", "flops", "bytes", "tolerance", "case", "note"}
     assert not MEASURED & questions
 
@@ -266,7 +266,7 @@ def test_options_are_read_from_the_help_and_given_wrong_values():
 @pytest.mark.parametrize("name", ffncli.__all__)
 def test_every_call_is_made_rightly_and_wrongly(name):
     calls = [line for line in LINES if line.startswith("> ") and f"ffncli.{name}(" in line]
-    takes_nothing = name in ("kernel_names", "steps", "cost")  # or what only another call gives
+    takes_nothing = name in ("kernel_names", "steps", "cost")  # or only the result of another call
     assert calls or name == "FFNError"
     assert takes_nothing or name == "FFNError" or any(line.startswith(f'> wrong("{name}", ') for line in LINES)
 

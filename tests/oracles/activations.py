@@ -1,4 +1,4 @@
-"""Every activation a second time, from torch and transformers alone: nothing here reads ffncli's table."""
+"""A second implementation of every activation, from torch and transformers: nothing here reads ffncli's table."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,12 +12,12 @@ Oracle = Callable[[Tensor], Tensor]
 
 
 def softplus(x: Tensor) -> Tensor:
-    """functional.softplus without its switch to `x` above 20, which is 2e-9 off there."""
+    """Compute softplus without functional.softplus's switch to `x` above 20, which has an error of 2e-9 there."""
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
 def module(name: str) -> nn.Module:
-    """transformers' own module for `name` in float64; xielu keeps its constants in bfloat16 unless told not to."""
+    """Return transformers' module for `name` in float64; for xielu, with constants in float64, not bfloat16."""
     return XIELUActivation(dtype=torch.float64) if name == "xielu" else ACT2FN[name].double()
 
 
@@ -35,13 +35,13 @@ TRANSFORMERS_NAMES = sorted(ACT2CLS)
 
 
 def initial(name: str) -> dict[str, float]:
-    """The learned parameters as torch or transformers start them."""
+    """Return the initial values of the learned parameters, as torch or transformers set them."""
     found = ORACLES[name]
     return {n: p.item() for n, p in found.named_parameters()} if isinstance(found, nn.Module) else {}
 
 
 def oracle(name: str, learned: dict[str, float] | None = None) -> Oracle:
-    """The function for float64 tensors; `learned` replaces the initial values."""
+    """Return the activation as a function of float64 tensors; `learned` replaces initial values of parameters."""
     if not learned:
         return ORACLES[name]
     changed = module(name)
@@ -51,7 +51,7 @@ def oracle(name: str, learned: dict[str, float] | None = None) -> Oracle:
 
 
 def autograd_slope(f: Oracle, x: Tensor) -> Tensor:
-    """df/dx as torch's autograd has it, kinks included."""
+    """Return df/dx as computed by torch's autograd, also at kinks."""
     x = x.detach().clone().requires_grad_()
     (slope,) = torch.autograd.grad(f(x).sum(), x)
     return slope

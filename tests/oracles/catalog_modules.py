@@ -1,7 +1,7 @@
-"""The FFN parameters of a catalog row, as transformers builds the model of its fields on the meta device.
+"""The FFN parameters of a catalog row, counted in the model that transformers builds from its fields.
 
-Nothing is allocated; a model takes 0.1 to 4 s. `make catalog` builds all that `counts.RECENT` has and prints those that
-differ: 40 s, so the tests build a few.
+The model is on the meta device, so nothing is allocated; it takes 0.1 to 4 s. `make catalog` builds all models in
+`counts.RECENT` and prints those whose counts differ; this takes 40 s, so the tests build only a few.
 """
 
 import re
@@ -16,27 +16,27 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ffncli.models import catalog
 from tests.oracles.counts import RECENT
 
-# Of a layer's modules those that are its FFN; in Nemotron-H all kinds of layers have the same name.
+# The modules of a layer that make its FFN; in Nemotron-H, layers of all kinds have the same name.
 _FFN = re.compile(
     r"(?:^|\.)layers\.\d+\.(?:(?:mlps?|feed_forward|block_sparse_moe|shared_mlp|moe|share_expert)\."
     r"|mixer\.(?:up_proj|down_proj|gate|experts|shared_experts|fc[12]_latent_proj)\.)"
 )
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts")
-# By hand, see RECENT: transformers gives experts without weights some, or has no class for the text model alone.
+# Counted by hand, see RECENT: transformers gives weights to experts that have none, or has no class for the text model.
 UNLIKE = frozenset({"kimi-k3", "longcat-flash", "step-3.5-flash", "step-3.7-flash"})
 
 
 def ffn_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
-    """(all, active per token) of the FFNs of the model with these fields."""
+    """Return the FFN parameters, all and active per token, of the model with these fields."""
     values = {name: value for name, value in config.items() if name != "model_type"}
-    if config["model_type"] == "lfm2_moe":  # it has no default for which layers attend
+    if config["model_type"] == "lfm2_moe":  # its config has no default for the layers with attention
         values["layer_types"] = ["conv"] * config["num_hidden_layers"]
     built = CONFIG_MAPPING[config["model_type"]](**values)
     with torch.device("meta"):
         known = type(built) in AutoModelForCausalLM._model_mapping
         model = (AutoModelForCausalLM if known else AutoModel).from_config(built)
     tensors = [*model.named_parameters(), *(item for item in model.named_buffers() if item[0].endswith("bias"))]
-    ffn = {name: tensor for name, tensor in tensors if _FFN.search(name) and "norm" not in name}  # counted apart
+    ffn = {name: tensor for name, tensor in tensors if _FFN.search(name) and "norm" not in name}  # counted separately
     total = sum(tensor.numel() for tensor in ffn.values())
     top_k = next((getattr(built, name) for name in _TOP_K if getattr(built, name, None)), 0)
     routed = [
@@ -49,7 +49,7 @@ def ffn_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Build every model; 1 if any differs."""
+    """Build every model; return 1 if any count differs."""
     wrong = 0
     for name in sorted(RECENT.keys() - UNLIKE):
         built = ffn_parameters(catalog.config(name))

@@ -1,4 +1,4 @@
-"""Tiny checkpoints written by hand, files that safetensors would not write, and what a refusal looks like."""
+"""Tiny checkpoints written by hand, files that safetensors would not write, and checks of refusals."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ D_MODEL, D_FF = 4, 6
 
 
 def tensors(family: str, dtype: Any = None) -> dict[str, Any]:
-    """Random FFN tensors of both layers under the names and in the orientation that the family's files have."""
+    """Return random FFN tensors of both layers, with the names and the orientation of the family's files."""
     import torch
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -43,7 +43,7 @@ def tensors(family: str, dtype: Any = None) -> dict[str, Any]:
 
 
 def folder(path: Path, config: Mapping[str, Any] | str | bytes | None, stored: Mapping[str, Any] | None = None) -> str:
-    """A model directory: config.json (values, or the text as it stands), and model.safetensors for `stored`."""
+    """Write a model directory: config.json (values, or a string unchanged), and model.safetensors from `stored`."""
     path.mkdir(exist_ok=True)
     if config is not None:
         raw = config if isinstance(config, (str, bytes)) else json.dumps(config)
@@ -56,38 +56,38 @@ def folder(path: Path, config: Mapping[str, Any] | str | bytes | None, stored: M
 
 
 def checkpoint_in(folder: Path) -> Checkpoint:
-    """The checkpoint that this directory certainly holds."""
+    """Return the checkpoint in this directory, which must have one."""
     checkpoint = open_checkpoint(folder)
     assert checkpoint is not None
     return checkpoint
 
 
 def with_token(config: Mapping[str, Any], field: str, token: str) -> str:
-    """The config as JSON text with `token` standing, as it is, for the field's value."""
+    """Return the config as a JSON string in which `token` replaces the field's value, without quoting."""
     return json.dumps({**config, field: "@"}).replace('"@"', token)
 
 
 def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
-    """One tensor of a safetensors header."""
+    """Return the entry of one tensor in a safetensors header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 def raw_safetensors(header: Any, data: bytes | int = 8, length: int | None = None) -> bytes:
-    """A safetensors file with any header (values, or as it stands), any data (or that many zeros), any length field."""
+    """Return a safetensors file with any header (values or bytes), any data (or a number of zeros) and any length."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     body = bytes(data) if isinstance(data, int) else data
     return (len(text) if length is None else length).to_bytes(8, "little") + text + body
 
 
 def harmful(text: str) -> list[str]:
-    """The characters that would act on a terminal, or show text in another order than it has; lines may end."""
+    """Return the characters that would control a terminal or reorder the text; line ends are allowed."""
     directions = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     kinds = {"Cc", "Cs", "Zl", "Zp"}
     return [c for c in text if c != "\n" and (category(c) in kinds or bidirectional(c) in directions)]
 
 
 def expect_refusal(result: tuple[int, str, str], *parts: object, code: int = 2) -> str:
-    """The one line that a refused command prints; checks that it is one, and that it holds all `parts`."""
+    """Check that a refused command prints one line, which contains all `parts`; return the line."""
     got, out, err = result
     assert (got, out) == (code, ""), f"exit {got}, stdout {out[:200]!r}, stderr {err!r}"
     assert err.startswith("error: "), err
@@ -100,7 +100,7 @@ def expect_refusal(result: tuple[int, str, str], *parts: object, code: int = 2) 
 
 
 def expect_difference(result: tuple[int, str, str], *parts: object) -> str:
-    """The whole answer beside a disagreement; its one line on stderr holds all `parts`, and the answer holds it too."""
+    """Check that stderr has one line with all `parts`, which the answer also contains; return the answer."""
     code, out, err = result
     assert (code, bool(out)) == (1, True), f"exit {code}, stdout {out[:200]!r}, stderr {err!r}"
     errors = [line for line in err.splitlines() if not line.startswith("note: ")]

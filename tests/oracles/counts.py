@@ -1,7 +1,7 @@
-"""Totals that others have published or that follow from a closed form: what the counts are held to.
+"""Totals that others have published, or that follow from a closed form: the counts are compared with them.
 
-Each row: FFN parameters per layer, of all layers, and active per token (all layers). Sources: the models' papers and
-config files, as in the catalog; dense rows are d_model · d_ff · (2 or 3) plus biases, written out here by hand.
+Each row has the FFN parameters per layer, of all layers, and active per token (all layers). Sources: the models' papers
+and config files, as in the catalog; dense rows are d_model · d_ff · (2 or 3) plus biases, written out here by hand.
 """
 
 DENSE = {
@@ -42,7 +42,7 @@ MOE = {
     "gpt-oss-120b": (2880, 2880, 128, 4, 24_891_840, 114_714_874_368, 3_597_700_608),
 }
 
-# Parameters of the whole model. Each agrees with the published figure to as many digits as that has (GPT-3 175 B, PaLM
+# Parameters of the whole model. Each agrees with all digits of the published figure (GPT-3 175 B, PaLM
 # 540.35 B, DeepSeek-V3 671 B). Tied weights once; BERT with its pooler, DeepSeek-V3 without its multi-token-prediction
 # layer and with the router's choice correction.
 WHOLE = {
@@ -74,10 +74,10 @@ ACTIVE = {
     "gpt-oss-120b": (5_711_982_912, 5_132_849_472),
 }
 
-# Bytes of all tensors of the released files: the `total_size` of the model.safetensors.index.json on the Hub.
+# Bytes of all tensors in the released files: `total_size` in the model.safetensors.index.json on the Hub.
 STORED_BYTES = {"llama-3.1-8b": 16_060_522_496, "mixtral-8x7b": 93_405_585_408, "gpt-oss-20b": 13_761_264_768}
 
-# Bytes per FFN weight as released, by the dtype of the tensors in the files; none for those without any.
+# Bytes per FFN weight in the release, by the dtype of the tensors in its files; no entry for models without files.
 WIDTHS = {
     **dict.fromkeys(("bert-base", "bert-large", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "vit-b-16"), 4),
     **dict.fromkeys(("t5-v1.1-base", "t5-v1.1-xxl", "whisper-tiny", "gemma-2-9b", "gemma-2-27b"), 4),
@@ -95,13 +95,13 @@ WIDTHS = {
     "gpt-oss-120b": 4.25 / 8,
 }
 
-# Models since 2024: FFN parameters, those active per token, and the parameters of the release on the Hub (as [U] of
-# the catalog lists them; None: not listed). The first two are those of transformers' modules (`make catalog` builds
-# each again), to the third test_catalog.py holds the whole models. LongCat-Flash is by hand, since transformers gives
-# experts without weights some: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router
-# and a correction for 768. So is Step, whose text model AutoModel cannot build: three dense layers 3 · 4096 · 11264,
-# 42 with 288 experts and a shared one 3 · 4096 · 1280. A release may hold more than the text model: layers that
-# predict further tokens, towers, scales.
+# Models since 2024: FFN parameters, those active per token, and the parameters of the release on the Hub (from source
+# [U] of the catalog; None: not listed). The first two are counted in transformers' modules (`make catalog` builds them
+# again); test_catalog.py compares whole models with the third. LongCat-Flash is counted by hand, because
+# transformers gives weights to experts that have none: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts
+# 3 · 6144 · 2048, a router and a correction for 768. Step is counted by hand, too, because AutoModel cannot build its
+# text model: three dense layers 3 · 4096 · 11264, 42 with 288 experts and a shared one 3 · 4096 · 1280. A release may
+# have more than the text model: layers that predict further tokens, towers, scales.
 RECENT = {
     "llama-3.2-1b": (805_306_368, 805_306_368, 1_235_814_400),
     "llama-3.2-3b": (2_113_929_216, 2_113_929_216, 3_212_749_824),
@@ -225,10 +225,9 @@ RECENT = {
     "privacy-filter": (1_260_913_664, 40_039_424, None), "phi-3.5-moe": (40_267_415_552, 5_035_261_952, 41_873_153_344),
     "inkling-2-small": (587_153_295_360, 12_315_543_552, None),
 }  # fmt: skip
-# What a release holds beside the model where that is not layers for further tokens or a tower, which are below 5 %:
-# lm_head stored although it is tied; without the choice corrections; the towers of transformers' modules by their
-# defaults (Muse-Glimmer 1.9 G; Gemma-4's), and the keys and values of layers that take those of others, with a scale
-# per layer.
+# Differences between a release and the model, except layers for further tokens and towers below 5 %: lm_head stored
+# although it is tied; no choice corrections; the towers of transformers' modules with default values (Muse-Glimmer
+# 1.9 G; Gemma-4's), and the keys and values of layers that reuse those of other layers, with a scale per layer.
 BESIDE = {
     "qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048, "solar-open-100b": -48 * 128,
     "muse-glimmer": 1_852_639_744 + 41_943_040 + 27_262_976,
@@ -238,6 +237,6 @@ BESIDE = {
 _FP8 = ("kimi-k2", "deepseek-v3.2", "minimax-m2", "mimo-v2-flash")
 WIDTHS |= dict.fromkeys(RECENT, 2) | dict.fromkeys(_FP8, 1) | dict.fromkeys(("kimi-k2.5", "kimi-k2-thinking"), 1 / 2)
 WIDTHS |= dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-pro"), 4.25 / 8)
-# Into and out of the latent width, and the router.
+# The projections into and out of the latent width, and the router.
 _KIMI_K3_UNPACKED = 92 * (2 * 7168 * 3584 + 896 * 7168) / RECENT["kimi-k3"][0]
 WIDTHS["kimi-k3"] = 4.25 / 8 + (2 - 4.25 / 8) * _KIMI_K3_UNPACKED

@@ -1,6 +1,6 @@
-"""Every activation in mpmath, from its definition in the literature: exact to the digits that are asked for.
+"""Every activation in mpmath, from its definition in the literature: exact to the requested digits.
 
-Constants are the double nearest to the decimal that the definition gives, as in any implementation.
+Constants are the doubles nearest to the decimals in the definition, as in any implementation.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def laplace(x: mpf) -> mpf:
 
 
 def xielu(x: mpf) -> mpf:
-    """α₊ = 0.8 and α₋ = 0.3 + 0.5 at first (transformers' XIELUActivation); its eps is -1e-6."""
+    """Compute xIELU with the initial α₊ = 0.8 and α₋ = 0.3 + 0.5 (transformers' XIELUActivation); its eps is -1e-6."""
     if x > 0:
         return mpf("0.8") * x * x + x / 2
     return (expm1(min(x, mpf(-1e-6))) - x) * mpf("0.8") + x / 2
@@ -65,7 +65,7 @@ EXACT: dict[str, Function] = {
     "xielu": xielu,
 }
 
-# Gated units with limits: (gate, up) -> y.
+# Gated units with limits, as functions (gate, up) -> y.
 UNITS: dict[str, Callable[[mpf, mpf], mpf]] = {
     "swiglu_oai": lambda g, u: min(g, 7) * sigmoid(mpf(1.702) * min(g, 7)) * (max(-7, min(u, 7)) + 1),
     "deepseek_v4": lambda g, u: min(g, 10) * sigmoid(min(g, 10)) * max(-10, min(u, 10)),

@@ -1,4 +1,4 @@
-"""A tiny Llama as llama.cpp's converter writes it: a GGUF file with a tokenizer, and the model that it is of."""
+"""A tiny Llama as llama.cpp's converter writes it: a GGUF file with a tokenizer, and the model that it contains."""
 
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ _NAMES = {
 
 
 def tokens() -> list[str]:
-    """A byte-level vocabulary: every byte is a token, and `th` the only longer one."""
+    """Return a byte-level vocabulary: every byte is a token, and `th` is the only longer token."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     return ["<s>", "</s>", *sorted(ByteLevel.alphabet()), "th"]
 
 
 def llama() -> nn.Module:
-    """The model, with random weights and an untied head."""
+    """Return the model, with random weights and an untied head."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -42,7 +42,7 @@ def llama() -> nn.Module:
 
 
 def write(path: Path, model: nn.Module, kind: Q = Q.F32, architecture: str = "llama", with_tokens: bool = True) -> Path:
-    """The model's GGUF file; its matrices have the format `kind`."""
+    """Write the model's GGUF file, whose matrices have the format `kind`; return its path."""
     config: Any = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -71,7 +71,7 @@ def write(path: Path, model: nn.Module, kind: Q = Q.F32, architecture: str = "ll
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
-    """Write what was added to it, and close its file."""
+    """Write everything that was added to the writer, and close its file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -87,7 +87,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _as_llama_cpp(name: str, tensor: Tensor) -> Tensor:
-    """llama.cpp rotates neighbouring pairs, transformers halves: the rows of q and k are in another order."""
+    """Reorder the rows of q and k: llama.cpp rotates neighbouring pairs, but transformers rotates halves."""
     for part, heads in (("q_proj", HEADS), ("k_proj", KV_HEADS)):
         if part in name:
             return tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape).contiguous()

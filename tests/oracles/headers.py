@@ -1,4 +1,4 @@
-"""safetensors headers that are broken or odd, and what the library itself makes of a file."""
+"""safetensors headers that are broken or odd, and how the safetensors library itself reads a file."""
 
 import json
 
@@ -77,7 +77,7 @@ BROKEN: dict[str, bytes] = {
 
 
 def theirs(raw: bytes) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-    """Name → (dtype, shape) as the library reads the file; None where it refuses."""
+    """Return a mapping from names to (dtype, shape) as the library reads the file; None if it refuses the file."""
     try:
         return {name: (info["dtype"], tuple(info["shape"])) for name, info in safetensors.deserialize(raw)}
     except safetensors.SafetensorError:
@@ -108,7 +108,7 @@ FIELDS = ['"dtype"', '"shape"', '"data_offsets"', '"extra"']
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """A good file of up to three tensors; then some of its JSON tokens, its white space or its bytes are changed."""
+    """Draw a good file of up to three tensors, in which some JSON tokens, white space or bytes are then changed."""
     items, at = [], 0
     for name in draw(st.lists(st.sampled_from(NAMES[:3]), unique=True, max_size=3)):
         dtype, bytes_each = draw(st.sampled_from([('"F32"', 4), ('"BF16"', 2), ('"U8"', 1), ('"F64"', 8)]))

@@ -1,4 +1,4 @@
-"""A Hub on 127.0.0.1 with the files of one model, and every way to answer badly; and a cache made by hand."""
+"""A Hub on 127.0.0.1 with the files of one model, which can answer wrongly in many ways; and a hand-made cache."""
 
 import json
 import os
@@ -45,7 +45,7 @@ Opened = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with a file: by default for GET and HEAD, every time."""
+    """A fault in the answers for a file: by default for GET and HEAD, every time."""
 
     status: int = 0
     code: str = ""  # the Hub's X-Error-Code
@@ -53,17 +53,17 @@ class Fault:
     cut: int | None = None  # bytes of the body after which the connection is closed
     drip: float = 0  # seconds between two bytes of the body
     whole: bool = False  # ranges are ignored
-    says: str = ""  # the Content-Range that is sent whatever was asked
+    says: str = ""  # the Content-Range that is sent for every request
     close: bool = False  # no answer at all
-    silent: bool = False  # the headers that make it a Hub are missing
-    to: "HubServer | None" = None  # a redirect to the same file there
+    silent: bool = False  # the Hub's own headers are missing
+    to: "HubServer | None" = None  # redirects to the same file on this server
     methods: str = "GET HEAD"
     times: int = 1_000_000
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: the Range header as it came, and the bytes of the body that were sent."""
+    """One request: its Range header, and the number of bytes sent in the answer's body."""
 
     method: str
     path: str
@@ -87,7 +87,7 @@ class HubServer:
     stopping: Event = field(default_factory=Event)
 
     def ranges(self, name: str) -> list[str]:
-        """The ranges that were asked of a file, in the order of their answers."""
+        """Return the requested ranges of a file, in the order of the answers."""
         return [a.range for a in self.asked if a.file == name and a.method == "GET"]
 
     def methods(self, name: str) -> list[str]:
@@ -96,12 +96,12 @@ class HubServer:
 
 @contextmanager
 def serving(repo: str, files: Mapping[str, bytes], **faults: Fault) -> Iterator[HubServer]:
-    """A running server; faults are keyed by file name, with `_` for `.` and `-`, or `every`."""
+    """Run a server; the keyword of a fault is a file name, with `_` for `.` and `-`, or `every`."""
     hub = HubServer(repo, files, {_plain(name): fault for name, fault in faults.items()})
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads, server.block_on_close = True, False
-    server.handle_error = lambda *_: None  # a client that goes away is no news
+    server.handle_error = lambda *_: None  # a client that disconnects is not an error
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def hand_made(cache: Path, repo: str, files: Mapping[str, bytes], revision: str = "main") -> Path:
-    """A snapshot as the Hub's library lays it out, without the library: links into `blobs`. Returns its folder."""
+    """Write a snapshot in the layout of the Hub's library, with links into `blobs`; return its folder."""
     home = cache / f"models--{repo.replace('/', '--')}"
     folder = home / "snapshots" / COMMIT
     for part in (folder, home / "blobs", home / "refs"):

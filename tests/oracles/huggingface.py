@@ -1,8 +1,8 @@
-"""Tiny random models as transformers makes and saves them: the second opinion on what a family's FFN computes.
+"""Tiny random models that transformers builds and saves: an independent computation of a family's FFN.
 
-A Case says how to build one model and which of its modules are the block. `make` builds it, gives every parameter a
-random value (transformers starts biases, routers and norms at 0 or 1) and saves it as any user would: the files on disk
-have the family's published tensor names, whatever the modules are called in memory.
+A Case says how to build a model and which of its modules are the block. `make` builds the model, gives every parameter
+a random value (transformers initialises biases, routers and norms with 0 or 1) and saves it as a user would: the files
+have the family's published tensor names, whatever the names of the modules in memory.
 """
 
 import copy
@@ -39,12 +39,12 @@ def _speech(g: torch.Generator) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """How one model is made, and where its block lies in memory.
+    """How to build a model, and where its block is in memory.
 
-    `at` maps each stack, as `--layer` calls it, to its layers; other modules are named relative to a layer. `ffn` are
-    the modules that make the FFN, one after the other. `norm` is what the block begins with ("" if the FFN itself),
-    `attention` the other branch of a parallel block. `fp64` is the tolerance in float64, wider only where transformers
-    itself is not that exact; `exact_norm` says that its norm computes in float64 too (RMSNorms use float32 always).
+    `at` maps each stack, named as in `--layer`, to the path of its layers; other paths are relative to a layer. `ffn`
+    are the modules that make the FFN, one after the other. `norm` is the block's first module ("" if that is the FFN);
+    `attention` is the other branch of a parallel block. `fp64` is the tolerance in float64, larger only if transformers
+    itself is less exact; `exact_norm` says that the norm can compute in float64 (RMSNorms always use float32).
     """
 
     config: str
@@ -124,7 +124,7 @@ def _opt(**values: Any) -> Case:
 
 
 def _deepseek(family: str, **values: Any) -> Case:
-    # The router casts its input and its weights to float32: in float64 it is no better than that.
+    # The router casts its input and weights to float32, so it is not more exact in float64.
     return _causal(family, {**_DEEPSEEK, **values}, fp64=1e-6)
 
 
@@ -223,7 +223,7 @@ CASES: Mapping[str, Case] = {
 
 @dataclass(frozen=True)
 class Capture:
-    """What went through a block in transformers' own forward pass; `attention` is None for a sequential block."""
+    """The tensors of a block in transformers' own forward pass; `attention` is None for a sequential block."""
 
     x: Tensor
     attention: Tensor | None
@@ -245,16 +245,16 @@ class Made:
         return copy.deepcopy(self.model).double()
 
     def layer(self, stack: str, index: int, dtype: str = "fp32") -> nn.Module:
-        """The module of one layer, with its parameters in `dtype`."""
+        """Return the module of a layer, with its parameters in `dtype`."""
         model = self._wide if dtype == "fp64" else self.model
         return model.get_submodule(self.case.at[stack].format(i=index))
 
     def layer_count(self, stack: str) -> int:
-        """How many layers a stack has in memory."""
+        """Return the number of layers of a stack in memory."""
         return len(list(self.model.get_submodule(self.case.at[stack].partition(".{i}")[0]).children()))
 
     def ffn(self, stack: str, index: int, x: Tensor) -> Tensor:
-        """transformers' FFN of one layer on `x` [..., d_model], in x's dtype."""
+        """Compute transformers' FFN of a layer for `x` [..., d_model], in x's dtype."""
         layer = self.layer(stack, index, "fp64" if x.dtype == torch.float64 else "fp32")
         batch = x.reshape(1, -1, x.shape[-1])  # the MoE modules want three axes
         with torch.no_grad():
@@ -263,14 +263,14 @@ class Made:
         return batch.reshape(x.shape)
 
     def ffn_params(self, stack: str, index: int) -> int:
-        """How many numbers the FFN of one layer holds, with the router and without norms."""
+        """Return the parameter count of a layer's FFN, with the router and without norms."""
         layer = self.layer(stack, index)
         modules = [layer.get_submodule(name) for name in self.case.ffn]
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         return sum(tensor.numel() for tensor in tensors)
 
     def capture(self, stack: str, index: int, dtype: str) -> Capture:
-        """Run the whole model and note what passes through one layer's block."""
+        """Run the whole model, and record the tensors of one layer's block."""
         layer, case = self.layer(stack, index, dtype), self.case
         start, end = layer.get_submodule(case.ffn[0]), layer.get_submodule(case.ffn[-1])
         seen: dict[str, Tensor] = {}
@@ -309,7 +309,7 @@ class Made:
 
 
 def make(name: str, path: Path) -> Made:
-    """Build the case, randomise it, save it under `path`."""
+    """Build the model of a case, randomise its parameters, and save it in `path`."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -327,7 +327,7 @@ def make(name: str, path: Path) -> Made:
 
 
 def _randomise(model: nn.Module, generator: torch.Generator) -> None:
-    """Random values everywhere; routers in 64ths, so that logits of such inputs are exact in float32 too."""
+    """Set random values everywhere; routers get multiples of 1/64, so that logits are exact in float32, too."""
     correction = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *correction.items()):

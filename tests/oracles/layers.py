@@ -1,4 +1,4 @@
-"""Layers put together by hand: names and shapes of one FFN in any way of writing it, and what must be seen in them."""
+"""Hand-made layers: names and shapes of an FFN in any way of storing it, and what must be recognised in them."""
 
 from collections.abc import Mapping
 from math import prod
@@ -11,7 +11,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def layers_of(shapes: Shapes, d_model: int | None = None, **counts: int) -> Layers:
-    """What is recognised; a tensor whose name has `#` is there `counts["experts"]` times, E by default."""
+    """Return what is recognised; a tensor with `#` in its name exists `counts["experts"]` times, E by default."""
     items = {}
     for name, shape in shapes.items():
         count = counts.get("experts", E) if "#" in name else 1
@@ -20,7 +20,7 @@ def layers_of(shapes: Shapes, d_model: int | None = None, **counts: int) -> Laye
 
 
 def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers") -> StoredFFN:
-    """The only FFN of the only layer, which is number 3."""
+    """Return the only FFN of the only layer, which has index 3."""
     layers = layers_of({f"{prefix}.3.{name}": shape for name, shape in shapes.items()}, d_model)
     assert {name: list(seen) for name, seen in layers.items()} == {prefix: [3]}
     (found,) = layers[prefix][3]
@@ -32,7 +32,7 @@ def suffix(way: Naming) -> str:
 
 
 def dense(way: Naming, parent: str = "mlp.", fused: bool = False, d: int = D, f: int = F) -> Shapes:
-    """The matrices of one FFN as nn.Linear keeps them; `fused`: gate and up in one."""
+    """Return the matrices of one FFN in nn.Linear's layout; `fused`: gate and up in one matrix."""
     widths = dict.fromkeys(way.names, (f, d)) | {way.up: (2 * f if fused else f, d), way.down: (d, f)}
     return {f"{parent}{leaf}{suffix(way)}": shape for leaf, shape in widths.items()}
 
@@ -42,12 +42,12 @@ def numbers(shapes: Shapes) -> int:
 
 
 def seen_in(found: StoredFFN, name: str) -> object:
-    """What the tensors show of a field of the spec, else a field of the record."""
+    """Return a field of the spec as shown by the tensors, or else a field of the record."""
     return found.shows[name] if name in found.shows else getattr(found, name)
 
 
 def check_ffn(found: StoredFFN, shapes: Shapes, **expected: object) -> None:
-    """Widths, numbers, bytes and what else is expected; everything that is not, is absent."""
+    """Check widths, counts, bytes and the other expected fields; all other fields must be absent."""
     other = {"experts": 0, "shared_d_ff": 0, "router_bias": False, "correction": False, "shared_gate": False}
     wanted = {"d_model": D, "d_ff": F, "bias": False, "loose": (), "whole": True, **other, **expected}
     assert {name: seen_in(found, name) for name in wanted} == wanted

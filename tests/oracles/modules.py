@@ -1,4 +1,4 @@
-"""The block as anybody would write it in torch, from plain nn modules: what steps, costs and traces are held to."""
+"""The block as anybody would write it in torch, from plain nn modules: steps, costs and traces are compared with it."""
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Situ(Gated):
 
 
 class MoE(nn.Module):
-    """Every expert on every token, weighted by the router: slow, and too simple to be wrong."""
+    """Computes every expert on every token and multiplies by the router's weights: slow, but too simple to be wrong."""
 
     def __init__(self, d_model: int, d_ff: int, experts: int, top_k: int, shared: int = 0) -> None:
         super().__init__()
@@ -75,5 +75,5 @@ class MoE(nn.Module):
 
 
 def relative_error(a: Tensor, b: Tensor) -> float:
-    """max|a - b| / max|b|."""
+    """Return max|a - b| / max|b|."""
     return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()

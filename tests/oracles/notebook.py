@@ -1,7 +1,7 @@
-"""What the notebook prints, to its four digits: token by token, (2, 3) tokens in order.
+"""The values that the example notebook prints, to its four digits: token by token, (2, 3) tokens in order.
 
-Computed outside this project, in float32 as the notebook runs, with numpy from the weights and the dropout mask that
-solve its printout.
+They were computed outside this project with numpy, in float32 as in the notebook, from the weights and the dropout mask
+that reproduce its printout.
 """
 
 

@@ -1,4 +1,4 @@
-"""FFN modules as learners write them, as the text of a file, and what each one is."""
+"""FFN modules as learners write them, as the source of a Python file, and the kind of block that each one is."""
 
 HEAD = """
 import math

@@ -1,4 +1,4 @@
-"""A package index on 127.0.0.1 with small wheels, which counts what is downloaded from it."""
+"""A package index on 127.0.0.1 with small wheels, which counts the downloaded bytes."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from threading import Thread
 def write_wheel(
     folder: Path, name: str, version: str, requires: Sequence[str] = (), files: Mapping[str, str | bytes] | None = None
 ) -> Path:
-    """A wheel of these files under `folder/NAME/`, as an index keeps it."""
+    """Write a wheel of these files in `folder/NAME/`, as in an index."""
     info = f"{name}-{version}.dist-info"
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
     contents = {
@@ -34,7 +34,7 @@ def write_wheel(
 
 
 def write_wheel_of_pip(folder: Path) -> Path:
-    """The pip that runs here, as a wheel: an environment can be upgraded to it without a network."""
+    """Write the current pip as a wheel, so that an environment can be upgraded to it without a network."""
     pip = distribution("pip")
     files = [file for file in pip.files or () if ".." not in file.parts and file.suffix != ".pyc"]
     contents = {str(file): Path(str(pip.locate_file(file))).read_bytes() for file in files}
@@ -42,12 +42,12 @@ def write_wheel_of_pip(folder: Path) -> Path:
 
 
 def normalized(name: str) -> str:
-    """A project's name as indexes write it (PEP 503)."""
+    """Return a project's name as written in an index (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class PackageIndex(ThreadingHTTPServer):
-    """`folder` served as an index (PEP 503, metadata by PEP 658). `downloads`: file → bytes, pages left out."""
+    """Serves `folder` as an index (PEP 503, with PEP 658 metadata). `downloads` maps files, not pages, to bytes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class PackageIndex(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What `pip --index-url` takes."""
+        """The index's address for `pip --index-url`."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -70,7 +70,7 @@ class _Handler(SimpleHTTPRequestHandler):
         super().do_GET()
 
     def list_directory(self, path: str | os.PathLike[str]) -> BytesIO:
-        """The page of a project: a link for each wheel, whose metadata can be had alone."""
+        """Return the page of a project: a link to each wheel, whose metadata can be downloaded separately."""
         names = sorted(file.name for file in Path(path).glob("*.whl"))
         page = "".join(f'<a href="{name}" data-core-metadata="true">{name}</a>\n' for name in names).encode()
         self.send_response(200)
@@ -85,7 +85,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def package_index(folder: Path) -> Iterator[PackageIndex]:
-    """The index while it is served."""
+    """Serve `folder` and yield the index."""
     with PackageIndex(folder) as server:
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:

@@ -1,4 +1,4 @@
-"""Quantized checkpoints in small: integers really packed, files really written, and what must be counted of them."""
+"""Small quantized checkpoints: packed integers in real files, and what must be counted in them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "
 
 
 def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None) -> dict[str, LogicalTensor]:
-    """What is counted of these tensors once they are in a file."""
+    """Write these tensors to a file, and return what is counted there."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     header = read_header(path / "model.safetensors")
     out = logical(header, config, "model.safetensors")
@@ -32,7 +32,7 @@ def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
 
 
 def unpacked(path: Path, stored: Mapping[str, Tensor], name: str = f"{UP}.weight", quantization: Any = None) -> Tensor:
-    """What is read of tensors once they are in a file."""
+    """Write tensors to a file, and return the unpacked weight that is read from it."""
     save_file({n: tensor.contiguous() for n, tensor in stored.items()}, path / "model.safetensors")
     return values(checkpoint_in(path), name, quantization)
 
@@ -40,7 +40,7 @@ def unpacked(path: Path, stored: Mapping[str, Tensor], name: str = f"{UP}.weight
 def by_library(
     form: str, weight: Tensor, scale: Tensor, weights: Mapping[str, Any], **more: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """(the tensors that compressed-tensors writes of a weight, the weight that it makes of these again)."""
+    """Return the tensors that compressed-tensors writes for a weight, and the weight that it unpacks from them."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
@@ -54,7 +54,7 @@ def by_library(
 
 
 def check_packed(path: Path, tensors: Mapping[str, Tensor], config: Any, form: str, linear: torch.nn.Linear) -> None:
-    """The tensors are the packed weight of `linear`, and nothing else."""
+    """Check that the tensors are counted as the packed weight of `linear` and nothing else."""
     stored = sum(tensor.nbytes for tensor in tensors.values())
     shape = tuple(linear.weight.shape)
     assert counted(path, tensors, config) == {f"{UP}.weight": LogicalTensor(shape, linear.weight.numel(), stored, form)}
@@ -65,7 +65,7 @@ def info(dtype: str, *shape: int) -> TensorInfo:
 
 
 def words(values: np.ndarray, bits: int) -> Tensor:
-    """Rows of unsigned numbers as a stream of bits, in int32 words."""
+    """Pack rows of unsigned integers as a stream of bits into int32 words."""
     stream = (values[..., None] >> np.arange(bits)) & 1
     raw = np.packbits(stream.reshape(len(values), -1).astype(np.uint8), axis=1, bitorder="little")
     return torch.from_numpy(np.pad(raw, ((0, 0), (0, -raw.shape[1] % 4))).view(np.int32))

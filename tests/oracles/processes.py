@@ -1,11 +1,11 @@
-"""Whether a process still runs, as the system says it."""
+"""Whether a process still runs, according to the system."""
 
 import time
 from pathlib import Path
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -13,7 +13,7 @@ def runs(pid: int) -> bool:
 
 
 def expect_end(pid: int, seconds: float) -> None:
-    """It ends within so many seconds."""
+    """Check that the process ends within `seconds`."""
     until = time.monotonic() + seconds
     while runs(pid):
         assert time.monotonic() < until

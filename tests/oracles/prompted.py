@@ -1,4 +1,4 @@
-"""Tiny models with a tokenizer, run by hand: what enters and leaves a module; dense families' FFNs in float64."""
+"""Tiny models with a tokenizer, run by hand: the inputs and outputs of modules; dense families' FFNs in float64."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ IDS = (3, 5, 6, 7)
 
 
 def give_tokenizer(path: Path, words: Sequence[str] = WORDS) -> Path:
-    """A tokenizer of whole words beside a model: `words` have the numbers 0, 1, ..."""
+    """Save a tokenizer of whole words in a model's folder; `words` have the ids 0, 1, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     known = {word: number for number, word in enumerate(words)}
@@ -37,14 +37,14 @@ def give_tokenizer(path: Path, words: Sequence[str] = WORDS) -> Path:
 
 @cache
 def made(name: str) -> Made:
-    """One of the oracle's models on disk, with a tokenizer."""
+    """Return one of the oracle's models on disk, with a tokenizer."""
     found = make(name, Path(mkdtemp(prefix=f"ffn-{name}-")))
     give_tokenizer(found.path)
     return found
 
 
 def built(name: str, path: Path, **values: Any) -> nn.Module:
-    """An architecture's tiny model with random weights, saved under `path` with a tokenizer."""
+    """Build an architecture's tiny model with random weights, and save it in `path` with a tokenizer."""
     from dataclasses import replace
 
     case = cases()[name]
@@ -59,7 +59,7 @@ def built(name: str, path: Path, **values: Any) -> nn.Module:
 
 
 def through(model: nn.Module, names: Mapping[str, str], **given: Any) -> dict[str, Tensor]:
-    """One whole forward pass, listened to: `up` names a module whose input is wanted, `down=` whose output is."""
+    """Run the whole model and record tensors: for a name `up` the module's input, for `down=` the module's output."""
     seen: dict[str, Tensor] = {}
 
     def first(value: Any) -> Tensor:
@@ -82,7 +82,7 @@ def through(model: nn.Module, names: Mapping[str, str], **given: Any) -> dict[st
 
 
 def ids(numbers: Sequence[int] = IDS) -> Tensor:
-    """A batch of one prompt."""
+    """Return token ids as a batch of one prompt."""
     return torch.tensor([list(numbers)])
 
 
@@ -91,7 +91,7 @@ _GELU_TANH: Function = lambda x: functional.gelu(x, approximate="tanh")  # noqa:
 _LLAMA = ("model.layers.{i}.mlp.down_proj", "model.layers.{i}.mlp.gate_proj", functional.silu)
 _GEMMA = (*_LLAMA[:2], _GELU_TANH)
 _FUSED = ("model.layers.{i}.mlp.down_proj", "model.layers.{i}.mlp.gate_up_proj/0", functional.silu)
-# The module that the units enter, and for gated blocks what the activation reads: `/0`, the first half of an output.
+# The module whose input the units are and, for gated blocks, the activation's input: `/0` is an output's first half.
 DENSE: Mapping[str, tuple[str, str | None, Function | None]] = {
     **dict.fromkeys(("llama", "mistral", "smollm3", "qwen3", "olmo2", "granite", "cohere", "stablelm"), _LLAMA),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _GEMMA),
@@ -117,13 +117,13 @@ DENSE: Mapping[str, tuple[str, str | None, Function | None]] = {
                       _GELU_TANH),
     "t5-relu": ("encoder.block.{i}.layer.1.DenseReluDense.wo", None, None),
 }  # fmt: skip
-SINGLE = {"xglm", "xlnet"}  # whose code refuses float64
+SINGLE = {"xglm", "xlnet"}  # models whose code refuses float64
 _MADE = {"llama", "gemma2", "olmo2", "gpt2", "opt", "gpt_neox", "bert", "t5-gated-gelu", "t5-relu"}
 
 
 @cache
 def in_double(name: str) -> tuple[Path, Any]:
-    """(a model's directory, the model in float64, where its code allows that)."""
+    """Return a model's directory, and the model, in float64 if its code allows that."""
     if name in _MADE:
         path, model = made(name).path, made(name).model
     else:
@@ -133,7 +133,7 @@ def in_double(name: str) -> tuple[Path, Any]:
     return path, type(model).from_pretrained(path, dtype=dtype).eval()
 
 
-# Where a family's FFN has its activation: modules of a layer and the attribute that holds it, "" as the layer itself.
+# Where a family's FFN has its activation: a module of the layer ("" for the layer itself) and the attribute.
 ACTS = {
     "llama": ("mlp.act_fn",), "gemma2": ("mlp.act_fn",), "gpt2": ("mlp.act",), "opt": ("activation_fn",),
     "bert": ("intermediate.intermediate_act_fn",), "t5-gated-gelu": ("DenseReluDense.act",),
@@ -143,14 +143,14 @@ ACTS = {
 
 
 class Recorder(nn.Module):
-    """An activation that remembers what entered it and what it gave, call by call (an expert each)."""
+    """An activation that records its inputs and outputs, call by call (one call for each expert)."""
 
     def __init__(self, f: Function) -> None:
         super().__init__()
         self.f, self.entered, self.left = f, list[Tensor](), list[Tensor]()
 
     def forward(self, z: Tensor) -> Tensor:
-        """f(z), noted."""
+        """Compute f(z), and record z and f(z)."""
         out = self.f(z)
         self.entered.append(z.detach().clone().flatten(0, -2))
         self.left.append(out.detach().clone().flatten(0, -2))
@@ -158,7 +158,7 @@ class Recorder(nn.Module):
 
 
 def ffn_input(made: Made, stack: str, index: int) -> Tensor:
-    """What enters the FFN of a layer when the model reads the tokens of the tests' prompt, [tokens, d_model]."""
+    """Return the input of a layer's FFN, [tokens, d_model], when the model reads the tests' prompt."""
     name = f"{made.case.at[stack].format(i=index)}.{made.case.ffn[0]}"
     given: dict[str, Any] = {"input_ids": ids()}
     if made.model.config.is_encoder_decoder:  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def ffn_input(made: Made, stack: str, index: int) -> Tensor:
 
 
 def run(made: Made, acts: tuple[str, ...], stack: str, index: int, other: Function | None = None) -> tuple[Any, Tensor]:
-    """([a Recorder per activation], the FFN's output) of one layer, with `other` in the place of its own activation."""
+    """Run a layer's FFN with `other` as its activation; return a Recorder for each activation, and the FFN's output."""
     model = copy.deepcopy(made.model)
     layer = model.get_submodule(made.case.at[stack].format(i=index))
     found = []

@@ -1,4 +1,4 @@
-"""A git repository for a test, with a branch main; nothing of the user's configuration is read."""
+"""A git repository for a test, with a branch main; the user's git configuration is not read."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ _ALONE = {
 
 
 class Repository:
-    """Made at `path`, empty."""
+    """An empty repository, created at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -20,7 +20,7 @@ class Repository:
         self.git("init", "-q", "-b", "main")
 
     def git(self, *arguments: str) -> str:
-        """What git prints."""
+        """Run git, and return what it prints."""
         environment = {**os.environ, **_ALONE}
         done = subprocess.run(
             ["git", "-c", "core.autocrlf=false", *arguments], cwd=self.path, env=environment, check=True,
@@ -29,7 +29,7 @@ class Repository:
         return done.stdout.strip()
 
     def commit(self, files: Mapping[str, bytes], tag: str = "") -> str:
-        """The hash of a commit with these files written anew."""
+        """Write these files and commit them; return the commit's hash."""
         for name, data in files.items():
             path = self.path / name
             path.parent.mkdir(parents=True, exist_ok=True)

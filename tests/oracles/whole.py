@@ -1,6 +1,6 @@
-"""Whole models as transformers builds them, on the meta device: what every parameter of a model belongs to.
+"""Whole models that transformers builds on the meta device: the part of the model to which each parameter belongs.
 
-Nothing is allocated, so real sizes cost no more than tiny ones. Tied weights are counted once.
+Nothing is allocated, so real sizes take no more memory than tiny ones. Tied weights are counted once.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# A layer: `encoder.layer.3.`, `h.3.`, `decoder.block.3.` ...; the stack is the decoder unless the name says otherwise.
+# The prefix of a layer: `encoder.layer.3.`, `h.3.`, `decoder.block.3.` ...; the stack is the decoder by default.
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _ATTENTION = re.compile(
     r"(?:^|\.)(?:self_attn|self_attention|attention|attn|SelfAttention|EncDecAttention|encoder_attn)\."
@@ -23,10 +23,10 @@ _NORM = re.compile(r"(?i)norm|(?:^|\.)ln_")
 
 @dataclass(frozen=True)
 class Built:
-    """A model's parameters by name, each once, with the choice corrections that are buffers."""
+    """A model's parameters by name, each once, and its choice corrections, which are buffers."""
 
     model: nn.Module
-    encoder: bool  # the only stack is an encoder
+    encoder: bool  # whether the only stack is an encoder
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -41,7 +41,7 @@ class Built:
         return "encoder" if self.encoder or re.search(r"(^|\.)encoder\.", name) else "decoder"
 
     def layer(self, stack: str, index: int) -> dict[str, int]:
-        """The parameters of one layer by name."""
+        """Return the parameters of one layer by name."""
         return {name: size for name, size, i in self._layered() if i == index and self.stack_of(name) == stack}
 
     def attention(self, stack: str, index: int) -> int:
@@ -55,7 +55,7 @@ class Built:
 
     @property
     def outside(self) -> int:
-        """Everything in no layer, with what only layer 0 holds (T5's positions) or lacks (ModernBERT's norm)."""
+        """The parameters outside the layers, including differences of layer 0 (T5's positions, ModernBERT's norm)."""
         parts = [part(stack, i) for part in (self.attention, self.norms) for stack in STACKS for i in (0, 1)]
         extra = sum(parts[0::2]) - sum(parts[1::2])
         return self.total - sum(size for _, size, _ in self._layered()) + extra
@@ -78,7 +78,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "vit", "di
 
 
 def build(values: Mapping[str, Any]) -> Built:
-    """The model of a config: with its language-model head, or the bare encoder where it is none."""
+    """Build the model of a config: with its language-model head, or the bare encoder if it has none."""
     import transformers
     from transformers.models.auto import configuration_auto
 
@@ -90,7 +90,7 @@ def build(values: Mapping[str, Any]) -> Built:
     with torch.device("meta"):
         model = getattr(transformers, _class_name(model_type))(config, **more)
         if values.get("tie_word_embeddings") is False and model.lm_head.weight is model.get_input_embeddings().weight:
-            # T5 v1.1's checkpoints hold a head of their own, as their configs say: transformers 5 ties it all the same.
+            # T5 v1.1's checkpoints have an untied head, as their configs say, but transformers 5 ties it.
             model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
     return Built(model, model_type in ENCODERS)
 

@@ -1,8 +1,8 @@
-"""Tiny models of every text architecture in transformers: what their modules hold is what a count must say.
+"""Tiny models of every text architecture in transformers: a count must equal the parameters in their modules.
 
 An Architecture says how to build one model of a model_type and which of its parameters, by their names in memory, are
-the FFN's. The patterns are written by hand; `doubled` checks them: with every d_ff twice as wide, no matrix outside
-them may change, which needs no knowledge of names at all.
+the FFN's. The patterns are written by hand. `outside` checks them without any knowledge of names: if every d_ff is
+doubled, no parameter that the patterns do not match may change.
 """
 
 import inspect
@@ -29,9 +29,9 @@ _TABLES = tuple(
     MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 """.split()
 )
-MOST_PARAMETERS = 30_000_000  # a "tiny" model above this has a part that the generic sizes do not reach
+MOST_PARAMETERS = 30_000_000  # a larger model has a part whose size the generic fields do not set
 
-# What a tiny model looks like, by every name that the fields have. Widths differ, so that no mix-up can hide.
+# The sizes of a tiny model, under every name that configs use. All widths differ, so that a mix-up is noticed.
 WIDTHS = {
     "intermediate_size": 40, "d_ff": 40, "ffn_dim": 40, "encoder_ffn_dim": 40, "decoder_ffn_dim": 24, "n_inner": 40,
     "ffn_hidden_size": 40, "hidden_dim": 40, "dim_feedforward": 40, "d_inner": 40, "moe_intermediate_size": 12,
@@ -66,14 +66,14 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """One model_type. `ffn` and `norm` match whole parameter names in memory; buffers count where `ffn` says so.
+    """How to build and count a model_type. `ffn` and `norm` match whole names of parameters and stored buffers.
 
-    `second` are FFNs in the same layers, with their norms, that no text token goes through.
-    `values` go over the generic sizes (a nested mapping over those of a nested config), `drop` takes generic ones
-    away. `norm` are the norms that only the FFN branch uses. `model` is the class to build, of the nested config `at`
-    where the whole cannot be built or not tiny; `apart` names the nested configs of towers that are not counted, whose
-    widths do not double. `activation` False: its modules hold a function that they
-    do not call. `reason` says why it cannot be built or counted; such an architecture is listed and not compared.
+    `second` matches FFNs in the same layers, with their norms, that no text token passes. `values` replace generic
+    sizes (nested mappings those of nested configs); `drop` lists generic sizes to omit. `norm` are the norms that only
+    the FFN branch uses. `model` is the class to build, from the nested config `at` if the whole model cannot be built
+    or cannot be tiny. `apart` lists the nested configs of towers that are not counted, whose widths do not double.
+    `activation` is False if the modules have a function that they do not call. `reason` says why it cannot be built or
+    counted; such an architecture is listed but not compared.
     """
 
     ffn: str = r".*\.layers\.\d+\.mlp\..*"
@@ -90,7 +90,7 @@ class Architecture:
 
 @cache
 def text_architectures() -> Mapping[str, str]:
-    """Every model_type that transformers can build as a text model → the class it builds."""
+    """Return a mapping from every model_type that transformers can build as a text model to the class it builds."""
     found: dict[str, str] = {}
     for table in _TABLES:
         for model_type, names in getattr(modeling_auto, table).items():
@@ -99,17 +99,17 @@ def text_architectures() -> Mapping[str, str]:
 
 
 def class_of(model_type: str, case: Architecture) -> str:
-    """The name of the class that is built, or that would be."""
+    """Return the name of the class that is built, or that would be built."""
     return (case.model or text_architectures().get(model_type) or walk()[model_type][0]).rpartition(".")[2]
 
 
 def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedConfig:
-    """A tiny config; `factor` multiplies every d_ff."""
+    """Return a tiny config; `factor` multiplies every d_ff."""
     return _config(_config_class(model_type, case), case, case.values, factor)
 
 
 def _config_class(model_type: str, case: Architecture) -> Any:
-    """The config class of a model_type; of one that is only ever nested, its model class knows it."""
+    """Return the config class of a model_type; if it is only ever nested, the class is read from its model class."""
     if model_type in CONFIG_MAPPING:
         return CONFIG_MAPPING[model_type]
     return attrgetter(case.model)(transformers).config_class
@@ -130,12 +130,12 @@ def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int)
 
 
 def _by_stage(kind: Any, name: str) -> bool:
-    """Whether a field has one number per stage, as in Swin."""
+    """Return whether a field has a value for each stage, as in Swin."""
     return isinstance(getattr(kind, name, None), list | tuple)
 
 
 def _scaled(name: str, value: Any, factor: int) -> Any:
-    """A width that a case gave, times `factor`, in a nested config too."""
+    """Return the value of a case's field with widths multiplied by `factor`, also in a nested config."""
     if isinstance(value, Mapping):
         return {inner: _scaled(inner, said, factor) for inner, said in value.items()}
     if name not in WIDTHS or factor == 1:
@@ -144,7 +144,7 @@ def _scaled(name: str, value: Any, factor: int) -> Any:
 
 
 def config_fields(kind: Any) -> set[str]:
-    """The names of the fields that a config class has."""
+    """Return the names of a config class's fields."""
     names: set[str] = set(getattr(kind, "attribute_map", {}) or {})
     for base in kind.__mro__:
         names |= set(getattr(base, "__annotations__", {}))
@@ -153,7 +153,7 @@ def config_fields(kind: Any) -> set[str]:
 
 
 def build(model_type: str, case: Architecture, factor: int = 1, meta: bool = False) -> nn.Module:
-    """The tiny model, on `meta` without any memory."""
+    """Build the tiny model; with `meta`, on the meta device without any memory."""
     with torch.device("meta"):
         model = fresh(model_type, case, factor)
     size = sum(p.numel() for p in model.parameters())
@@ -166,19 +166,19 @@ def build(model_type: str, case: Architecture, factor: int = 1, meta: bool = Fal
 
 
 def fresh(model_type: str, case: Architecture, factor: int = 1) -> nn.Module:
-    """What the case's class makes of its config, of any size."""
+    """Build the case's class from its config, whatever its size."""
     whole = config(model_type, case, factor)
     kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
     with stubbed(model_type):
         model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
-    model.config = whole  # what is counted is what the whole model's config says
+    model.config = whole  # so that the whole model's config is counted
     return model
 
 
 def matching(model: nn.Module, pattern: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters, and the buffers that a checkpoint stores, whose whole name matches."""
+    """Yield the parameters, and the buffers that a checkpoint stores, whose whole name matches."""
     wanted = re.compile(pattern)
     kept = set(model.state_dict(keep_vars=True))
     for name, tensor in (*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)):
@@ -187,12 +187,12 @@ def matching(model: nn.Module, pattern: str) -> Iterator[tuple[str, torch.Tensor
 
 
 def numbers(model: nn.Module, pattern: str) -> int:
-    """How many numbers the matching parameters hold; tied ones count once."""
+    """Return the number of elements of the matching parameters; tied parameters count once."""
     return sum(tensor.numel() for _, tensor in matching(model, pattern))
 
 
 def outside(module: nn.Module, twice: nn.Module, case: Architecture) -> list[str]:
-    """The parameters that change with d_ff and match none of the patterns (BitNet's norm is d_ff wide): none should."""
+    """Return the parameters that change with d_ff but match no pattern (BitNet's norm is d_ff wide)."""
     plain, wide = dict(module.named_parameters()), dict(twice.named_parameters())
     changed = [n for n, p in plain.items() if n in wide and p.shape != wide[n].shape]
     wanted = re.compile(f"{case.ffn}|{case.norm}|{case.second}")
@@ -201,7 +201,7 @@ def outside(module: nn.Module, twice: nn.Module, case: Architecture) -> list[str
 
 @cache
 def cases() -> Mapping[str, Architecture]:
-    """Every text architecture with its case; one without a row has the default, Llama's."""
+    """Return every text architecture with its case; one without a row has the default case, Llama's."""
     from tests.oracles.architectures.families import DECODERS, ENCODERS, HYBRIDS, MIXTURES, PAIRS
     from tests.oracles.architectures.multimodal import COMPOSITES
 
@@ -211,7 +211,7 @@ def cases() -> Mapping[str, Architecture]:
 
 @cache
 def towers() -> Mapping[str, Architecture]:
-    """What takes token ids and is in none of transformers' text tables: towers that only composites have."""
+    """Return the towers that take token ids but are in none of transformers' text tables: only composites have them."""
     from tests.oracles.architectures.multimodal import MEDIA, TOWERS
 
     return {**TOWERS, **MEDIA}

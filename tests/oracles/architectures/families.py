@@ -1,10 +1,10 @@
-"""Cases of each kind of text architecture: how each is built tiny, and which parameters are its FFN's."""
+"""Cases of each kind of text architecture: how to build a tiny model, and which parameters are its FFN's."""
 
 from collections.abc import Mapping
 
 from tests.oracles.architectures import Architecture
 
-_NONE = r"(?!)"  # a norm without parameters, or one that the attention reads too
+_NONE = r"(?!)"  # a norm without parameters, or one that the attention also reads
 _GPT = Architecture(ffn=r"transformer\.h\.\d+\.mlp\..*", norm=r"transformer\.h\.\d+\.ln_2\..*")
 _PARALLEL = Architecture(ffn=r"transformer\.h\.\d+\.mlp\..*", norm=_NONE)
 _FAIRSEQ = Architecture(ffn=r".*\.layers\.\d+\.fc[12]\..*", norm=r".*\.layers\.\d+\.final_layer_norm\..*")
@@ -58,7 +58,7 @@ DECODERS: Mapping[str, Architecture] = {
     "gemma4_assistant": Architecture(
         reason="transformers 5.23 cannot build it: kv_sharing_modes refuses a model all of whose layers reuse them"
     ),
-    # Real ones reuse keys and values in every layer, which transformers 5.23 cannot build; its FFNs do not mind.
+    # Real models reuse keys and values in every layer, which transformers 5.23 cannot build; the FFNs are the same.
     "gemma4_unified_assistant": Architecture(
         r"model\.layers\.\d+\.mlp\..*", _BOTH.norm,
         {"text_config": {
@@ -177,7 +177,7 @@ PAIRS: Mapping[str, Architecture] = {
         ffn=r".*\.layers\.\d+\.ffn\..*", norm=r".*\.layers\.\d+\.ff_layer_norm\..*",
         values={"encoder_sparse_step": 2, "decoder_sparse_step": 3},
     ),
-    **dict.fromkeys(("seamless_m4t", "seamless_m4t_v2"), _SEAMLESS),  # the speech encoder and the vocoder are no text
+    **dict.fromkeys(("seamless_m4t", "seamless_m4t_v2"), _SEAMLESS),  # speech encoder and vocoder do not read text
     "t5gemma": Architecture(
         ffn=r".*\.(encoder|decoder)\.layers\.\d+\.mlp\..*", norm=rf".*\.(encoder|decoder){_GEMMA_NORM}",
         values={"decoder": {"num_hidden_layers": 3, "intermediate_size": 24}},
@@ -186,7 +186,7 @@ PAIRS: Mapping[str, Architecture] = {
         ffn=r".*\.(encoder\.text_model|decoder)\.layers\.\d+\.mlp\..*",
         norm=rf".*\.(encoder\.text_model|decoder){_GEMMA_NORM}",
         values={
-            # A vision tower whose width is a ratio: no d_ff of the text changes it.
+            # The width of the vision tower is a ratio, so the text's d_ff does not change it.
             "encoder": {"vision_config": {"model_type": "dinov2", "image_size": 28, "patch_size": 14},
                         "mm_tokens_per_image": 4},
             "decoder": {"num_hidden_layers": 3, "intermediate_size": 24},
@@ -205,7 +205,7 @@ PAIRS: Mapping[str, Architecture] = {
 # Composites: vision and audio towers are not counted.
 _TEXT_FFN = r"model\.language_model\.layers\.\d+\.mlp\..*"
 _TEXT_NORM = r"model\.language_model\.layers\.\d+\.post_attention_layernorm\..*"
-_TOWERS = ("intermediate_size", "moe_intermediate_size")  # so that the other towers keep theirs when the text's double
+_TOWERS = ("intermediate_size", "moe_intermediate_size")  # so that other towers keep their widths in `wide`
 _DOTS3 = {
     "num_key_value_heads": 4, "layer_types": ["full_attention"] * 4, "use_dsa": False,
     "shared_experts_intermediate_size": 20,
@@ -237,7 +237,7 @@ MIXTURES: Mapping[str, Architecture] = {
             "attn_config": {"rope_theta": 10000.0},
         },
     ),
-    # its tables of token ids are integers that nothing trains: they are no parameters
+    # its tables of token ids are integers that are not trained, so they are not parameters
     "deepseek_v4": Architecture(
         ffn=r".*\.layers\.\d+\.mlp\.(?!gate\.tid2eid).*", drop=("n_shared_experts",), values=_DEEPSEEK4,
     ),
@@ -253,7 +253,7 @@ MIXTURES: Mapping[str, Architecture] = {
     "dots3_note_text": Architecture(values=_DOTS3),
     "flex_olmo": Architecture(norm=r".*\.layers\.\d+\.post_feedforward_layernorm\..*"),
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
-    "inkling2_text": Architecture(activation=False),  # it names a function, and runs the soft-capped unit
+    "inkling2_text": Architecture(activation=False),  # its code runs the soft-capped unit instead
     "inkling_text": Architecture(values={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
     "jetmoe": Architecture(drop=("num_key_value_heads",)),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),
@@ -265,8 +265,8 @@ MIXTURES: Mapping[str, Architecture] = {
                 "vision_config": {"projector_input_dim": 16, "projector_output_dim": 16}},
     ),
     "llama4_text": Architecture(ffn=r".*\.layers\.\d+\.feed_forward\..*", values=_LLAMA4),
-    # transformers gives its identity experts rows of gate_up_proj that nothing reads (and no checkpoint has): without
-    # them here, with them in tests/run.
+    # In transformers, its identity experts have rows of gate_up_proj that nothing reads and no checkpoint has. They are
+    # left out here; models in tests/run have them.
     "longcat_flash": Architecture(ffn=r".*\.layers\.\d+\.mlps?\..*", values={"zero_expert_num": 0, "num_layers": 4}),
     "phimoe": Architecture(values={"router_jitter_noise": 0.3}),  # so that some weights are not 1
     "qwen3_5_moe": Architecture(
@@ -277,7 +277,7 @@ MIXTURES: Mapping[str, Architecture] = {
         values={"text_config": _QWEN4},
     ),
     "qwen4_exp_text": Architecture(norm=_NONE, values=_QWEN4),
-    # The correction is a buffer that is stored; the router's own norm is counted as a norm.
+    # The correction is a stored buffer; the router's own norm is counted as a norm.
     "zaya": Architecture(
         r"model\.layers\.\d+\.mlp\.(?!gate\.router_mlp\.norm\.).*",
         r"model\.layers\.\d+\.(post_attention_layernorm|mlp\.gate\.router_mlp\.norm)\.weight",
@@ -297,7 +297,7 @@ HYBRIDS: Mapping[str, Architecture] = {
     "granitemoehybrid": Architecture(
         r"model\.layers\.\d+\.(block_sparse_moe|shared_mlp)\..*", values={"residual_multiplier": 0.22}
     ),
-    # intermediate_size here is not d_ff: 600 makes 512, and twice as much 1024.
+    # intermediate_size is not d_ff here: 600 gives a d_ff of 512, and 1200 gives 1024.
     "lfm2": Architecture(
         _LFM.ffn,
         _LFM.norm,
@@ -313,7 +313,7 @@ HYBRIDS: Mapping[str, Architecture] = {
         r"model\.layers\.(1|3|5)\.norm\.weight",
         {"layers_block_type": _KINDS, "moe_latent_size": 10, "routed_scaling_factor": 2.5},
     ),
-    # Layer 3 has attention, and its norm after the FFN; in the others it stands before it.
+    # Layer 3 has attention, and its norm is after the FFN; in the other layers the norm is before the FFN.
     "olmo_hybrid": Architecture(
         norm=r"model\.layers\.([012]\.post_attention_layernorm|3\.post_feedforward_layernorm)\.weight"
     ),
@@ -326,7 +326,7 @@ HYBRIDS: Mapping[str, Architecture] = {
     "rwkv": Architecture(
         reason="its channel mix also reads the previous token (a time shift), which the block language cannot express"
     ),
-    # The two hybrid layers share one block; named_parameters gives a tied one once.
+    # The two hybrid layers share one block; named_parameters lists a tied parameter once.
     "zamba": Architecture(
         r"model\.layers\.\d+\.shared_transf\.feed_forward\..*",
         r"model\.layers\.\d+\.shared_transf\.pre_ff_layernorm\.weight",

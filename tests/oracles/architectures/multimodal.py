@@ -1,8 +1,8 @@
-"""Cases of text models inside multimodal ones: composites, whose text towers alone are counted, and towers alone.
+"""Cases of multimodal models: composites, of which only the text tower is counted, and text towers built separately.
 
-A tower that none of transformers' text tables lists is built alone, as the class that its family's modeling file has.
-MEDIA are those of models that hear, speak, see or read documents, built as the class that takes their ids; what
-transformers builds only inside a composite is not counted, and `reason` says why.
+A tower that is in none of transformers' text tables is built from the class in its family's modeling file. MEDIA has
+models of audio, images or documents, built from the class that takes their token ids. A model that transformers builds
+only inside a composite is not counted, and `reason` says why.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _GEMMA_NORM = _TOWER + r"(pre|post)_feedforward_layernorm\.weight"
 def _composite(
     text: str = "", audio: str = "", norm: str = r"post_attention_layernorm\..*", **said: Any
 ) -> Architecture:
-    """A model whose text_config (and audio_config) are of these model types."""
+    """Return the case of a model whose text_config (and audio_config) have these model types."""
     nested = {"text_config": {"model_type": text}} if text else {}
     nested |= {"audio_config": {"model_type": audio}} if audio else {}
     values = nested | said.pop("values", {})
@@ -32,7 +32,7 @@ def _composite(
 
 
 def _musicgen(name: str) -> Architecture:
-    """A decoder of audio tokens, conditioned on T5; only the decoder is counted."""
+    """Return the case of a decoder of audio tokens that is conditioned on T5; only the decoder is counted."""
     return Architecture(
         r"decoder\.model\.decoder\.layers\.\d+\.fc[12]\..*",
         r"decoder\.model\.decoder\.layers\.\d+\.final_layer_norm\..*",
@@ -67,11 +67,11 @@ COMPOSITES: Mapping[str, Architecture] = {
         "qwen2",
         values=dict.fromkeys(("semantic_tokenizer_encoder_config", "acoustic_tokenizer_encoder_config"), _TOKENIZER),
     ),
-    # Layer 1 attends to the image; a gate of its own, which is no FFN parameter, scales its FFN's output.
+    # Layer 1 attends to the image; a gate, which is not an FFN parameter, scales its FFN's output.
     "mllama": _composite(
         values={"text_config": {"cross_attention_layers": [1]}}, model="MllamaForConditionalGeneration"
     ),
-    # The whole has an image tokenizer without a tiny size.
+    # The whole model has an image tokenizer that cannot be tiny.
     "emu3": Architecture(
         r"model\.layers\.\d+\.mlp\..*", model="Emu3ForCausalLM", at="text_config", apart=("vq_config",)
     ),
@@ -99,7 +99,7 @@ COMPOSITES: Mapping[str, Architecture] = {
         r"model\.text_model\.layers\.\d+\.mlp\..*", r"model\.text_model\.layers\.\d+\.post_attention_layernorm\.weight",
         {"text_config": {"model_type": "ultrabert"}, "vision_config": _SIGLIP},
     ),
-    # Its audio config's width follows from a nested one, and cannot be given; the speaker model has no tiny size.
+    # The width in its audio config follows from a nested config and cannot be set; the speaker model cannot be tiny.
     "nemo_speechlm": Architecture(
         r"model\.layers\.\d+\.mixer\.((up|down)_proj|experts|shared_experts|gate)\b.*",
         r"model\.layers\.(1|3)\.norm\.weight",
@@ -132,7 +132,7 @@ COMPOSITES: Mapping[str, Architecture] = {
 def layers(
     model: str, ffn: str = r"mlp\..*", norm: str = r"post_attention_layernorm\..*", at: str = "", **values: Any
 ) -> Architecture:
-    """A model whose blocks are `layers.0`, ...: its FFN and the FFN's norms by the names after that."""
+    """Return the case of a model with blocks `layers.0`, ...; `ffn` and `norm` match the names after this prefix."""
     layer = r"(?:.*\.)?layers?\.\d+\."
     return Architecture(layer + ffn, layer + norm, values, model=model, at=at)
 
@@ -215,7 +215,7 @@ TOWERS: Mapping[str, Architecture] = {
         r"layer\.\d+\.mlp\.DenseReluDense\..*", r"layer\.\d+\.mlp\.layer_norm\.weight", model="Pix2StructTextModel"
     ),
 }  # fmt: skip
-# Remote code: (published config, all parameters, active ones), from the published tables and model pages.
+# Models with remote code: (published config, all parameters, active parameters), from published tables and model pages.
 REMOTE: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "kimi_k2": (  # Kimi-K2-Instruct: 1T, 32B active
         {
@@ -290,7 +290,7 @@ _PAIR = r"(?:.*\.)?(encoder|decoder)\.layers\.\d+\."
 
 
 def _own(folder: str, kind: str) -> str:
-    """A class that transformers does not export."""
+    """Return the path of a class that transformers does not export."""
     return f"models.{folder}.modeling_{folder}.{kind}"
 
 
@@ -304,7 +304,7 @@ def _bark(kind: str) -> Architecture:
 _TALKER = "models.qwen3_omni_moe.modeling_qwen3_omni_moe.Qwen3OmniMoeTalker"
 _CODEC = {"model_type": "encodec", "num_filters": 2, "codebook_dim": 8, "codebook_size": 64}
 _QUERIES = r"encoder\.layer\.\d+\.(intermediate|output)_query\..*"
-# FFNs of other tokens in the text's layers, their norms included.
+# FFNs for non-text tokens in the text's layers, including their norms.
 _SECOND: Mapping[str, str] = {
     "ernie4_5_vl_moe_text": r"layers\.\d+\.mlp\.vision_moe\..*",
     "evolla": r"(?:.*\.)?layers\.\d+\.adapter\.(?:.*\.)?ff\..*",

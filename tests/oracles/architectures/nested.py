@@ -1,7 +1,7 @@
-"""Composites that pass token ids on to a tower with a row of its own: their cases follow from that tower's.
+"""Composites that pass token ids on to a tower which has its own case: their cases follow from the tower's case.
 
-transformers says which tower it is (`get_text_config`), which kinds the other towers are of, and where in the module
-the tower stands. What the FFN's parameters are called there is what the tower's own case says of it.
+transformers gives the text tower (`get_text_config`), the kinds of the other towers, and the tower's place in the
+module. The names of the FFN's parameters within the tower come from the tower's own case.
 """
 
 import re
@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.oracles.architectures import Architecture, cases, fresh, text_architectures, towers
 from tests.oracles.architectures.walk import walk
 
-# What transformers needs to build some of them, beyond their towers' kinds.
+# Values that transformers needs to build some composites, in addition to the kinds of their towers.
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 16, "intermediate_size": 4}},
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
@@ -26,39 +26,39 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
 }
-# Whose other towers need packages that are not installed here (timm, torchvision), or have no small size: the text
-# tower is built alone, from the whole's config.
+# Composites whose other towers need packages that are not installed (timm, torchvision), or cannot be small: only the
+# text tower is built, from the whole config.
 ALONE = {
     "align", "bridgetower", "fast_vlm", "florence2", "glm5_next", "granite4_vision", "grounding-dino", "inkling2",
     "inkling_mm_model", "janus", "mm-grounding-dino", "muse_glimmer", "muse_spark", "omdet-turbo", "pe_audio_video",
     "pe_video", "perception_lm", "sam3", "vibevoice",
 }  # fmt: skip
-_OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # what a pattern begins with
+_OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # the start of a pattern
 _ROOT = r"(?:.*\.)?"
 
 
 @cache
 def composites() -> tuple[str, ...]:
-    """What takes token ids, is in none of transformers' text tables and has no case as a tower."""
+    """Return the models that take token ids, are in none of transformers' text tables and have no case as a tower."""
     return tuple(name for name in walk() if name not in text_architectures() and name not in towers())
 
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
-    """Everything that takes token ids, and the names that transformers gives to another's classes, in order."""
+    """Return the cases of all models that take token ids, including aliases of other models, in order."""
     found = {**{name: composite(name) for name in composites()}, **towers(), **cases()}
     return dict(sorted(found.items()))
 
 
 def default_config(name: str) -> PretrainedConfig:
-    """What transformers makes of a model_type alone."""
+    """Return the config that transformers creates from a model_type alone."""
     kind: Any = CONFIG_MAPPING[name]
     config: PretrainedConfig = kind()
     return config
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the tower that a composite's token ids go to; itself where transformers names none."""
+    """Return the config of the tower that receives a composite's token ids, or `config` if transformers gives none."""
     text: PretrainedConfig = config.get_text_config()
     inner = getattr(config, "vlm_config", None)
     return text_config(inner) if text is config and inner is not None else text
@@ -66,7 +66,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 @cache
 def kind_of(name: str) -> str:
-    """The model_type of a composite's text tower."""
+    """Return the model_type of a composite's text tower."""
     config = default_config(name)
     if text_config(config) is config:
         raise LookupError(f"{name} takes token ids: it is no composite, and no case says what its FFN is")
@@ -74,18 +74,18 @@ def kind_of(name: str) -> str:
 
 
 def uncounted(name: str) -> str:
-    """Why a composite is not counted; empty where it is."""
+    """Return why a composite is not counted, or an empty string if it is counted."""
     kind = kind_of(name)
     return tower(kind).reason
 
 
 def tower(name: str) -> Architecture:
-    """The case of a tower; of an alias that transformers has no classes for, Llama's."""
+    """Return the case of a tower; for an alias without classes in transformers, Llama's case."""
     return {**cases(), **towers()}[name]
 
 
 def composite(name: str) -> Architecture:
-    """The case of a composite: small towers of transformers' default kinds, and the tower's own case inside."""
+    """Return the case of a composite: small towers of transformers' default kinds, with the text tower's own case."""
     if why := uncounted(name):
         return Architecture(reason=why)
     config, kind = default_config(name), kind_of(name)
@@ -104,26 +104,26 @@ def composite(name: str) -> Architecture:
     inner = {path: one.config for path, one in module.named_modules() if path and isinstance(one, PreTrainedModel)}
     text = text_config(module.config)
     of_its_kind = [path for path, said in inner.items() if said.model_type == kind]
-    at = min(of_its_kind, key=lambda path: inner[path] is not text)  # the first, unless another has this very config
+    at = min(of_its_kind, key=lambda path: inner[path] is not text)  # the first, unless another has exactly this config
     inside = tower(kind)
     names = {"ffn": inside.ffn, "norm": inside.norm, "second": inside.second}
     return replace(case, **{part: _within(at, pattern) for part, pattern in names.items()})
 
 
 def _within(at: str, pattern: str) -> str:
-    """What the tower's pattern is for names of the whole, where the tower is `at`."""
+    """Return the tower's pattern for the names in the whole model, in which the tower is at `at`."""
     return pattern if pattern == r"(?!)" else re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern)
 
 
 def _alone(config: PretrainedConfig, kind: str, values: Mapping[str, Any]) -> Architecture:
-    """The text tower by itself, under the whole's config."""
+    """Return the case of the text tower, built separately from the whole config."""
     inside = tower(kind)
     at = next(name for name in type(config).sub_configs if getattr(config, name).model_type == kind)
     return replace(inside, values=values, model=inside.model or text_architectures()[kind], at=at)
 
 
 def _kinds(config: PretrainedConfig, text: str) -> dict[str, Any]:
-    """For every nested config its kind, so that it is made small; for the text's what its own case adds."""
+    """Return the kind of every nested config, so that it is made small, and the values of the text tower's case."""
     values: dict[str, Any] = {}
     for name in type(config).sub_configs:
         inner = getattr(config, name, None)

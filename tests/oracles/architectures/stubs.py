@@ -1,4 +1,4 @@
-"""Stand-ins for optional packages that transformers needs to build a model, for parts that no FFN of its text is in."""
+"""Stand-ins for optional packages that transformers needs to build parts of a model without text FFNs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from transformers.models.layoutlmv2 import modeling_layoutlmv2
 
 
 class _Backbone(nn.Module):
-    """As many features of an image as LayoutLMv2 takes, all zero."""
+    """Returns as many image features as LayoutLMv2 takes, all zero."""
 
     cfg = SimpleNamespace(MODEL=SimpleNamespace(PIXEL_MEAN=(), PIXEL_STD=()))
 
@@ -22,14 +22,14 @@ class _Backbone(nn.Module):
         self.pixel_mean, self.pixel_std = torch.empty(0, 1, 1), torch.empty(0, 1, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """[images, …] → [images, places, features]."""
+        """Map [images, …] to zeros [images, places, features]."""
         high, wide, features = self.shape
         return images.new_zeros(len(images), high * wide, features)
 
 
 @contextmanager
 def stubbed(model_type: str) -> Iterator[None]:
-    """Without LayoutLMv2's image backbone, which detectron2 would make."""
+    """Replace LayoutLMv2's image backbone, which detectron2 would create, while inside."""
     if model_type != "layoutlmv2":
         yield
         return

@@ -1,5 +1,5 @@
-"""One architecture's tiny model, built once and saved once: every statement about the architecture reads this one. The
-FFN parameters of what is saved, counted from the module, the config and the headers."""
+"""The tiny model of an architecture, built and saved once for all tests of the architecture; and the counts of its FFN
+parameters from the module, the config and the headers."""
 
 import json
 import math
@@ -29,13 +29,13 @@ from tests.oracles.architectures import Architecture, build, cases, class_of, fr
 from tests.oracles.architectures.nested import composite
 from tests.oracles.checkpoints import checkpoint_in
 
-# Tests with this mark take a `name`; tests/conftest.py puts those of one name in a row, so that it is built once.
+# Tests with this mark take a `name`; tests/conftest.py runs the tests of a name in a row, so that it is built once.
 statement = pytest.mark.architecture
 
 TOKENS = 8
-UNFILLED = "pix2struct_text_model"  # transformers cannot fill its parameters when it stands alone
+UNFILLED = "pix2struct_text_model"  # transformers cannot initialise its parameters if it is built separately
 _HEADS = {"num_key_value_heads": 4}
-# What a forward pass needs beyond the sizes that a count needs.
+# Values that a forward pass needs, in addition to the sizes that a count needs.
 RUNNING: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
                      "longcat_flash", "minicpm3", "youtu"), _HEADS),
@@ -46,10 +46,10 @@ RUNNING: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """A tiny model in memory and, once somebody asks for it, on disk.
+    """A tiny model in memory, which is saved to disk when it is first needed there.
 
-    `case` says which of its parameters are the FFN's, `config` is what its config.json says, every parameter of
-    `module` is random; `wide` is the same with every d_ff twice as wide, its shapes alone.
+    `case` says which parameters are the FFN's; `config` has the contents of its config.json; every parameter of
+    `module` is random; `wide` is the same model with every d_ff doubled, on the meta device.
     """
 
     name: str
@@ -60,17 +60,17 @@ class Tiny:
 
     @cached_property
     def model(self) -> Resolved:
-        """What ffn makes of the config alone."""
+        """The model that ffn reads from the config alone."""
         return from_config(self.config, self.name, f"{self.name}/config.json")
 
     @cached_property
     def wide_model(self) -> Resolved:
-        """What ffn makes of the wide module's config."""
+        """The model that ffn reads from the wide module's config."""
         return from_config(_config(self.wide), self.name, f"{self.name}/config.json")
 
     @cached_property
     def folder(self) -> Path:
-        """Where transformers saved it."""
+        """The folder in which transformers saved the model."""
         folder = Path(mkdtemp(prefix=f"ffn-{self.name}-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.module.save_pretrained(folder / "whole")  # type: ignore[operator]
@@ -78,12 +78,12 @@ class Tiny:
 
     @cached_property
     def saved_model(self) -> Resolved:
-        """What ffn makes of that folder."""
+        """The model that ffn reads from that folder."""
         return load(str(self.folder))
 
     @cached_property
     def without_config(self) -> Path:
-        """The same files but config.json."""
+        """A folder with the same files except config.json."""
         bare = self.folder.parent / "bare"
         bare.mkdir()
         for file in self.folder.iterdir():
@@ -94,15 +94,15 @@ class Tiny:
 
 @lru_cache(maxsize=1)
 def tiny(name: str) -> Tiny:
-    """The tiny model of a text architecture."""
+    """Return the tiny model of a text architecture."""
     case = _cases().get(name)
     return make(name, case if case else composite(name))
 
 
 def make(name: str, case: Architecture) -> Tiny:
-    """A case built so that it runs: random values of fan-in scale everywhere, in the buffers that are stored too."""
+    """Build a case so that it can run: with random values of fan-in scale everywhere, also in stored buffers."""
     case = replace(case, values={**case.values, **RUNNING.get(name, {})})
-    wide = build(name, case, factor=2, meta=True)  # which sees that it is tiny, too
+    wide = build(name, case, factor=2, meta=True)  # this also checks that the model is tiny
     torch.manual_seed(0)
     model = (build(name, case, meta=True).to_empty(device="cpu") if name == UNFILLED else fresh(name, case)).eval()
     config = _config(model)  # saving will add to it
@@ -135,13 +135,13 @@ def _cases() -> Mapping[str, Architecture]:
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:
-    """What transformers would write to config.json."""
+    """Return what transformers would write to config.json."""
     values: Mapping[str, Any] = json.loads(json.dumps(model.config.to_dict(), default=str))  # type: ignore[union-attr, operator]
     return values
 
 
 def _stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What a checkpoint holds that is no constant."""
+    """Yield the tensors in a checkpoint that are not constants."""
     kept = set(model.state_dict())
     for at, tensor in (*model.named_parameters(), *model.named_buffers()):
         if at in kept and tensor.is_floating_point() and not at.endswith((".beta", ".eps")):
@@ -149,7 +149,7 @@ def _stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _mixed(self: Any, tokens: Tensor, _: Tensor, weights: Tensor) -> Tensor:
-    """NLLB's experts on `tokens` [tokens, d], each by its weight, shrunk by what training drops."""
+    """Compute NLLB's experts on `tokens` [tokens, d], multiplied by the routing weights and by 1 - the dropout."""
     mixed = sum(weights[:, e, None] * self[f"expert_{e}"](tokens) for e in range(self.num_experts))
     return mixed * (1 - self.moe_token_dropout)
 
@@ -159,10 +159,10 @@ COLUMNS = ("model_type", "class", "config_count", "header_count", "module_count"
 
 @dataclass(frozen=True)
 class Counts:
-    """FFN parameters of one model, all layers: by its config.json, its headers, its module, and both files read.
+    """FFN parameter counts of one model, all layers, from its config.json, its headers, its module, and both files.
 
-    `header` is by names and shapes alone. `stored` is what `load` finds in the headers with the config beside them
-    (None: not all of it), `differences` what it says of the two.
+    `header` uses only names and shapes. `stored` is the count that `load` finds in the headers if it also has the
+    config (None: incomplete), and `differences` are the differences that it reports.
     """
 
     config: int
@@ -173,7 +173,7 @@ class Counts:
 
     @property
     def reason(self) -> str:
-        """How they disagree; empty where all of them are the same."""
+        """How the counts disagree; empty if all of them are the same."""
         return "; ".join((*self._unlike(), *self.differences))
 
     def _unlike(self) -> Iterator[str]:
@@ -186,7 +186,7 @@ class Counts:
 
 
 def counts(tiny: Tiny) -> Counts:
-    """Count one architecture, as transformers saves it, in every way."""
+    """Count the FFN parameters of an architecture, as saved by transformers, in every way."""
     both = tiny.saved_model
     return Counts(
         config=count(read_config(tiny.folder / "config.json", tiny.name)).ffn_params_total,
@@ -198,13 +198,13 @@ def counts(tiny: Tiny) -> Counts:
 
 
 def _by_headers(folder: Path) -> int:
-    """FFN parameters by the tensors' names and shapes alone: no config is read."""
+    """Count FFN parameters from the tensors' names and shapes alone, without the config."""
     layers = recognise(items_of(take_inventory(checkpoint_in(folder)), None))[0]
     return sum(found.params for seen in layers.values() for founds in seen.values() for found in founds)
 
 
 def row(name: str, case: Architecture) -> tuple[object, ...]:
-    """One line of the table of architectures (COLUMNS); one that a case gives a reason for is not counted."""
+    """Return a line of the table of architectures (COLUMNS); if the case has a reason, it is not counted."""
     built = class_of(name, case)
     if case.reason:
         return (name, built, None, None, None, "not counted", case.reason)

@@ -1,8 +1,8 @@
-"""Tiny models as transformers saves them, traced: what our steps make of weights on disk, beside the module's own.
+"""Traces of tiny models that transformers saved: our steps, with weights from disk, compared with the live modules.
 
-Every parameter is random. The live model runs once on random tokens; what enters and leaves each layer's FFN is caught
-at the modules that `live_ffn` names, and so is what goes through its norms and what leaves its layer. One layer of each
-group is compared. Errors are max|a − b| / max|b| with transformers' tensor as b.
+Every parameter is random. The live model runs once on random tokens. The inputs and outputs of each layer's FFN are
+recorded at the modules that `live_ffn` returns, and so are those of its norms and the output of its layer. One layer of
+each group is compared. Errors are max|a − b| / max|b| with transformers' tensor as b.
 """
 
 import math
@@ -40,7 +40,7 @@ PAIRED = {
     "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "switch_transformers", "t5", "t5gemma",
     "t5gemma2", "umt5", "whisper",
 }  # fmt: skip
-# Where what leaves the layer is not what leaves the block, so that it says nothing of it.
+# Why a layer's output differs from the block's output, so that the two are not compared.
 _GATED = "the layer scales its output, or adds to it, once more"
 _NO_LAYER = "a layer has no module of its own"
 APART: Mapping[str, str] = {
@@ -57,26 +57,26 @@ APART: Mapping[str, str] = {
     "muse_spark_text": "the residual is mixed by a learned gate: the block ends before it",
     "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
 }  # fmt: skip
-# Whose names say one order of gate and up, and whose code has another: without a config they are read as the names say,
-# with a note.
+# Models whose tensor names suggest an order of gate and up that their code does not have: without a config they are
+# read as the names suggest, with a note.
 OTHER_ORDER = {
     **dict.fromkeys(("moonshine", "moonshine_streaming"), "the first half is read as the gate"),
     "openai_privacy_filter": "read as gpt-oss's",
 }
-# FFNs that are float32 inside, whatever their input is: norms within them, BLOOM's constant of eight digits.
+# FFNs that compute in float32 even for float64 input: through norms inside them, or BLOOM's constant of eight digits.
 SINGLE = {"beam", "bitnet", "bloom"}
-_INPUTS = ("other branch", "token_ids", "in the previous layer")  # notes on what a block gets next to its x
+_INPUTS = ("other branch", "token_ids", "in the previous layer")  # notes on inputs of a block in addition to x
 NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One layer's errors: of its FFN, of its norms, of the whole block's output against what leaves the layer.
+    """The errors of one layer: of its FFN, of its norms, and of the whole block's output.
 
-    `exact` is the FFN's in float64, None where the model itself cannot run in it or overflows, `limit` what it may be.
-    `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
-    weights there are, bit by bit, those read from disk, and those read from there without a config; `strange` are
-    parameters of the modules found that do not belong to the FFN or its norms.
+    `exact` is the FFN's error in float64 (None if the model cannot run in float64 or overflows), and `limit` the
+    largest allowed. `block` is None if the layer's output is not the block's. `live` is the FFN in memory; `same` says
+    whether its weights have the same bits as those read from disk, with and without a config; `strange` are parameters
+    of its modules that belong neither to the FFN nor to its norms.
     """
 
     layer: Layer
@@ -92,12 +92,12 @@ class Compared:
 
     @property
     def name(self) -> str:
-        """`decoder.3`."""
+        """The stack and layer, such as `decoder.3`."""
         return f"{self.layer.stack}.{self.layer.index}"
 
     @property
     def reason(self) -> str:
-        """What is wrong; empty where nothing is."""
+        """What is wrong; empty if nothing is."""
         return "; ".join(f"{self.name}: {problem}" for problem in self._problems())
 
     def _problems(self) -> Iterator[str]:
@@ -119,7 +119,7 @@ class Compared:
 
 @dataclass
 class Caught:
-    """The first inputs of modules (their first tensor; `state`, their second) and first outputs."""
+    """The inputs of modules in their first call (first tensor; `state`: second tensor) and their outputs."""
 
     given: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Caught:
 
     @contextmanager
     def watch(self, model: nn.Module, names: Iterable[str]) -> Iterator[None]:
-        """Catch what goes through these modules while inside."""
+        """Record the inputs and outputs of these modules while inside."""
         hooks = [model.get_submodule(n).register_forward_hook(self._hook(n), with_kwargs=True) for n in {*names}]
         try:
             yield
@@ -152,7 +152,7 @@ class Caught:
 
 
 def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
-    """Random inputs of one forward pass."""
+    """Return random inputs for one forward pass."""
     generator = torch.Generator().manual_seed(2)
     tokens = _ids(generator)
     given: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
@@ -172,7 +172,7 @@ def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
         given["visual_feats"], given["visual_pos"] = torch.randn(2, BATCH, 3, 4, generator=generator)
         del given["use_cache"]
     if name == "tvp":
-        given["input_ids"] = tokens[:1]  # its positions of an image are those of one
+        given["input_ids"] = tokens[:1]  # its image positions are for a single image
         given["pixel_values"] = torch.randn(1, 2, 3, 64, 64, generator=generator)
     if name == "vilt":
         given["pixel_values"] = torch.randn(BATCH, 3, 32, 32, generator=generator)
@@ -181,17 +181,17 @@ def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
 
 
 def _ids(generator: torch.Generator) -> Tensor:
-    """The token ids of the forward pass, [batch, tokens]: the first numbers drawn."""
+    """Draw the token ids of the forward pass, [batch, tokens]; they are drawn before all else."""
     return torch.randint(3, VOCAB, (BATCH, TOKENS), generator=generator)
 
 
 def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: Caught) -> None:
-    """The forward pass; then, by itself, the module around every FFN that it does not come by.
+    """Run the forward pass; then run the module around every FFN that the pass did not reach.
 
-    Such are layers that only read an image (Mllama), and models that want speech (Voxtral) or another model's states.
+    These are layers that only read an image (Mllama), and models that need speech (Voxtral) or another model's states.
     """
     with torch.no_grad():
-        for module in (model, *_towers(model, places)):  # text alone does not carry all to the end
+        for module in (model, *_towers(model, places)):  # with text alone, some models cannot finish
             if any(live.enters not in caught.given for live in places.values()):
                 with suppress(AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                     module(**_forward_arguments(name, module))
@@ -204,7 +204,7 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
 
 
 def _towers(model: nn.Module, places: Mapping[Layer, LiveFFN]) -> Iterator[nn.Module]:
-    """The models inside a model that FFNs stand in, the outermost first."""
+    """Yield the models inside a model that contain FFNs, the outermost first."""
     for name, module in model.named_modules():
         around = name and any(live.enters.startswith(f"{name}.") for live in places.values())
         if around and isinstance(module, PreTrainedModel):
@@ -215,7 +215,7 @@ def _towers(model: nn.Module, places: Mapping[Layer, LiveFFN]) -> Iterator[nn.Mo
 
 
 def compare(tiny: Tiny) -> list[Compared]:
-    """One layer of every group of blocks, read from where transformers saved it, beside the live model's own."""
+    """Compare one layer of every group of blocks, read from the saved files, with the live model's layer."""
     case, model, ours = tiny.case, tiny.module, tiny.saved_model
     layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.model.groups]
     ready = [prepare(ours, layer=f"{layer.stack}.{layer.index}") for layer in layers]
@@ -231,7 +231,7 @@ def compare(tiny: Tiny) -> list[Compared]:
         found = [_compared(tiny, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
     exact = Caught()
     model.double()
-    with suppress(RuntimeError, TypeError):  # a model that has float32 in its code
+    with suppress(RuntimeError, TypeError):  # the model's code requires float32
         exact = _caught(tiny, places)
     model.float()
     doubled = [_in_double(*one, exact) for one in zip(places.values(), ready, strict=True)]
@@ -242,15 +242,15 @@ def compare(tiny: Tiny) -> list[Compared]:
 
 
 def _limit(name: str, layer: Layer) -> float:
-    """What the error in float64 may be: float32's where the module itself has float32 inside, as routers have."""
+    """Return the largest error allowed in float64: float32's if the module computes in float32, as routers do."""
     return FP32 if layer.spec.moe or name in SINGLE else FP64
 
 
 def _caught(tiny: Tiny, places: Mapping[Layer, LiveFFN]) -> Caught:
-    """What goes through the FFNs and what is around them, in one forward pass."""
+    """Record the inputs and outputs of the FFNs and of the modules around them in one forward pass."""
     caught, model, at = Caught(), tiny.module, tiny.case.at
     whole: Any = model.config
-    model.config = getattr(whole, at) if at else whole  # a tower that was built alone reads its own
+    model.config = getattr(whole, at) if at else whole  # a tower that was built separately reads its own config
     watched = [(live.enters, *live.leaves, live.layer, *live.norms.values()) for live in places.values()]
     with caught.watch(model, chain(*watched)):
         _run(tiny.name, model, places, caught)
@@ -259,7 +259,7 @@ def _caught(tiny: Tiny, places: Mapping[Layer, LiveFFN]) -> Caught:
 
 
 def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float | None:
-    """The FFN's error with all numbers in float64, the weights those from disk."""
+    """Return the FFN's error with everything in float64 and the weights from disk, or None."""
     x = caught.given.get(live.enters)
     if x is None or x.isnan().any() or not {*live.leaves} <= caught.made.keys():
         return None
@@ -280,7 +280,7 @@ def _ours(ready: Prepared, weights: Mapping[str, Tensor], x: Tensor, state: Tens
 
 
 def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
-    """The canonical weights of a layer's FFN, from ffn_input to ffn_output, as views of the model's own tensors."""
+    """Return the canonical weights of a layer's FFN, from ffn_input to ffn_output, as views of the model's tensors."""
     tensors, wanted = live_tensors(module), parameters(ffn_steps(steps(layer.spec)))
     _, located = live_parameters(module, resolved, layer)
     return {
@@ -296,7 +296,7 @@ def _canonical(stored: list[Tensor], item: Located) -> Tensor:
 
 
 def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
-    """The same layers' weights without a config.json: an option says what no tensor does, the activation."""
+    """Yield the same layers' weights, read without a config.json; the activation, in no tensor, is an option."""
     model = tiny.saved_model
     spec = model.model.main.spec
     top_k = next((group.spec.moe.top_k for group in model.model.groups if group.spec.moe), None)
@@ -327,12 +327,12 @@ def _compared(tiny: Tiny, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool
 
 
 def apart(name: str) -> str:
-    """Why what leaves a layer is not what leaves its block; empty where it is. A composite's reason is its tower's."""
+    """Return why a layer's output is not its block's (empty if it is); a composite has its tower's reason."""
     return APART.get(name) or APART.get(kind_of(name) if name in composites() else "", "")
 
 
 def _block(at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float | None:
-    """The error of the block's output against the layer's, where that is the same thing."""
+    """Return the error of the block's output compared with the layer's, or None if they are not comparable."""
     live = at[1]
     if {*ready.inputs} != {"x"} or live.layer not in caught.made:
         return None
@@ -342,14 +342,14 @@ def _block(at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float 
 
 
 def error(ours: Tensor, theirs: Tensor) -> float:
-    """max|a − b| / max|b|; infinite where there are not as many numbers."""
+    """Return max|a − b| / max|b|, or infinity if the tensors have different numbers of elements."""
     if ours.numel() != theirs.numel():
         return math.inf
     return float((ours.reshape(theirs.shape) - theirs).abs().max() / theirs.abs().max())
 
 
 def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, ...]:
-    """Parameters of the modules found that are none of the FFN's, by the case's patterns, which are written by hand."""
+    """Return the parameters of the FFN's modules that the case's hand-written patterns do not match."""
     at = tuple(f"{name}." for name in (live.enters, *live.leaves))
     own = re.compile(f"{case.ffn}|{case.norm}|{case.second}")
     norm = re.compile(case.norm if case.norm != r"(?!)" else ".*")
@@ -361,7 +361,7 @@ def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, 
 
 
 def row(name: str, case: Architecture, found: Iterable[Compared] = ()) -> tuple[object, ...]:
-    """One line of the table (COLUMNS) for what was compared; one that a case gives a reason for is not traced."""
+    """Return a line of the table (COLUMNS) for the compared layers; if the case has a reason, it is not traced."""
     built = class_of(name, case)
     if case.reason:
         return (name, built, None, None, None, None, None, "not counted", case.reason)

@@ -1,9 +1,9 @@
-"""Every text architecture of the installed transformers, found in the source of its classes: no list says which.
+"""Every text architecture of the installed transformers, found in the source of its classes instead of a list.
 
 A text architecture is a model_type with a model class whose `forward` takes token ids: a parameter `input_ids`, or one
-whose name ends in `_input_ids` (`decoder_input_ids`). So decoders of speech-to-text, text encoders that stand beside an
-image encoder and models of audio codes are among them, and so are composites, which pass the ids on to one of these.
-The source is read because importing every module takes half a minute, and some import what is not installed.
+whose name ends in `_input_ids` (`decoder_input_ids`). This includes decoders of speech-to-text models, text encoders
+next to an image encoder, models of audio codes, and composites, which pass the ids on to one of these. The source is
+read because importing every module takes half a minute, and some modules import packages that are not installed.
 """
 
 import re
@@ -23,7 +23,7 @@ _IDS = re.compile(r"\b(?:\w+_)?input_ids\b")
 
 @dataclass(frozen=True)
 class _Class:
-    """One class as its source has it: None where it inherits."""
+    """What the source of a class says; None if the class inherits it."""
 
     path: str
     bases: tuple[str, ...]
@@ -33,7 +33,7 @@ class _Class:
 
 @cache
 def walk() -> Mapping[str, tuple[str, ...]]:
-    """model_type → the model classes that take token ids, by their names below `transformers`."""
+    """Return a mapping from each model_type to its model classes that take token ids, as paths below `transformers`."""
     folder = Path(transformers.__file__).parent / "models"
     types = {}
     for file in sorted(folder.glob("*/configuration_*.py")):
@@ -59,7 +59,7 @@ def walk() -> Mapping[str, tuple[str, ...]]:
 
 
 def _classes(file: Path) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(name, bases, body) of the classes of one file."""
+    """Yield the name, bases and body of each class in a file."""
     text = file.read_text(encoding="utf-8")
     found = list(_CLASS.finditer(text))
     for one, after in zip(found, [*found[1:], None], strict=True):
@@ -68,15 +68,15 @@ def _classes(file: Path) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _lineage(name: str, classes: Mapping[str, _Class]) -> list[str]:
-    """The class and those that it inherits from, the nearest first."""
+    """Return the class and the classes that it inherits from, the nearest first."""
     names = [name]
-    for one in names:  # it grows
+    for one in names:  # the list grows in the loop
         names += [base for base in classes[one].bases if base in classes and base not in names]
     return names
 
 
 def _model_type(config: str, types: Mapping[str, tuple[str | None, tuple[str, ...]]]) -> str | None:
-    """The model_type of a config class, its own or an inherited one."""
+    """Return the model_type of a config class, its own or an inherited one."""
     while config in types:
         model_type, bases = types[config]
         if model_type or not bases:
