@@ -42,16 +42,15 @@ class Dense:
 
 def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
     """Return the dense FFN formed by the steps whose names start with `prefix`; None if they do not form one."""
-    by = {step.output.removeprefix(prefix): step for step in steps if step.output.startswith(prefix)}
-    if not {"up", "act", "down"} <= set(by) or (not prefix and not set(by) <= set(_STEPS)):
+    ops = {step.output.removeprefix(prefix): step.op for step in steps if step.output.startswith(prefix)}
+    if not {"up", "act", "down"} <= set(ops) or (not prefix and not set(ops) <= set(_STEPS)):
         return None
-    ops: dict[str, Op] = {name: step.op for name, step in by.items()}
     act, lift, norm, scale = ops["act"], ops.get("lift"), ops.get("sub_norm"), ops.get("gate_scaled", Add())
     assert isinstance(act, Activation)
     assert isinstance(scale, Add)
     assert lift is None or isinstance(lift, Activation)
     assert norm is None or isinstance(norm, Norm)
-    return Dense("gate" in by, act, lift, scale.scale, norm, prefix)
+    return Dense("gate" in ops, act, lift, scale.scale, norm, prefix)
 
 
 def refuses_odd_widths(steps: Sequence[Step], multiple: int) -> str | None:
@@ -108,7 +107,7 @@ class Body:
         scale = self.shape.gate_scale
         return self._function(x if scale == 1 else x * scale, *p[self.learned])
 
-    def hidden(self, gate: Tensor | None, up: Tensor, p: Weights) -> Tensor:
+    def hidden(self, gate: Tensor | None, up: Tensor, *, p: Weights) -> Tensor:
         """Return the input of down; `gate` is None in a plain block."""
         return self.norm(self.act(up, p) if gate is None else self.act(gate, p) * self.lift(up), p)
 

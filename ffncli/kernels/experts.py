@@ -162,7 +162,8 @@ def experts_together(experts: RoutedExperts, place: Place) -> Made:
     def made(rows: Tensor, expert: Tensor, p: Weights, product: Product) -> Tensor:
         inward = _with_bias(product(padded(rows, -1), p[_INWARD]), expert, p[inward_bias])
         gate, up = inward.chunk(2, -1) if is_gated else (None, inward)
-        hidden = body.hidden(None if gate is None else gate[:, :d_ff], up[:, :d_ff], p)
+        hidden = body.hidden(None if gate is None else gate[:, :d_ff], up[:, :d_ff], p=p)
+        del inward, gate, up  # their memory is free for the next product
         out = _with_bias(product(padded(hidden, -1), p[down]), expert, p[down_bias])
         return normed(out[:, : rows.shape[1]], p)
 

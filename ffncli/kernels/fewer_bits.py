@@ -70,7 +70,8 @@ def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         p: Weights = (*params, None)
         inward = product(x, p[0], p[1])
         gate, up = inward.chunk(2, -1) if is_gated else (None, inward)
-        hidden = body.hidden(None if gate is None else plus(gate, p[gate_bias]), plus(up, p[up_bias]), p)
+        hidden = body.hidden(None if gate is None else plus(gate, p[gate_bias]), plus(up, p[up_bias]), p=p)
+        del inward, gate, up  # their memory is free for the next product
         return plus(product(hidden, p[2], p[3]), p[down_bias])
 
     return run

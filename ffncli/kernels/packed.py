@@ -1,6 +1,6 @@
 """packed: gate and up are one matrix, so that x is read once and one larger product replaces two products."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -41,10 +41,9 @@ def computing(steps: Steps, linear: Linear) -> Computes:
     """Return the packed block with products computed by `linear`."""
     body = body_of(steps, names(steps))
     (weight, bias), (down, down_bias) = body.gate, body.down
-    hidden: Callable[..., Tensor] = body.hidden
 
     def run(x: Tensor, params: Params) -> Tensor:
         p: Weights = (*params, None)
-        return linear(hidden(*linear(x, p[weight], p[bias]).chunk(2, -1), p), p[down], p[down_bias])
+        return linear(body.hidden(*linear(x, p[weight], p[bias]).chunk(2, -1), p=p), p[down], p[down_bias])
 
     return run

@@ -201,7 +201,7 @@ def test_every_function_with_every_limit(name, limits):
     for shape in shapes(name, limits):
         body = Body(shape, places(["gate.weight", "up.weight"]))
         weights = (one, one / 2 if shape.gated else one, None)
-        right = body.hidden(x, x / 2, weights) if shape.gated else body.hidden(None, x, weights)
+        right = body.hidden(x, x / 2, p=weights) if shape.gated else body.hidden(None, x, p=weights)
         assert relative_error(launcher(body, torch.float64)(x, weights, None), right) < 1e-14
 
 
@@ -212,7 +212,7 @@ def test_every_derivative_is_torchs(name, limits):
     d_hidden = torch.randn(gate.shape, generator=torch.Generator().manual_seed(4)).double()
     for shape in shapes(name, limits):
         leaves = [t.clone().requires_grad_() for t in ((gate, up) if shape.gated else (gate,))]
-        hidden = Body(shape, places(())).hidden(leaves[0] if shape.gated else None, leaves[-1], (None,))
+        hidden = Body(shape, places(())).hidden(leaves[0] if shape.gated else None, leaves[-1], p=(None,))
         right = torch.autograd.grad(hidden, leaves, d_hidden)
         d_gate, d_up, again = backward_launcher(shape)((gate, up if shape.gated else gate), d_hidden)
         assert relative_error(again, hidden.detach()) < 1e-14

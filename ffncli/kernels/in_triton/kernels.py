@@ -139,6 +139,7 @@ def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         lifted = linear(x, p[up], p[up_bias])
         driven = linear(x, p[gate], p[gate_bias]) if body.shape.gated else lifted
         hidden = middle(driven, lifted, torch.empty_like(lifted))
+        del driven, lifted  # their memory is free for the next product
         return linear(body.norm(hidden, p), p[down], p[down_bias])
 
     return run
