@@ -207,7 +207,7 @@ def summary(predictions: Sequence[Prediction]) -> str:
             worst = max(group, key=lambda one: abs(one.error))
             at = f"{worst.figure.device}, {worst.figure.tokens}"
             figure = f"{100 * median_error(group):.1f} % of {len(group)}, worst {100 * worst.error:+.0f} % ({at})"
-            lines.append((f"{name}, bound by {bound}", figure, "", True))
+            lines.append((f"{'matrix ' * (name == 'product')}{name}, bound by {bound}", figure, "", True))
     return script.marks(lines)
 
 

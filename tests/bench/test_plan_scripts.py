@@ -58,7 +58,7 @@ def test_the_median_is_of_the_sizes_of_what_counts():
 def test_the_summary_says_whether_the_mark_is_reached():
     text = plan_published.summary(MADE_UP)
     assert "| median absolute error | 17.5 % of 4 | 20 % | reached |" in text
-    assert "| product, bound by compute | 17.5 % of 4, worst +100 % (H100 SXM5, 1024) | |" in text.replace(
+    assert "| matrix product, bound by compute | 17.5 % of 4, worst +100 % (H100 SXM5, 1024) | |" in text.replace(
         "|  |", "| |"
     )
     assert "**missed**" in plan_published.summary(MADE_UP[1:])
