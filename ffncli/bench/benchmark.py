@@ -36,7 +36,7 @@ class BenchQuestion(Grid, KernelOptions, MethodOptions):
     Python lists: `tokens=[1, 32]`, `kernel=["eager", "mine.py:mlp"]`. `source` is a string or a path; dimensions are
     keywords too; `device` defaults to the CPU. `precision` is a fraction (0.01: to within 1 %); `max_time` is in
     seconds for each case. `method` specifies how kernels are measured; other arguments override it. `save` names a CSV,
-    and the rounds are saved next to it; without `save`, nothing is kept. `suite` names a public suite: it fixes the
+    and the rounds are saved next to it; without `save`, nothing is kept. `suite` names a public suite, which fixes the
     cases for the device, and you choose only the kernels. Times are in seconds.
 
     Returns a tuple of rows; its `frame()` is a DataFrame with the CSV's columns.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CONVENTIONS = {
     "status": "ok; note: worth knowing; missing: can be installed; bad: installed but does not work",
     "resolvable_difference": "half-width of the 95 % interval (over fresh processes) of the ratio between two timings"
-    " of the same small product; if the interval excludes 1, the distance of its end from 1; 0.01 is 1 %",
+    " of the same small matmul; if the interval excludes 1, the distance of its end from 1; 0.01 is 1 %",
 }
 _WIDTH = 54  # maximum length of a value, so that the table fits 80 columns
 _SECONDS = 10.0

@@ -78,7 +78,7 @@ def command(*, question: ExportQuestion, show: ExportedOutputOptions) -> None:
 
 
 def answer(made: Export, written: Sequence[str]) -> Answer:
-    """Build the answer; JSON contains the files that were not written to disk, if they are text."""
+    """Build the answer; JSON contains the files that were not written to disk, if they are text files."""
     problem = made.problem
     rows = [tuple(getattr(one, name) for name in _COLUMNS) for one in problem.workloads]
     paths = list(written) or list(made.files)

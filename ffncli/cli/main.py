@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("ffncli.cli.trace.command", "Run a block step by step and print every intermediate."),
     "params": ("ffncli.cli.params.command", "Count parameters, FLOPs and bytes, per layer and in total."),
     "plan": ("ffncli.cli.plan.command", "Predict time, memory and communication on accelerators."),
-    "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, extremes, differences."),
+    "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, bounds, differences."),
     "experts": ("ffncli.cli.experts", "Show how a mixture's experts are used, and what each is worth."),
     "approximate": ("ffncli.cli.approximate", "Train blocks of growing width to fit a function; show the error."),
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),

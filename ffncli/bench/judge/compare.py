@@ -1,8 +1,8 @@
 """Compare two stored results: what changed, with an interval per row, and which rows fail a gate.
 
-The unit is the process. `raw` is the difference in log time between NEW and BASE; `normalised` is the same difference
-after each process's time was divided by the time of its own machine anchor. A row fails only if both show a slowdown,
-after Holm's correction over the rows, and if the anchor's time did not change; a change may come from the machine.
+The statistical unit is the process. `raw` is the difference in log time between NEW and BASE; `normalised` is the same
+with each process's time divided by the time of its own machine anchor. A row fails only if both show a slowdown, after
+Holm's correction over the rows, and if the anchor's time did not change: otherwise the machine may be the cause.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class WorkerLimits:
         return late or self._large(stage, memory)
 
     def begin_case(self) -> None:
-        """Forget the previous case's growth: its memory was freed."""
+        """Forget the growth in the previous case, whose memory was freed."""
         self.growth.clear()
 
     def _late(self, stage: Stage, in_stage: float, in_call: float) -> Excess | None:

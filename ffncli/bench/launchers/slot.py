@@ -100,7 +100,7 @@ def _require_files(request: BenchRequest) -> None:
     for name, digest in request.files.items():
         here = sha256(Path(name))
         if here != digest:
-            state = "differs from the file where the run began" if here else "is missing"
+            state = "differs from the file that the run began with" if here else "is missing"
             raise FFNError(f"{shown_path(Path(name))} {state}", share, ExitCode.ENVIRONMENT)
     if request.files and request.directory and not Path(request.directory).is_dir():
         raise FFNError(f"the folder {shown_path(Path(request.directory))} is missing", share, ExitCode.ENVIRONMENT)

@@ -66,7 +66,7 @@ def parameters(options: Mapping[str, str], size: SlotSize, seconds: float, known
 
 
 def _value(text: str) -> Any:
-    """Return a number or a flag in the type that submitit expects."""
+    """Convert a number or a flag to the type that submitit expects; return other values unchanged."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return int(text) if text.isdecimal() else text

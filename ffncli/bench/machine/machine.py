@@ -306,7 +306,7 @@ def llc_bytes(device: str) -> int:
 
 
 def llc_note(device: str) -> str:
-    """Return the source of `llc_bytes`; empty if it is simply the size of one cache."""
+    """Return the source of `llc_bytes`; empty if the value is simply the size of one cache."""
     return _llc(device)[1]
 
 

@@ -1,4 +1,4 @@
-"""One case as tensors, with its reference output in float64, and the errors of a kernel's tensors.
+"""A case as tensors: weights, and inputs with a reference output in float64. Also the errors of what a kernel returns.
 
 In the process that runs kernels, the `referee` of a Problem is a separate process, and the inputs that it sends have no
 reference.
@@ -74,7 +74,7 @@ class Referee:
     """
 
     def inputs(self, number: int) -> Inputs:
-        """Return the inputs with this number, from 1 upward; different numbers have different values."""
+        """Return the inputs `number`, counted from 1; each number has its own values."""
         inputs: Inputs = self._ask("inputs", number)
         return inputs
 
@@ -195,7 +195,7 @@ class Problem:
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
     def inputs(self, number: int) -> Inputs:
-        """Return the inputs with this number, from 1 upward; different numbers have different values."""
+        """Return the inputs `number`, counted from 1; each number has its own values."""
         return replace(self.referee.inputs(number) if self.referee else self._inputs(number), number=number)
 
     @property

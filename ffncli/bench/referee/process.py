@@ -204,7 +204,7 @@ class _Answers:
     rulings: "_ClockedRulings | None" = None
 
     def to(self, question: str, arguments: list[Any]) -> Any:
-        """Answer a question: the name of one of Referee's methods, or one of three questions about this process."""
+        """Answer a question: a method of Referee, by its name, or one of three questions about this process."""
         match question, arguments:
             case "begin", [str(key)]:
                 return self._begin(key)

@@ -131,7 +131,7 @@ class BenchRequest:
     """Everything that a run needs; a resumed run reads it back from the journal. All `kernels` have labels; `baseline`
     is one of the labels.
 
-    `asked` holds the options with their values, defaults filled in; `files` holds the sha256 of the user's files.
+    `asked` holds the options with their values, including defaults; `files` holds the sha256 of the user's files.
     `directory` is the directory of the request: workers start there, even if the run is resumed from elsewhere.
     `certificates` maps a kernel's label to its certificate. `cluster` describes the machines that measure; None means
     this machine. `suite` is the tag of the public suite that defines the cases, or empty.

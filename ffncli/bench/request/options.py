@@ -322,7 +322,7 @@ CONFLICTS = (
         contradicts="kernel baseline shard fail_if_slower strict certificate save resume by_step in_model",
         why="it has its own kernels and writes no results",
     ),
-    Conflict("selftest", contradicts="passes!=forward", why="it slows and times only the forward pass"),
+    Conflict("selftest", contradicts="passes!=forward", why="it slows down and times only the forward pass"),
     Conflict(
         "selftest fail_if_slower",
         contradicts="processes=1",

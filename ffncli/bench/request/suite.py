@@ -106,8 +106,8 @@ def track_of(devices: Sequence[str]) -> str:
 def suite_request(
     suite: PublicSuite, track: str, kernels: Sequence[str] | None, method: Method, **more: Any
 ) -> tuple[BenchRequest, tuple[str, ...]]:
-    """Return (the request for a track, notes about it). Kernels are compared with the suite's baseline; `more` is
-    passed to `build_request`. Raises the errors of `build_request`."""
+    """Return a pair: the request for a track, and notes about the request. Kernels are compared with the suite's
+    baseline; `more` is passed to `build_request`. Raises the errors of `build_request`."""
     grid = Grid(device=track, threads=suite.threads)
     request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
     if fleeting := next((k for k in request.kernels if k.kernel == AUTO or k.factor is not None), None):

@@ -1,1 +1,1 @@
-"""The modules that only workers load: placements, rounds, clocks, counters."""
+"""Modules that only workers load: how kernels are placed in memory, called in rounds, checked and timed."""

@@ -23,7 +23,7 @@ _LEAVES = 2.5  # times the median height: higher curves would flatten the others
 
 @spread
 def command(*, question: FunctionsQuestion, plot: PlotOptions, data: DataQuestion, show: OutputOptions) -> None:
-    """Compare activations: values, slopes, extremes, differences, statistics for a normal input.
+    """Compare activations: values, slopes, bounds, differences, statistics for a normal input.
 
     Examples:
       ffn activations gelu silu --plot                     # values and curves

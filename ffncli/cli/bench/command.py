@@ -104,7 +104,7 @@ def command(
 
 
 def asked(*records: Options) -> dict[str, str]:
-    """Return a run's options as its journal stores them: option → value as text."""
+    """Return a run's options as its journal stores them: a dict from each option to its value as a string."""
     options, names = given(*records), {"passes": "pass"}
     return {f"--{names.get(n, n).replace('_', '-')}": _text_of(options[n]) for n in _ASKED if n in options}
 

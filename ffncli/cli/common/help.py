@@ -93,7 +93,7 @@ def _row(param: Any) -> _Row:
 
 
 def _lines(row: _Row, widest: int, columns: int, paint: Paint) -> list[str]:
-    """Return a row as lines; if the names are long, the text starts below them."""
+    """Return a row as lines; if the names are long, the help text starts below them."""
     names, text = row
     wrapped = _wrapped(text, columns - widest - 4) or [""]
     styled = _NAME.sub(lambda match: paint(match[0], "cyan"), names) if "-" in names else paint(names, "cyan")

@@ -162,7 +162,7 @@ def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[An
 
 
 def _drawing(resolved: Resolved) -> list[Part]:
-    """Draw the flow of dimensions through the block; if there are several kinds, the most common one."""
+    """Draw the flow of dimensions through the block or, if there are several kinds, through the most common kind."""
     group = resolved.model.main
     where = f"{group.stack} {ranges(group.layers)}:"
     return [

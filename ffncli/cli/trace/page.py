@@ -259,7 +259,7 @@ def sentence(fact: Fact) -> str:
 
 
 def facts_table(facts: Sequence[Fact]) -> list[Part]:
-    """Show a verdict and a sentence per fact, with its note below, in two columns, because long texts may wrap."""
+    """Show a verdict and a sentence per fact, with its note below, in two columns, because long sentences may wrap."""
     rows: list[tuple[str | None, str]] = []
     wrong: set[int] = set()
     for fact in facts:

@@ -162,7 +162,7 @@ def columns(one: Sets) -> tuple[str, ...]:
 
 
 def more(one: Sets, listed: int, option: str) -> list[Part]:
-    """Count the entries of the top-p set beyond the `listed` entries, and say which `option` shows them; [] if none
+    """Return how many entries of the top-p set follow the `listed` entries, and which `option` shows them; [] if none
     are left."""
     rest = (one.top_p_count or 0) - listed
     return [Line(f"… {rest:,} more in the top-p set; {option} {one.top_p_count} shows them", True)] if rest > 0 else []

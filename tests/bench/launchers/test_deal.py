@@ -298,7 +298,7 @@ def test_a_case_that_ends_its_worker_is_over(tmp_path: Path):
     assert {one.status for one in units[1][0].outcomes} == {"failed"}
 
 
-@pytest.mark.parametrize("state", ["is missing", "differs from the file where the run began"])
+@pytest.mark.parametrize("state", ["is missing", "differs from the file that the run began with"])
 def test_a_file_of_the_users_must_be_there(tmp_path: Path, state: str):
     kernel = tmp_path / "k.py"
     kernel.write_text("def mlp(x, up, down): ...")

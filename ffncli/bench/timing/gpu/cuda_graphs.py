@@ -122,7 +122,7 @@ def captured(
 
 
 class Launching:
-    """How the calls of a case's arms are launched, which is the same in all its placements: `launch`, and
+    """How the calls of a case's arms are launched, which is the same in all placements of the case: `launch`, and
     `plain_because` if they could not be captured.
 
     `asked` is --launch. With `auto`, a `small` case is replayed if all arms can be captured; the first placement

@@ -1,1 +1,1 @@
-"""Other ways to measure than timing a case's kernels in turn: step by step, inside a model, for long, or by a race."""
+"""Ways to measure other than timing a case's kernels in rounds: by step, inside a model, for long, or by a race."""

@@ -5,8 +5,8 @@ The race alternates between its candidates on one case, for a few seconds.
 
 It runs in rounds of `rounds.measure`, like a benchmark. A candidate that is clearly slower drops out between the
 rounds, so that the time goes to those that may win. Ratios are medians over rounds, with the intervals of medians: in a
-short race, a host that takes the processor away for a moment must not decide. Nothing is verified here; the caller
-verifies the chosen kernel.
+short race, a host that takes the processor away for a moment must not decide the race. Nothing is verified here; the
+caller verifies the chosen kernel.
 """
 
 from collections.abc import Collection, Mapping, Sequence
