@@ -109,7 +109,7 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
     marks.append((xs[-1], abs(values[-1]) > bound))
     edges = [bisect(beyond, a, b) for (a, above), (b, after) in pairwise(marks) if above != after]
     ends = [-math.inf, *edges, math.inf]
-    # |f| crosses the bound at every edge, so every second interval is quiet (|f| ≤ bound); marks[0] decides which
+    # |f| crosses the bound at every edge, so |f| ≤ bound in every second interval; marks[0] decides which
     quiet = [(a, b) for i, (a, b) in enumerate(pairwise(ends)) if (i % 2 == 1) == marks[0][1]]
     return math.fsum(normal_share(a, b, std) for a, b in quiet)
 
@@ -187,7 +187,7 @@ def bisect(g: Callable[[float], float], low: float, high: float) -> float:
 
 
 def golden(g: Callable[[float], float], low: float, high: float) -> float:
-    """Return the location of g's only maximum between low and high, to the square root of float64's precision."""
+    """Return the point of g's only maximum between low and high, to the square root of float64's precision."""
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_a, at_b = g(a), g(b)
     for _ in range(80):
@@ -203,7 +203,7 @@ def golden(g: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _some(low: float, high: float) -> tuple[float, ...]:
-    """Return a few numbers inside an interval."""
+    """Return a few points inside an interval."""
     low, high = max(low, -20.0), min(high, 20.0)
     return tuple(low + share * (high - low) for share in (0.05, 0.3, 0.5, 0.7, 0.95))
 

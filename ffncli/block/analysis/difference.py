@@ -59,7 +59,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
     mean = expectation(lambda x: abs(d.f(x)), std, (*d.kinks, *_crossings(d)))
     rms = math.sqrt(expectation(lambda x: d.f(x) ** 2, std, d.kinks))
     if abs(d.f(0.0)) >= top * (1.0 - _LAST_BITS):
-        at = 0.0  # exactly 0, although the search returns a number close to 0
+        at = 0.0  # exactly 0, although the search returns a value close to 0
     if math.isinf(top):
         x, most = _within(d)
         return Difference(name, against, None, None, _mirrored(d, x), None, (x, most), mean, rms)
@@ -110,7 +110,7 @@ def _within(d: Curve) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two activations at the same number x of a format: their rounded values, and how many steps lie between them."""
+    """Two activations at one x that the format can represent: their rounded values, and the steps between these."""
 
     x: float
     value: float
@@ -120,11 +120,11 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Survival:
-    """f and g on `inputs` numbers of a format, computed exactly and rounded once to the format.
+    """f and g at `inputs` values of a format, computed exactly and rounded once to the format.
 
     For x ~ N(0, std²) rounded to the format, `differ` is the probability that the two rounded values differ, and
     `beyond_neighbours` the probability that they are more than one step apart. `largest` is the x with the most steps
-    between the values, None if they never differ; `at_difference` holds the values at the points where |f - g| is
+    between the two values, None if these never differ; `at_difference` holds the values at the points where |f - g| is
     largest (see `Difference.places`). `noise` is the rms of g's rounding error for the same x; `ratio` is the rms of f
     - g divided by `noise`, None if rounding leaves g unchanged.
     """

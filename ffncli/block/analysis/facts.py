@@ -21,7 +21,7 @@ CONVENTIONS = {
     "share with f(x) = 0, in exact arithmetic",
     "mean, variance": "mean and variance of f(x) for this input, by quadrature",
     "gain": "std / sqrt(E[f(x)^2]): weights of standard deviation gain / sqrt(fan_in) keep the second moment",
-    "gradient_gain": "1 / sqrt(E[f'(x)^2]): the same for the gradient",
+    "gradient_gain": "1 / sqrt(E[f'(x)^2]): in place of gain, it keeps the gradient's second moment",
     "learned": "learned parameters have their initial values",
 }
 
@@ -106,7 +106,7 @@ def _value(value: float, slope: float, x: float) -> Value:
 class Claim:
     """The claim that f(x) is `stated`, accurate to `half_unit`, which is half a unit of its last decimal.
 
-    `text` is the number as written: 0.150 is more precise than 0.15.
+    `text` is Y as it was written: 0.150 is more precise than 0.15.
     """
 
     x: float
@@ -139,7 +139,7 @@ def claim(text: str) -> Claim:
         if max(abs(at), abs(stated)) > 10**9:
             raise InvalidOperation
     except InvalidOperation:
-        raise FFNError(f"{shown(text)} is not X=Y, two numbers", "for example 0.12=0.066") from None
+        raise FFNError(f"{shown(text)} is not of the form X=Y, with two numbers", "for example 0.12=0.066") from None
     return Claim(float(at), float(stated), 0.5 * 10.0**exponent, y.strip())
 
 

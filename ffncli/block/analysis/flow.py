@@ -8,7 +8,7 @@ from ffncli.block.steps import Step, input_shapes, shapes, weight_symbol
 
 
 def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """Return the lines of the picture, one per unbranched run of steps: names with their widths, operations on the
+    """Return the lines of the picture, one per unbranched run of steps: names with their widths, and operations on the
     arrows.
 
     A line starts at each name that several steps read, and at each step that reads several names. `aliases` are printed
@@ -41,7 +41,7 @@ def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, .
 
 
 def _label(step: Step, steps: Sequence[Step]) -> str:
-    """Return the label of an arrow: the weight's symbol, the function, or the sign of the operation."""
+    """Return an arrow's label: the weight's symbol, the function, or the operation's sign."""
     op = step.op
     match op:
         case ops.Linear():

@@ -1,4 +1,4 @@
-"""Gated units as functions of two numbers: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
+"""Gated units as functions of two variables: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
 
 The units of GATED have no limits; the units of UNITS_WITH_LIMITS limit gate or up. A report states a unit's range, its
 steepness, and its output for normally distributed inputs, all without sampling.
@@ -48,7 +48,7 @@ class GatedUnit:
 
     @property
     def formula(self) -> str:
-        """`silu(gate) ⊙ up`, `quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)`."""
+        """Text such as `silu(gate) ⊙ up` or `quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)`."""
         up = _formula(self.up, "up")
         several = self.up.plus or self.up.soft_cap is not None
         return f"{_formula(self.gate, 'gate')} ⊙ {f'({up})' if several else up}"
@@ -75,7 +75,7 @@ class GatedUnit:
         return Curve(row, lambda x: self.value(x, up), lambda x: self.slopes(x, up)[0])
 
     def operations(self) -> Operations:
-        """Return the operations for one element of y, including the product."""
+        """Return the operations for one element of y, including the multiplication."""
         return counted(lambda gate, up: self.f(gate, up, COUNTING), inputs=2)
 
     def spec(self, d_model: int, d_ff: int) -> FFNSpec:
@@ -168,7 +168,7 @@ class GatedFacts:
 
     `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ in the plane of (gate, up), with the Euclidean norm.
     `growth` is the power of growth along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the
-    share of the output's variance that the best linear function of gate and up explains (R²), `product_share` the
+    share of the output's variance that the best linear function of gate and up explains (R²), `product_share` is the
     additional share that gate · up explains; `linear_share_of_gate_function` is the R² of the gate function alone.
     `gain` is std / √E[y²].
     """

@@ -1,7 +1,7 @@
-"""Operations per element, counted by running a formula of the table on numbers that record every operation.
+"""Operations per element, counted by running a formula of the table on operands that record every operation.
 
 A repeated expression is counted once. `where` counts both of its branches, since tensors compute both. Constants are
-folded: numbers that do not depend on the input (a learned α, and whatever is computed from it once per tensor) cost
+folded: values that do not depend on the input (a learned α, and whatever is computed from it once per tensor) cost
 nothing per element. Multiplying by 1, adding 0 and testing for NaN (x == x) cost nothing, too. A fused kernel may need
 fewer or more operations, for example a max instead of a comparison and a selection. `block/cost.py` counts 1 FLOP per
 element for any activation; this module refines that figure.
@@ -39,7 +39,7 @@ class Operations:
 
     @property
     def total(self) -> int:
-        """The number of all operations; each function counts as one."""
+        """The total number of operations, in which each function call counts as one."""
         return sum(count for _, count in self._kinds()) + self.transcendental
 
     @property
@@ -49,7 +49,7 @@ class Operations:
 
     @property
     def text(self) -> str:
-        """The counts as text: `3 mul, 1 add, 1 erf`; `none` for the identity."""
+        """The counts as text, such as `3 mul, 1 add, 1 erf`; `none` for the identity."""
         counts = [*self._kinds(), *self.functions.items()]
         return ", ".join(f"{count} {name}" for name, count in counts if count) or "none"
 
@@ -84,7 +84,7 @@ def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
     return Operations(**plain, functions={k: kinds.count(k) for k in dict.fromkeys(kinds) if k not in _SHORT})
 
 
-# --- numbers that record ----------------------------------------------------------------------------------------------
+# --- operands that record ---------------------------------------------------------------------------------------------
 
 _Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # (kind, operation and operands)
 
@@ -106,7 +106,7 @@ class _Tape:
 def _operator(
     kind: str, how: str, unchanged_by: float | None = None, reflected: bool = False
 ) -> Callable[[_Operand, Any], _Operand]:
-    """Return a method that records an operation, except with the constant that leaves a number unchanged."""
+    """Return a method that records an operation, except with the constant that leaves a value unchanged."""
 
     def record(operand: _Operand, other: Any) -> _Operand:
         if unchanged_by is not None and not isinstance(other, _Operand) and other == unchanged_by:
@@ -117,7 +117,7 @@ def _operator(
 
 
 class _Operand:
-    """A number, or a boolean, that depends on the input."""
+    """A value, or a boolean, that depends on the input."""
 
     def __init__(self, tape: _Tape, index: int) -> None:
         self.tape, self.index = tape, index

@@ -1,5 +1,5 @@
-"""Number formats on Python floats: rounding, the steps between numbers, and the probability of each number under a
-normal distribution. Also bounds how far rounding alone may move a block's output from its float64 value. Needs no
+"""Number formats on Python floats: rounding, the steps between neighbouring values, and each value's probability under
+a normal distribution. Also bounds how far rounding alone may move a block's output from its float64 value. Needs no
 torch."""
 
 import math
@@ -57,7 +57,7 @@ class NumberFormat:
         return self._spacing[math.frexp(x)[1] if x else self.lowest]
 
     def nearest(self, x: float) -> float:
-        """Return the nearest number, ties to even; ±inf beyond the largest. The sign of 0 is lost."""
+        """Return the nearest number of the format, ties to even; ±inf beyond the largest. The result is never -0.0."""
         if not -self._end < x < self._end:
             return math.copysign(math.inf, x) if x == x else x
         step = self.ulp(x)
@@ -65,8 +65,8 @@ class NumberFormat:
 
     @cached_property
     def ordinal(self) -> Callable[[float], int]:
-        """A function x → the number of steps from 0 to the nearest number, negative below 0; infinity is the step after
-        the largest number."""
+        """A function of x that returns the number of steps from 0 to the nearest number, negative below 0; infinity is
+        the step after the largest number."""
         spacing, frexp, end, half = self._spacing, math.frexp, self._end, 1 << (self.precision - 1)
         below = tuple(max(e - 1 - self.lowest, 0) * half for e in self._exponents)
         last = (self.highest - self.lowest + 2) * half
@@ -113,8 +113,8 @@ def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 @cache
 def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """Return for each of `inputs` the probability that x ~ N(0, std²) rounds to it; the two outermost inputs include
-    the tails."""
+    """Return, for each of `inputs`, the probability that x ~ N(0, std²) is rounded to it; the two outermost inputs
+    include the tails."""
     above = [x for x in inputs(form, std) if x >= 0]
     unit = 1.0 / (std * math.sqrt(2.0))
     beyond = [0.5 * math.erfc(0.5 * (a + b) * unit) for a, b in pairwise(above)] + [0.0]
@@ -138,8 +138,8 @@ EPS = {"fp64": 2.0**-52, "fp32": 2.0**-23, "bf16": 2.0**-7, "fp16": 2.0**-10}  #
 
 
 def rounding_bound(eps: float, sums: float, width: int) -> float:
-    """Return the error that rounding may cause, relative to the largest value; `eps` belongs to the values' format,
-    `sums` is the eps of the format in which sums are computed."""
+    """Return the error that rounding may cause, relative to the largest value; `eps` is that of the values' format,
+    `sums` that of the format in which sums are computed."""
     return _FACTOR * (eps + sums * math.sqrt(width))
 
 

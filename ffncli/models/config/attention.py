@@ -1,10 +1,10 @@
 """Count, from a config's fields, the parameters of one layer's attention and of lookup tables outside the blocks
-(tables for n-grams or for every layer). Common kinds of attention are dataclasses whose attributes name the config's
-fields.
+(tables for n-grams or for every layer). Common kinds of attention are dataclasses whose attributes are names of the
+config's fields.
 
-A fused projection counts like its parts. An n-gram table may be larger than the rest of the model: if the family has a
-row for it in `config.non_ffn`, the whole-model count includes it; otherwise its size is reported if the config
-specifies it. Facts: transformers 5.23 `modeling_*.py`.
+A fused projection counts like its parts. An n-gram table may be larger than the rest of the model. The whole-model
+count includes the table if the family has a row for it in `config.non_ffn`; otherwise the table's size is reported if
+the config specifies it. Facts: transformers 5.23 `modeling_*.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ class Heads:
     key_bias: bool = True  # False: queries and values have a bias, keys do not
     output_bias: Flag = False
     qk_norm: Flag = False
-    qk_norm_per_head: bool = False  # each head has its own weight; by default all heads share one
+    qk_norm_per_head: bool = False  # each head has its own weight; by default all heads share a weight
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
     gate: Flag | None = None  # the bias of an output gate as wide as the queries; None: no gate
@@ -115,7 +115,7 @@ class Latent:
 
     bias: Flag = ("attention_bias", False)
     gate: Flag = False  # an output gate as wide as the values
-    head_gate: bool = False  # an output gate with one number per head
+    head_gate: bool = False  # an output gate with one value per head
     sinks: bool = False  # one learned logit per head
     indexer: bool = False
     pooled: bool = False  # each of the indexer's keys pools `index_kpool` tokens
@@ -145,7 +145,7 @@ class Latent:
 _PER_LAYER, _NGRAMS = "embeddings for every layer", "tables of n-grams"
 _OUTSIDE = "outside the FFN, and missing from the whole-model count"
 _MOST_TABLES, _MOST_ROWS = 1024, 10**9
-# Field that indicates such a table, in any family → the kind of table.
+# Maps each field that indicates such a table, in any family, to the kind of table.
 MEMORIES: Mapping[str, str] = {
     "hidden_size_per_layer_input": _PER_LAYER,
     "vocab_size_per_layer_input": _PER_LAYER,
@@ -199,7 +199,8 @@ def _per_layer(config: Fields) -> int | None:
 
 
 def ngram_table(config: Fields, d_model: int) -> int:
-    """Count the n-gram tables: one per layer of `ple_layer_ids`, a part per head, a prime number of rows each."""
+    """Count the n-gram tables: one per layer of `ple_layer_ids`, with a part per head that has a prime number of
+    rows."""
     layers = len(set(config.integers("ple_layer_ids")))
     heads = (config.integer("ngram_size", 3) - 1) * config.integer("heads_per_ngram", 8)
     if not layers or not heads:
@@ -236,7 +237,7 @@ def _hashes(config: Fields) -> int:
     return functions * sizes * rows * config.integer("encoder_config.hidden_size")
 
 
-# Family → the kind of its tables, and a function that counts their parameters.
+# Maps each family to the kind of its tables, and to a function that counts the tables' parameters.
 _SIZES: Mapping[str, tuple[str, Callable[[Fields], int | None]]] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), (_PER_LAYER, _per_layer)),
     "qwen4_exp_text": (_NGRAMS, lambda config: ngram_table(config, config.integer("hidden_size"))),

@@ -29,7 +29,7 @@ class Stack:
     `layers` may be a function if no field holds the count (Funnel: the sum of its blocks). `at` names a nested config
     that holds the stack's fields. `kind` selects only the dense or only the MoE layers, for models whose layers contain
     both kinds (LongCat-Flash); `times` is then the number of FFNs of that kind per layer, or the field that holds the
-    number. `runs` overrides the family's `runs` for this stack; it may return one number per layer.
+    number. `runs` overrides the family's `runs` for this stack; it may return one count per layer.
     """
 
     name: str = "decoder"
@@ -151,7 +151,7 @@ def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()
 
 
 def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRule:
-    """Build DeepSeek's rule: the first layers are dense (`default` of them if the config does not specify a number).
+    """Build DeepSeek's rule: the first layers are dense (`default` of them if the config does not specify how many).
 
     `moe_layer_freq` is a step, or a list with one flag per layer.
     """
@@ -182,7 +182,7 @@ def named(rule: LayerRule) -> LayerRule:
 
 def fixed_prefix(dense: int) -> LayerRule:
     """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can override this; older
-    fields must give the same number."""
+    fields must give the same count."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
         sparse = config.integer("num_hidden_layers") - dense
@@ -239,7 +239,7 @@ def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) 
 
 
 def after_choice(config: Fields) -> Extra:
-    """Choose the top_k logits first, then weight their experts by a softmax over these logits in float32 (Granite)."""
+    """Return Granite's routing: top_k logits are chosen, and a softmax over these in float32 weights the experts."""
     return {"order": "choose_first", **shared_width(config, "shared_intermediate_size", 0)}
 
 
@@ -288,7 +288,7 @@ def shared_count(default: int) -> Routing:
 
 
 def per_layer_limits(config: Fields, stack: Stack, name: str) -> Callable[[int], Limits]:
-    """Read the limits of each layer, applied after silu, from a list with one number per layer; 0 and null mean no
+    """Read the limits of each layer, applied after silu, from a list with one limit per layer; 0 and null mean no
     limit.
 
     If the list is longer, it continues with the multi-token prediction layers. Raises FFNError with the field's name.

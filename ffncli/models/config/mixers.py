@@ -104,13 +104,13 @@ def kimi(config: Fields) -> Callable[[int], Attention]:
 
 
 def kimi_residuals(config: Fields, d_model: int) -> Callable[[int], int]:
-    """Count the parameters with which Kimi-K3 weighs the outputs of earlier blocks, by layer: a vector and a norm
+    """Count the parameters with which Kimi-K3 weights the outputs of earlier blocks, by layer: a vector and a norm
     before attention, and again before the FFN."""
     return lambda i: 4 * d_model if config.integer("attn_res_block_size", 0, low=0) else 0
 
 
 def kimi_last_residual(config: Fields, d_model: int) -> int:
-    """Count the vector and the norm with which Kimi-K3 weighs the outputs of earlier blocks before the head."""
+    """Count the vector and the norm with which Kimi-K3 weights the outputs of earlier blocks before the head."""
     return 2 * d_model if config.integer("attn_res_block_size", 0, low=0) else 0
 
 
@@ -144,7 +144,7 @@ def _shared_from(config: Fields, default: int) -> int:
 
 
 def gemma3n(config: Fields) -> Callable[[int], Attention]:
-    """Return Gemma 3n's attention by layer; its last layers reuse an earlier layer's keys and values."""
+    """Return Gemma 3n's attention by layer; the last layers reuse the keys and values of an earlier layer."""
     kv_heads, width = config.integer("num_key_value_heads", 2), config.integer("head_dim", 256)
     shared = _shared_from(config, 15)
     return lambda i: GemmaHeads(kv_heads, width, keys=i < shared)

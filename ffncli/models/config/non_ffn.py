@@ -435,8 +435,8 @@ RESTS: Mapping[str, Rest] = {
 }  # fmt: skip
 # Models from papers, without a config.json. Vaswani et al. (2017): attention matrices have no biases (§3.2.2), norms
 # follow each residual sum (§3.1), positions are sines. The paper gives no exact totals. With its "about 37000 tokens"
-# (§5.1), and one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and
-# 213.
+# (§5.1), and one table for both embeddings and the head, the totals would be 63.0 and 214.2 million; its table 3 says
+# 65 and 213.
 PAPERS: Mapping[str, Rest] = {
     "transformer": Rest(
         attention=Heads(kv_heads=None, head_dim=None), d_model="d_model", norm_vectors=2, final_norm=False,

@@ -117,7 +117,7 @@ def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
 
 
 def _nearest_model_type(model_type: str) -> str:
-    """Suggest names with one different letter and the same version; any other name belongs to a different model."""
+    """Return a hint with known names of the same version that differ in one letter; others are different models."""
     otherwise = "give the model's tensors (a directory or .safetensors file), which are counted without it"
     version = re.findall(r"\d", model_type)
     names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
@@ -319,7 +319,7 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
         )
     hidden_act, runs = config.values.get("hidden_act"), groups[0].spec.activation
     if isinstance(hidden_act, str) and activations.function_of(hidden_act) != runs:
-        out.append(f"activation: {runs}; hidden_act is {shown(hidden_act)}, which this family's code does not run")
+        out.append(f"activation: {runs}; hidden_act is {shown(hidden_act)}, which this family's code does not use")
     return out
 
 
@@ -336,8 +336,8 @@ def _limited_units(groups: Sequence[Group]) -> list[str]:
 
 
 def _unit_formula(spec: FFNSpec) -> str:
-    """Format a unit with limits, `min(silu(gate), 7) ⊙ clip(up, -7, 7)`, followed by the shared experts' unit if that
-    differs. Empty if there are no limits."""
+    """Return a unit with limits as text such as `min(silu(gate), 7) ⊙ clip(up, -7, 7)`, followed by the shared experts'
+    unit if that differs; empty if there are no limits."""
     shared = spec.shared_limits if spec.moe and spec.moe.shared_experts else None
     units = {"": spec.limits, "shared experts ": spec.limits if shared is None else shared}
     if not spec.gated or set(units.values()) == {NO_LIMITS}:
@@ -405,7 +405,7 @@ def _aligners(config: Fields, groups: Sequence[Group]) -> int:
     return depth // every * (2 * d_model * d_ff + 2 * d_model)
 
 
-# Family → the tokens that its second FFNs process, and a function that counts their parameters.
+# Maps each family to the tokens that its second FFNs process, and to a function that counts these FFNs' parameters.
 FFNS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
     "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
     "evolla": ("its protein aligners", _aligners),

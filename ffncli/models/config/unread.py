@@ -26,7 +26,7 @@ _CONCERNS = re.compile(
     re.IGNORECASE,
 )
 
-# Names that concern something other than the FFN in every family → what they concern.
+# Maps names that concern something other than the FFN, in every family, to what they concern.
 _ELSEWHERE: Mapping[str, str] = {
     r".*loss(_.*)?|(.*_)?aux(_.*)?": "a loss in training",
     r".*(jitter|drop(out)?|layerdrop)(_.*)?": "training alone",
@@ -39,7 +39,7 @@ _ELSEWHERE: Mapping[str, str] = {
     r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
     r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "attention.py",
     r"expert_capacity_.*|.*capacity_token_fraction": "the maximum number of tokens per expert, see NOTED",
-    r"hidden_act": "if the code runs another activation, the evidence names it",
+    r"hidden_act": "if the code uses another activation, the evidence names it",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
     r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
     r"mtp_.*|.*nextn.*": "layers that predict more than one token",
@@ -47,7 +47,7 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 _ANYWHERE = re.compile("|".join(f"(?:{name})" for name in _ELSEWHERE))
 
-# Family → field (a pattern) → the reason why it does not affect what ffn counts or computes.
+# Maps each family to its fields (patterns), and a field to why it does not affect what ffn counts or computes.
 HARMLESS: Mapping[str, Mapping[str, str]] = {
     "bert": {"xpath_unit_hidden_size": "embeddings of a page element's path"},
     "blt_patcher": {"hidden_size_global": "each part has its own widths"},
@@ -82,7 +82,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "evolla": {"resampler_.*": "the resampler that condenses the protein"},
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
     "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "needs enable_moe_block, which adjust refuses"},
-    "hrm_text": {"num_hidden_layers": "the passes through both stacks; num_layers_per_stack counts the stored layers"},
+    "hrm_text": {"num_hidden_layers": "how often both stacks run; num_layers_per_stack counts the stored layers"},
     "gpt_oss": {"experts_per_token": "same as num_experts_per_tok; its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "the number format in which experts are summed"},
     "inkling_text": {"rms_norm_eps_moe_gate": "no code reads it"},
@@ -93,7 +93,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "lxmert": {r"num_hidden_layers(\..*)?": "same as l_layers, x_layers and r_layers"},
     "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all shared experts together"},
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual connection around the block"),
-    "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
+    "hunyuan_v1_moe": {"moe_intermediate_size": "its experts are intermediate_size wide in any case"},
     "lfm2": {"block_.*": "read only if block_auto_adjust_ff_dim is true"},
     "minicpm3": {
         "n_routed_experts|n_shared_experts|num_experts_per_tok|moe_(intermediate_size|layer_freq)|n_group|topk_(group|method)"
@@ -111,13 +111,13 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
-# Field → its effect outside the blocks.
+# Maps each field to its effect outside the blocks.
 NOTED: Mapping[str, str] = {"expert_capacity": "experts drop tokens beyond this capacity, which is not modelled"}
 _ARITHMETIC = re.compile(
     r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|latent|_norm$"
 )
-# Spellings that rows share → the families whose code reads them. Other families' code ignores the spelling and uses its
-# default.
+# Maps spellings that rows share to the families whose code reads them. Other families' code ignores the spelling and
+# uses its default.
 _LAYERS: Mapping[str, str] = {
     "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode "
     "imagegpt openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
@@ -198,7 +198,7 @@ def _respelled(config: Fields, family: str) -> Iterator[str]:
 
 
 def outside_note(whole: Fields, text: Fields) -> str:
-    """Describe fields outside a multimodal config's text model that differ from it; empty if none do."""
+    """Return a note on fields outside a multimodal config's text model with values that it lacks; may be empty."""
     left = {name: value for name, value in unread(whole).items() if text.values.get(name) != value}
     known = (*NOTED, *MEMORIES)
     left = {name: value for name, value in left.items() if name not in known and not isinstance(value, Mapping)}
@@ -211,7 +211,7 @@ def unread_arithmetic(config: Fields) -> str:
 
 
 def in_words(left: Mapping[str, Any]) -> str:
-    """Format fields: `routed_expert_hidden_size = 3584, moe_latent_size = 64 and 2 more`; empty if there are none."""
+    """Return fields as text: `routed_expert_hidden_size = 3584, moe_latent_size = 64 and 2 more`; empty if none."""
     named = ", ".join(f"{clean(name)} = {shown(value)}" for name, value in list(left.items())[:_MOST_NAMED])
     more = len(left) - _MOST_NAMED
     return named + (f" and {more} more" if more > 0 else "")

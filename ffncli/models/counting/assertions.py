@@ -18,7 +18,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
 _FORM = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|<|>|=)\s*(.*?)\s*")
-# only before another condition, since text values may contain "and"
+# only before another condition, since strings may contain "and"
 _AND = re.compile(r"\s+and\s+(?=[^=!<>]+[=!<>])", re.IGNORECASE)
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, "none": None}
 _NUMBER = re.compile(
@@ -30,7 +30,7 @@ _UNITS["%"] = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class Assertion:
-    """One condition: `text` is what the user typed, `operand` the value that the row's value is compared with."""
+    """One condition: `text` is what the user typed, `operand` is the value that the row's value is compared with."""
 
     text: str
     key: str
@@ -80,8 +80,8 @@ class CheckedAssertion:
     holds: bool
 
     def line(self, several: bool = False) -> str:
-        """Format `ok d_ff == 3,072` or `FAILED d_ff == 1 (actual 3072)`, with the row's name if there are `several`
-        rows."""
+        """Return text such as `ok d_ff == 3,072` or `FAILED d_ff == 1 (actual 3072)`, with the row's name if there are
+        `several` rows."""
         of = f"{self.name}: " if several else ""
         if not self.holds:
             return f"FAILED  {of}{self.failure()}"
@@ -90,12 +90,12 @@ class CheckedAssertion:
         return f"ok  {of}{self.text} (actual {_digits(self.actual)})"
 
     def failure(self, several: bool = False) -> str:
-        """Format `d_ff == 1 (actual 3072)`."""
+        """Return text such as `d_ff == 1 (actual 3072)`."""
         return f"{self.text} (actual {_words(self.actual)}{f' in {shown(self.name)}' if several else ''})"
 
 
 def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
-    """Parse all conditions; one text may join several conditions with `and`."""
+    """Parse all conditions; one string may join several conditions with `and`."""
     return [_parse(text, keys) for joined in texts for text in _conditions(joined)]
 
 
@@ -152,7 +152,7 @@ def _parse(text: str, keys: Sequence[str]) -> Assertion:
 
 
 def _value(text: str) -> Any:
-    """Parse a number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true, false, null, or text, quoted or not."""
+    """Parse a number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true, false, null, or a string, quoted or not."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     number = _NUMBER.fullmatch(re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text))
@@ -218,7 +218,7 @@ def label(key: str) -> str:
 
 
 def key_of(name: str) -> str | None:
-    """Find the key for a name, which is the key itself or its label in the output, with or without additions to the
+    """Return the key for a name, which is the key itself or its label in the output, with or without additions to the
     label.
 
     `weight bytes (bf16)`, `parameters per MoE layer` and `matmul FLOPs, all layers, 1 token` mean

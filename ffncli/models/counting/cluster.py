@@ -40,7 +40,7 @@ class Speeds(Protocol):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """List the formats whose rates are known."""
+        """Return the formats whose rates are known."""
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
         """Return the rates for the matmuls of a block (or of a `mixture`) with these weights; None if unknown."""
@@ -80,13 +80,13 @@ class Accelerators:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions(Options):
-    """Assumptions that override a device's defaults, unless they are None. Links are given by name."""
+    """Assumptions that replace a device's defaults; None keeps the default. Links are given by name."""
 
     gemm_efficiency: Annotated[
         float | None,
         _assume(
             "--gemm-efficiency", metavar="X", accepts=SHARE,
-            help="Share of the peak that products reach. [default: 0.80, or the device's own]",
+            help="Share of the peak that matrix products reach. [default: 0.80, or the device's own]",
         ),
     ] = None  # fmt: skip
     memory_efficiency: Annotated[
@@ -138,8 +138,8 @@ class Assumed:
     """The assumptions behind a plan for one device: the usable shares of peak, bandwidth, links and memory; links are
     given by name.
 
-    With measured rates, `gemm_efficiency` and `memory_efficiency` are None. `source` cites the defaults, `changed`
-    names the values that the user set.
+    With measured rates, `gemm_efficiency` and `memory_efficiency` are None. `source` cites the defaults; `changed`
+    lists the values that the user set.
     """
 
     device: str
@@ -206,11 +206,11 @@ class Wires:
     efficiency: float
 
     def nodes(self, devices: int) -> int:
-        """Count the nodes needed for `devices` accelerators."""
+        """Return the number of nodes needed for `devices` accelerators."""
         return -(-devices // self.per_node)
 
     def names(self, devices: int) -> tuple[str, ...] | None:
-        """Name the links that `devices` ranks use; None if one of the links is unknown."""
+        """Return the names of the links that `devices` ranks use; None if one of the links is unknown."""
         used = ([self.link] if self.per_node > 1 and devices > 1 else []) + (
             [self.network] if self.nodes(devices) > 1 else []
         )
@@ -240,8 +240,8 @@ class Wires:
     def all_to_all_s(self, size: float, ranks: int, apart: int = 1) -> float | None:
         """Return the seconds until each rank has sent `size` bytes in equal parts to all ranks, including itself.
 
-        Ranks are `apart` devices apart and send simultaneously. Link and network work in parallel, so only the step
-        latency of the slower of the two is added.
+        Neighbouring ranks are `apart` devices apart and all send simultaneously. Link and network work in parallel, so
+        only the step latency of the slower of the two is added.
         """
         if ranks == 1 or not size:
             return 0.0
@@ -287,7 +287,7 @@ class MeasuredBlock:
 
     @cached_property
     def kernels(self) -> tuple[Traffic, ...]:
-        """List the work of its kernels, counted as in a plan."""
+        """Return the work of each of its kernels, counted as in a plan."""
         kind = self.weights
         return tuple(one.work for one in launches(steps(self.spec), kind, activation_dtype(kind), self.tokens))
 
@@ -299,7 +299,7 @@ class MeasuredBlock:
 
 @dataclass(frozen=True)
 class ShareAt:
-    """A measurement in octaves: FLOPs per byte of weights, bytes of weights, and share of the roofline."""
+    """A measurement in octaves (base-2 logarithms): FLOPs per weight byte, weight bytes, and share of the roofline."""
 
     reuse: float
     size: float

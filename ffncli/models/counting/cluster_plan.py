@@ -42,7 +42,7 @@ _cluster = partial(Opt, group="Accelerators")
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """A plan: `rows` by device, format, split and token count; `assumed` has one record per device.
+    """A plan: `rows` has one row per device, format, split and token count; `assumed` has one record per device.
 
     `cheapest` has one row for each device on which the model fits: the split with the fewest devices among the splits
     that fit at every token count, and the fastest of these if several have equally few devices. The row is for the

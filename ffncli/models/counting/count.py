@@ -1,4 +1,4 @@
-"""Count a model for `ffn params` and `ffn models`: parameters, FLOPs and bytes, per layer and in total.
+"""Counts a model for `ffn params` and `ffn models`: parameters, FLOPs and bytes, per layer and in total.
 
 Weights are counted in the requested format; by default in the stored format, or in fp32 if it is unknown.
 """
@@ -36,8 +36,8 @@ class GroupCount:
     """Layers with equal steps: parameters per layer, and forward FLOPs per token and layer.
 
     `latent` is the width that the routed experts read and write, 0 if it is d_model. `layer_norm_params_per_layer`
-    includes every norm of the layer; `layer_norm_params_per_layer` and the attention's count are None for an unknown
-    family. `ffn_share_of_layer` is the FFN's share of FFN, attention and norms.
+    includes every norm of the layer; it and the attention's count are None for an unknown family. `ffn_share_of_layer`
+    is the FFN's share of FFN, attention and norms.
     """
 
     stack: str
@@ -224,7 +224,7 @@ def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
 
 
 def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
-    """Return the format's name and the FFN's bytes in this format; the stored bytes for a file's packed format."""
+    """Return the format's name and the FFN's bytes in it, which are the stored bytes for a file's packed format."""
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
@@ -301,7 +301,7 @@ def _why(resolved: Resolved) -> str:
     if resolved.from_tensors or resolved.checkpoint:
         return "the tensors do not show which of them belong to the text model, or which are stored twice"
     if resolved.model.non_ffn or resolved.model.model_type in RESTS:
-        return "its source lacks a number that this requires"
+        return "its source lacks a value that this requires"
     return f"the whole model is not described for model_type {resolved.model.model_type}"
 
 

@@ -23,7 +23,7 @@ _POINTS = 400  # points of the integral for normally distributed counts
 
 
 def zipf_exponent(text: str) -> float | None:
-    """Read S from `zipf:S`; None for any other text."""
+    """Return S from `zipf:S`; None for any other string."""
     match = _ZIPF.fullmatch(text)
     return float(match[1]) if match and float(match[1]) <= MOST_EXPONENT else None
 
@@ -44,10 +44,10 @@ def skew_text(option: str, text: str) -> str:
 class ExpertSpread:
     """The expected loads of one layer's routed experts.
 
-    `per_expert` is the mean number of tokens per expert, `busiest` is the maximum. `touched` is the number of experts
-    that get at least one token. With `experts / ranks` experts on each rank, the busiest rank gets `imbalance` times
-    the mean load, and `touched_rank` is the maximum number of touched experts on one rank. The most popular experts are
-    assumed to be on the same rank.
+    `per_expert` is the mean number of tokens per expert, and `busiest` is the expected maximum. `touched` is the number
+    of experts that get at least one token. With `experts / ranks` experts on each rank, the busiest rank gets
+    `imbalance` times the mean load, and `touched_rank` is the maximum number of touched experts on one rank. The most
+    popular experts are assumed to be on the same rank.
     """
 
     per_expert: float
@@ -72,8 +72,8 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:
-    """Count events that have these probabilities in each of `times` trials. Events are grouped, `each` adjacent events
-    per group; return the (mean, variance) of each group's count."""
+    """Return the (mean, variance) of each group's count of events, which have these probabilities in each of `times`
+    trials; a group consists of `each` adjacent events."""
     parts = [chances[at : at + each] for at in range(0, len(chances), each)]
     return [(times * sum(part), times * sum(p * (1 - p) for p in part)) for part in parts]
 

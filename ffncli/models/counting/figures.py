@@ -49,7 +49,7 @@ class Ridge:
     """The smallest token count at which the FFNs reach `flops_per_byte`, unfused and fused; None if no token count
     does.
 
-    `device` is empty if the user gave a number.
+    `device` is empty if the user gave the FLOPs per byte.
     """
 
     flops_per_byte: float
@@ -61,8 +61,8 @@ class Ridge:
 @dataclass(frozen=True)
 class CostReport:
     """The figures of one source. `counts` and `costs` have one record per token count; `costs` is empty if the number
-    of active experts is unknown. `ridges` has a record for the user's number, or for each device with a known ridge;
-    `floors` has one record per device and token count."""
+    of active experts is unknown. `ridges` has a record for the user's FLOPs per byte, or for each device with a known
+    ridge; `floors` has one record per device and token count."""
 
     counts: tuple[ModelCount, ...]
     costs: tuple[TokenCost, ...]
@@ -159,7 +159,7 @@ class FigureQuestion(Options):
 
     @property
     def flops_per_byte(self) -> float | None:
-        """Return the ridge if it was given as a number: a single number above 0."""
+        """Return the ridge if it was given as FLOPs per byte: a single number above 0."""
         words = [word for word in self._ridges if _is_number(word)]
         if words and len(self._ridges) > 1:
             what = f"{option('ridge')} accepts either a single number of FLOPs per byte or names of devices"

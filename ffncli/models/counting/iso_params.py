@@ -72,7 +72,7 @@ class IsoUnit:
     """A plain and a gated block, of equal size and without biases: the elementwise work between their projections, per
     token.
 
-    FLOPs are counted as by `cost` (1 per element of an activation or a product), operations as by
+    FLOPs are counted as in `cost` (1 per element of an activation or a multiplication), operations as in
     `analysis.operations`. The plain block uses the gate's function, including limits.
     """
 

@@ -54,8 +54,8 @@ class Slice:
 class GroupSplit:
     """Layers with equal steps: parameters (without norms) and bytes of one layer, on rank 0 and on every other rank.
 
-    `d_ff` and `shared_d_ff` are one rank's part. `all_reduces` counts the reductions in one layer, `reduced_bytes` is
-    their size per token; `ring_all_reduce_bytes` and `all_gather_bytes` are what one rank sends for them.
+    `d_ff` and `shared_d_ff` are one rank's part. `all_reduces` counts the reductions in one layer; `reduced_bytes` is
+    their size per token; `ring_all_reduce_bytes` and `all_gather_bytes` are what one rank sends.
     """
 
     stack: str
@@ -140,7 +140,7 @@ def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1
 
 
 def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
-    """List every rank count over which all widths divide into whole blocks, in ascending order.
+    """Return every rank count over which all widths divide into whole blocks, in ascending order.
 
     A slice of down is cut along its rows, so each rank's part of d_ff must consist of whole blocks of the format. Empty
     if even the unsplit d_ff does not consist of whole blocks.
@@ -184,7 +184,7 @@ def ring_all_reduce_bytes(size: int, ranks: int) -> float:
 
 
 def _each(size: int, ranks: int) -> float:
-    """Divide bytes among ranks; an int if they divide evenly, so that it prints as an integer."""
+    """Divide bytes among ranks; return an int if they divide evenly, so that the result prints as an integer."""
     sent, part = divmod(size, ranks)
     return sent + part / ranks if part else sent
 
@@ -218,7 +218,7 @@ def _group(group: Group, grid: Ranks, weights: DType) -> GroupSplit:
 def slices(
     whole: Sequence[Step], first: Sequence[Step], other: Sequence[Step], dtype: DType, grid: Ranks
 ) -> tuple[Slice, ...]:
-    """List the slice of every parameter, from the steps of the first and the last tensor-parallel rank."""
+    """Return the slice of every parameter, from the steps of the first and the last tensor-parallel rank."""
     parts, elsewhere = parameters(first), parameters(other)
     out = []
     for name, axes in parameters(whole).items():
@@ -327,7 +327,7 @@ def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Exper
 
 
 def expert_rank_counts(model: Model) -> tuple[int, ...]:
-    """List every rank count that divides the experts of all mixtures; only 1 without mixtures."""
+    """Return every rank count that divides the experts of all mixtures; only 1 if there are no mixtures."""
     return divisors(gcd(*(group.spec.moe.experts for group in model.groups if group.spec.moe)) or 1)
 
 

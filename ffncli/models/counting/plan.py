@@ -35,7 +35,7 @@ Resource = Literal["compute", "memory", "link"]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """The FFNs of all layers (or the single block of bare dimensions), forward, on `tokens` tokens, over tp × ep
+    """A forward pass of all layers' FFNs (or of the single block of bare dimensions) on `tokens` tokens, over tp × ep
     devices.
 
     `compute_s`, `memory_s` and `link_s` (collectives) are for one rank; `time_s` is the sum over kernels of the longer
@@ -83,7 +83,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Collectives:
-    """A layer's collectives on one rank: how many, the bytes that enter them, the bytes that rings send."""
+    """A layer's collectives on one rank: their number, the bytes that enter them, and the bytes that rings send."""
 
     all_reduces: int
     all_reduce_bytes: int
@@ -109,7 +109,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of one layer on one rank, in seconds: kernels, and the collectives that wait for them."""
+    """The times of one layer on one rank, in seconds: those of its kernels and those of its collectives."""
 
     kernels: tuple[TimeFloor, ...]
     link_s: float
@@ -140,7 +140,7 @@ class Planner:
     skew: str = UNIFORM
 
     def splits(self) -> list[Ranks]:
-        """List the possible splits whose tp and ep are powers of two, which usually also divide the heads and the
+        """Return the possible splits whose tp and ep are powers of two, which usually also divide the heads and the
         devices of a node."""
         tp, ep = rank_counts(self.model, self.weights), expert_rank_counts(self.model)
         return [Ranks(t, e) for t in tp for e in ep if t.bit_count() == e.bit_count() == 1]

@@ -32,12 +32,12 @@ class Point:
 
     @property
     def label(self) -> str:
-        """Format `d_ff=4x activation=gelu`."""
+        """Return text such as `d_ff=4x activation=gelu`."""
         return " ".join(f"{name}={text}" for name, text in self.values)
 
 
 def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
-    """List every combination of the sweeps' values; the last sweep varies fastest. Raises FFNError above MAX_ROWS
+    """Return every combination of the sweeps' values; the last sweep varies fastest. Raises FFNError above MAX_ROWS
     combinations.
 
     A sweep is `NAME=VALUE,...`. A value has the form that the dimension's option accepts (yes or no for a flag); whole

@@ -14,12 +14,12 @@ from ffncli.system.hardware import Device
 
 @dataclass(frozen=True)
 class TokenCost:
-    """The FFNs of all layers (or the single block of bare dimensions) on `tokens` tokens, forward, on rank 0 of
+    """A forward pass of all layers' FFNs (or of the single block of bare dimensions) on `tokens` tokens, on rank 0 of
     `ranks`.
 
     Under expert parallelism, every rank starts with `tokens` tokens. `*_fused` is the minimum that any implementation
-    moves: the input and output of each block. `experts_touched` is the expected number of routed experts that a main
-    layer reads; None without experts. Conventions: `block/traffic.py`.
+    must move: the input and output of each block. `experts_touched` is the expected number of routed experts that a
+    main layer reads; None without experts. Conventions: `block/traffic.py`.
     """
 
     name: str
@@ -92,8 +92,8 @@ _RATES = {
 
 @dataclass(frozen=True)
 class DeviceFloor:
-    """The FFNs of all layers (or the single block of bare dimensions) on `tokens` tokens, forward, on one of `ranks`
-    such devices.
+    """A forward pass of all layers' FFNs (or of the single block of bare dimensions) on `tokens` tokens, on one of
+    `ranks` such devices.
 
     `rate` is the format whose dense peak applies: the weights' format if the device computes in it, else the
     activations' format. If no rate is published, values that depend on it are None. Traffic is the minimum that any

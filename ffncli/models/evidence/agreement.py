@@ -104,7 +104,7 @@ NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
 
 @dataclass(frozen=True)
 class RecognisedTensors:
-    """A checkpoint's logical tensors, its FFNs, and the FFNs of other text models; `absent` names missing files."""
+    """A checkpoint's logical tensors, its FFNs, and the FFNs of other text models; `absent` describes missing files."""
 
     where: str
     items: Mapping[str, Item]

@@ -1,6 +1,6 @@
-"""Read models that no family's row describes: blocks come from the tensors, further facts from a config's usual fields.
+"""Read models that no family's row describes: blocks come from the tensors, other facts from a config's usual fields.
 
-These are checkpoints with an unknown model_type or without a config.json, and GGUF files. GGUF metadata give the
+Such models are checkpoints with an unknown model_type or without a config.json, and GGUF files. GGUF metadata give the
 widths, but not gatedness, activation, norm or routing, which llama.cpp's code fixes for each architecture name. If the
 architecture is a known family under another name, the metadata are converted to the family's config fields, and its row
 supplies the rest; whatever the tensors do not confirm stays unknown.
@@ -55,9 +55,9 @@ _LIMITS = re.compile(r"swiglu_clamp|activation_situ")  # llama.cpp's names for t
 class Metadata:
     """Facts from a config's usual fields or from a GGUF file's metadata, in addition to the tensors.
 
-    `checks` are compared with the tensors: our name → (the name in the metadata, the value); `width` is a dense d_ff,
-    which may be the total width of gate and up, or the width of each. `extra_layers` is the number of layers that may
-    be stored in addition to the metadata's layer count. A config with an unknown model_type is not `binding`: its
+    `checks` maps our names to (the name in the metadata, the value to compare with the tensors); `width` is a dense
+    d_ff, which may be the total width of gate and up, or the width of each. `extra_layers` is the number of layers that
+    may be stored in addition to the metadata's layer count. A config with an unknown model_type is not `binding`: its
     fields may have other meanings, so differences are only noted. `model` supplies the norms and the routing if the
     blocks match it. `refused` is the reason why the blocks cannot be run.
     """
@@ -243,9 +243,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
     if not {"d_model", "d_ff"} <= shows.keys():
         what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in ffn.misfit)
         problem = (
-            f"{what} do not fit each other"
-            if what
-            else f"the shapes of {shown(ffn.tensor)} do not determine the widths"
+            f"{what} do not fit together" if what else f"the shapes of {shown(ffn.tensor)} do not determine the widths"
         )
         raise FFNError(f"{where}: {problem}", "" if what else "add a config.json, which has d_model and d_ff")
     routing = {field.name: shows.pop(field.name) for field in fields(MoE) if field.name in shows}
@@ -312,7 +310,7 @@ def _differences(
             yield Disagreement(name, theirs, str(value), str(stored), tensor, teller=metadata.teller)
 
 
-# architecture name in llama.cpp → model_type; `llama` with experts is Mixtral
+# maps an architecture's name in llama.cpp to the model_type; `llama` with experts is Mixtral
 _FAMILIES: Mapping[str, str] = {
     "llama": "llama", "mistral3": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "phi3": "phi3",

@@ -41,7 +41,7 @@ class ByteLocation(NamedTuple):
 
 @dataclass
 class Checkpoint:
-    """The tensors of a file or directory: name → file. Headers are read on first use.
+    """The tensors of a file or directory; `files` maps each name to its file. Headers are read on first use.
 
     `remote`: only the headers were fetched. `gguf`: the tensors' dtypes are GGML's formats.
     """
@@ -133,7 +133,7 @@ def _together(where: Path, paths: list[Path]) -> Checkpoint:
 
 
 def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
-    """Build a checkpoint from fetched headers: file name → columns."""
+    """Build a checkpoint from fetched headers; `columns` maps each file's name to its header's columns."""
     return Checkpoint(where, Path(), _named_once(columns, where), True, columns)
 
 

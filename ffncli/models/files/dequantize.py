@@ -207,7 +207,7 @@ def integers(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
-    """Decode a row's blocks with the gguf library, and multiply by the scale that llama.cpp applies to the product."""
+    """Decode a row's blocks with the gguf library, and apply the scale that llama.cpp applies after the matmul."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -232,8 +232,8 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
 
 
 def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[OpenFiles, int], Tensor | None]:
-    """Return a function from a matrix's number to its scale (NVFP4, BitNet), which all matrices may share. The function
-    returns None if the file has no scales."""
+    """Return a function from a matrix's index to its scale (NVFP4, BitNet); all matrices may share one scale. If the
+    file has no scales, the function returns None."""
     scale = gguf_scale(name, checkpoint.files)
     if scale is None:
         return lambda files, matrix: None

@@ -32,7 +32,7 @@ _LEAST_TENSOR, _LEAST_KEY = 24, 13  # bytes of the shortest tensor info, and of 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_LEFT_OUT: Any = object()  # a value that is not needed, such as a vocabulary or a very long text
+_LEFT_OUT: Any = object()  # a value that is not needed, such as a vocabulary or a very long string
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file, or all shards of a set. `metadata` excludes vocabularies and very long arrays and texts."""
+    """A GGUF file, or all shards of a set. `metadata` excludes vocabularies and very long arrays and strings."""
 
     where: str
     architecture: str
@@ -116,7 +116,7 @@ def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
-# GGML's tensor formats by number: the name, the values in a block, and the bytes of a block.
+# GGML's tensor formats by their codes: the name, the values in a block, and the bytes of a block.
 _Formats: TypeAlias = Mapping[int, tuple[str, int, int]]
 
 
@@ -160,7 +160,7 @@ class _Cursor:
         return self.at - count
 
     def load(self, end: int) -> None:
-        """Read up to byte `end` or further. Raises FFNError if the file or the maximum header size ends earlier."""
+        """Read at least up to byte `end`. Raises FFNError if the file or the maximum header size ends earlier."""
         limit = min(self.size, MOST_HEADER_BYTES)
         if end > limit < self.size:
             raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
@@ -182,12 +182,12 @@ class _Cursor:
         return self.numbers(code)[0]
 
     def text(self) -> bytes:
-        """Read a text, stored as its length and its bytes."""
+        """Read a string, stored as its length and its bytes."""
         start = self.step(self.number("Q"))
         return bytes(self.data[start : self.at])
 
     def skip_texts(self, count: int) -> None:
-        """Skip `count` texts. A vocabulary has hundreds of thousands of texts, so this loop does nothing else."""
+        """Skip `count` strings. A vocabulary has hundreds of thousands of strings, so this loop does nothing else."""
         unpack, data, at, last = struct.Struct("<Q").unpack_from, self.data, self.at, len(self.data) - 8
         for _ in range(count):
             if at > last:
@@ -197,7 +197,7 @@ class _Cursor:
         self.step(at - self.at)
 
     def name(self, kind: str) -> str:
-        """Read a text that must be UTF-8, such as a key or a tensor's name."""
+        """Read a string that must be UTF-8, such as a key or a tensor's name."""
         raw = self.text()
         try:
             return raw.decode("utf-8")
@@ -222,7 +222,7 @@ def _parsed(cursor: _Cursor, formats: _Formats) -> GGUFFile:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """Return the header's numbers of tensors and metadata keys. Raises FFNError if the file is too small for them."""
+    """Return the header's counts of tensors and of metadata keys. Raises FFNError if the file is too small for them."""
     where, size = cursor.where, cursor.size
     start = bytes(cursor.data[cursor.step(min(4, size)) : 4])
     if start != b"GGUF"[:size]:
@@ -351,7 +351,7 @@ CONFIG_KEYS = {
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
     """Read the model's shape from the metadata, under our names (`CONFIG_KEYS`); absent keys are left out.
 
-    All values are whole numbers; d_ff, heads and kv_heads may be a tuple with one number per layer. A key may have the
+    All values are whole numbers; d_ff, heads and kv_heads may be a tuple with one value per layer. A key may have the
     architecture as prefix or, from some writers, no prefix.
     """
     fields = Fields(file.metadata, file.where)

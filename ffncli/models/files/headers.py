@@ -58,7 +58,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def named(columns: Columns) -> dict[str, TensorInfo]:
-    """Convert columns to entries by name."""
+    """Return a mapping from each tensor's name to its entry."""
     infos = map(TensorInfo, columns.dtypes, columns.shapes, columns.bytes)
     return dict(zip(columns.names, infos, strict=True))
 
@@ -159,7 +159,7 @@ def _sizes(shape: str, space: str) -> tuple[int, ...]:
 
 
 def _written(names: list[str], dtypes: list[str], shapes: list[str], cuts: list[int], space: str) -> str:
-    """Format a header with these columns, without metadata."""
+    """Return a header with these columns, without metadata."""
     dtype, shape, offsets, comma = (
         f'":{space}{{"dtype":{space}"', f'",{space}"shape"', f'"data_offsets":{space}[', f",{space}",
     )  # fmt: skip
@@ -176,7 +176,7 @@ def _written(names: list[str], dtypes: list[str], shapes: list[str], cuts: list[
 
 
 def _careful_columns(raw: bytes, size: int, where: str) -> Columns:
-    """Read the columns entry by entry. Raises FFNError for the first invalid entry."""
+    """Read the columns entry by entry. Raises FFNError at the first entry that is invalid."""
     header = parse_object(raw, f"{where}: header")
     _check_metadata(header.pop("__metadata__", {}), where)
     spans = [(name, *_entry(name, entry, where)) for name, entry in header.items()]

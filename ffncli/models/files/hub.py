@@ -209,7 +209,7 @@ def library() -> Any:
         raise FFNError("reading from the Hub needs huggingface_hub", hint, ExitCode.ENVIRONMENT) from None
     except ValueError as error:
         hint = "check HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT"
-        raise FFNError(f"huggingface_hub cannot use its settings: {one_line(error)}", hint) from None
+        raise FFNError(f"huggingface_hub rejects its settings: {one_line(error)}", hint) from None
     endpoint = huggingface_hub.constants.ENDPOINT
     try:
         _ = urlsplit(endpoint).port
@@ -371,7 +371,7 @@ class Requests:
         except HfHubHTTPError as error:
             return HubResponse(error.response.status_code, refusal=error.response.headers.get("X-Error-Code", ""))
         if metadata.commit_hash is None:
-            hint = "check HF_ENDPOINT, and whether another server answers in its place"
+            hint = "check HF_ENDPOINT, and whether another server answers instead of the Hub"
             raise FFNError(f"{self.host} does not respond like a Hub", hint, ExitCode.ENVIRONMENT)
         return HubResponse(200, size=metadata.size)
 

@@ -1,6 +1,6 @@
 """Unpack integers of 2 to 8 bits in int32 words with scales (GPTQ, AWQ, compressed-tensors) to rows of float32.
 
-A value is (integer - zero) × scale; the inputs of a group share zero and scale.
+A value is (integer - zero) × scale; the inputs of a group share a zero and a scale.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Tensors whose names differ only in the expert's number share one entry, `…experts.#.up_proj.weight`, with a count.
 Headers are read one after another, so memory use grows only with the number of layers.
 
-ERNIE 4.5 VL's files number the experts for image tokens together with the text's experts, as the second half. A layer
-with such experts has a second router, `gate.weight_1`. As in transformers, these experts are assigned to a module
+ERNIE 4.5 VL's files number the experts for image tokens together with those for text tokens, as the second half. A
+layer with such experts has a second router, `gate.weight_1`. As in transformers, these experts are assigned to a module
 `vision_moe`, so that they have entries of their own.
 """
 
@@ -69,8 +69,8 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 def collect(
     headers: Iterable[Columns], of_images: Mapping[str, int] | None = None
 ) -> tuple[dict[str, TensorInfo], dict[str, int]]:
-    """Collect the entries of some headers: (name with `#` for the expert's number → one tensor, name → number of
-    tensors).
+    """Return two mappings from the names in some headers, with `#` for the expert's number: to one tensor, and to the
+    number of tensors.
 
     `of_images` maps modules to their first expert for image tokens (`first_numbers` of the whole checkpoint).
     """
@@ -118,7 +118,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-ROUTER = "gate.weight_1"  # the text's router is `gate.weight`; both are stored as [in, out]
+ROUTER = "gate.weight_1"  # the router for text is `gate.weight`; both are stored as [in, out]
 _ITS_END = f".{ROUTER}"
 MODULE = "vision_moe."
 _CORRECTIONS = "moe_statics.e_score_correction_bias"  # one row for text, one row for images

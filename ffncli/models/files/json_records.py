@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The allowed values of a text; an empty text may mean that nothing is known."""
+    """The allowed values of a string; an empty string may mean that nothing is known."""
 
     words: tuple[str, ...]
 
@@ -50,12 +50,12 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Form:
-    """A pattern that texts must match."""
+    """A pattern that strings must match."""
 
     pattern: str
 
     def check(self, value: Any) -> Any:
-        """Return a matching text. Raises _Mismatch for other texts."""
+        """Return a matching string. Raises _Mismatch for other strings."""
         if not re.fullmatch(self.pattern, value):
             raise _Mismatch(f" does not have the required form, got {shown(value)}")
         return value
@@ -143,7 +143,7 @@ def _flag(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise _Mismatch(f" must be a text, got {shown(value)}")
+        raise _Mismatch(f" must be a string, got {shown(value)}")
     return value
 
 

@@ -4,7 +4,7 @@ alone.
 A quantizer packs a matrix into several tensors. One of these tensors, the anchor, contains the packed values; its name
 and dtype identify the format. The other tensors (scales, zeros, indices) are found by the anchor's name and do not
 count as parameters. Tensors outside any packed matrix (biases, norms, modules that were not quantized) are kept
-unchanged. No rule depends on digits in names, so expert numbers may be replaced by a sign. Sources: the writers' output
+unchanged. No rule depends on digits in names, so expert numbers may be replaced by `#`. Sources: the writers' output
 (AutoGPTQ, AutoAWQ, bitsandbytes, compressed-tensors, torchao, ModelOpt) and the readers in transformers' integrations.
 """
 
@@ -53,7 +53,7 @@ def logical(
     """
     config = Fields(quantization or {}, where)
     packed: dict[str, LogicalTensor] = {}
-    owner: dict[str, str] = {}  # anchors and pieces → the anchor they belong to
+    owner: dict[str, str] = {}  # anchors and pieces → the anchor that they belong to
     for name, info in tensors.items():
         if read := reader(name, info, tensors):
             packed[name] = read(Anchor(name, info, tensors, config))
@@ -117,13 +117,13 @@ class Anchor:
     config: Fields
 
     def pieces(self, base: str, endings: str) -> tuple[str, ...]:
-        """List the tensors `base` + ending that exist."""
+        """Return the tensors named `base` + ending that exist."""
         return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
 
     def packs(
         self, name: str, shape: Shape | None, form: str, pieces: tuple[str, ...], bits: int = 0, params: int = 0
     ) -> LogicalTensor:
-        """Build the matrix from packed values and other `pieces`; `params` is their number if the shape is unknown."""
+        """Build the matrix from packed values and other `pieces`; `params` counts its values if no shape is known."""
         stored = self.info.bytes + sum(self.tensors[piece].bytes for piece in pieces)
         number = params if shape is None else prod(shape)
         return LogicalTensor(shape, number, stored, form, name, self.name, bits, pieces)
@@ -140,7 +140,7 @@ class Anchor:
         return self.info.shape[-2], self.info.shape[-1]
 
     def piece(self, name: str, rank: int) -> TensorInfo | None:
-        """Find a piece; None if it does not exist. Raises FFNError unless it has `rank` axes, none of them empty."""
+        """Return a piece; None if it does not exist. Raises FFNError unless it has `rank` axes, none of them empty."""
         info = self.tensors.get(name)
         if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
             raise self.wrong(f"does not fit {shown(name, 120)} of shape {shown(list(info.shape))}")
@@ -397,7 +397,7 @@ def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 def _bitsandbytes_4bit(anchor: Anchor) -> LogicalTensor:
     """Read two values per byte, flattened, in any dtype; the shape is in the values of quant_state.
 
-    absmax has one number per block of values. If the number of values is odd, one value too many is counted.
+    absmax has one value per block of values. If the number of values is odd, one value too many is counted.
     """
     params, blocks = 2 * anchor.info.bytes, prod(anchor.tensors[anchor.name + ".absmax"].shape)
     if not any(blocks == -(-params // size) for size in (32, 64, 128, 256, 512, 1024, 2048, 4096)):
@@ -431,7 +431,7 @@ def _torchao(anchor: Anchor) -> LogicalTensor:
 
 
 def gguf_scale(name: str, tensors: Collection[str]) -> str | None:
-    """Return the scale's name, `X.scale`, of a GGUF file's `X.weight`; llama.cpp scales the product."""
+    """Return the scale's name, `X.scale`, of a GGUF file's `X.weight`; llama.cpp scales the matrix product."""
     stem = name.removesuffix("weight")
     names = (stem + "scale", name + ".scale") if stem != name else ()
     return next((one for one in names if one in tensors), None)

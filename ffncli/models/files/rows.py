@@ -1,5 +1,5 @@
-"""Read rows of a tensor in a file: only the requested bytes, with positional reads into one buffer. Also reads a grid
-of numbers (scales, zeros) for its matrices."""
+"""Read rows of a tensor in a file: only the requested bytes, with positional reads into one buffer. Also reads the grid
+of scales or zeros of a tensor's matrices."""
 
 from __future__ import annotations
 
@@ -196,12 +196,11 @@ def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
     return raw.view(torch_dtype(place, known[kind])).to(torch.float32, copy=True)  # the next read overwrites `raw`
 
 
-# --- one number for many values ---------------------------------------------------------------------------------------
+# --- one scale for many values ----------------------------------------------------------------------------------------
 
 
 class ScaleGrid:
-    """A number (a scale or zero) for each block of a tensor's matrices; `blocks` is the number of rows and columns in a
-    block.
+    """A scale or a zero for each block of a tensor's matrices; `blocks` is the number of rows and columns in a block.
 
     `stated` is the config's weight_block_size.
     """
@@ -228,7 +227,7 @@ class ScaleGrid:
         return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
 
     def of(self, files: OpenFiles, start: int, stop: int) -> Tensor:
-        """Read the numbers for some rows: float32 [stop - start, numbers per row]."""
+        """Read the scales or zeros for some rows: float32 [stop - start, values per row]."""
         import torch
 
         matrix, first = divmod(start, self.height)

@@ -28,7 +28,7 @@ def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[st
 
 
 def parse_index(path: Path, most_bytes: int) -> dict[str, Any]:
-    """Read the weight_map of a safetensors index: tensor name → shard."""
+    """Return the weight_map of a safetensors index, which maps tensor names to shards."""
     shards = read_object(path, most_bytes).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise FFNError(f"{shown_path(path)}: weight_map is missing", "it should map tensor names to shard files")
@@ -55,7 +55,7 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
         text = raw.decode("utf-8")
         constant = float if constants else _no_constant
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant, parse_int=_integer)
-        if "\\ud" in text.lower():  # half a surrogate pair is valid JSON, but not valid text
+        if "\\ud" in text.lower():  # half a surrogate pair is valid JSON, but not valid Unicode
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _Refused as error:
         raise FFNError(f"{where}: {error}") from None

@@ -33,7 +33,7 @@ _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # an expert tha
 _CORRECTION = re.compile(  # DeepSeek's and Inkling's files call it the gate's bias
     r"correction_bias$|expert_bias$|balancing_biases$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
-_FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
+_FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned factor for the whole FFN (Inkling)
 # A router that is an MLP (ZAYA's): the projection that narrows its input, the factors for its carried state, its two
 # layers.
 _ROUTER_MLP = {
@@ -103,7 +103,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """Return the role of a tensor other than gate, up and down, by its name: a key of _ROLES, or an empty text."""
+    """Return the role of a tensor other than gate, up and down, by its name: a key of _ROLES, or an empty string."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 
@@ -135,8 +135,8 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
 
 
 def _fits(items: Mapping[str, Item], p: Projections) -> bool:
-    """Return whether up and down fit: they have equally many values, or up has twice as many because it contains the
-    gate."""
+    """Return whether up and down fit together: they have equally many values, or up has twice as many because it
+    contains the gate."""
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     if not up.params or not down.params:
         return True  # only their names are known
@@ -198,7 +198,7 @@ class Naming:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """List the names."""
+        """The names of the matrices."""
         return (self.gate, self.up, self.down) if self.gate else (self.up, self.down)
 
 
@@ -253,7 +253,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("ffn_up", "ffn_down"),
 )
 _BY_DOWN = {naming.down: [n for n in NAMINGS if n.down == naming.down] for naming in NAMINGS}
-# The last component of a name → the down projections that end in it, each with its namings.
+# Maps the last component of a name to the down projections that end in it, each with its namings.
 BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for leaf in map(last, _BY_DOWN)}
 
 

@@ -190,8 +190,8 @@ _Change = Callable[[Readings], Readings | None]  # None if it does not apply
 
 @dataclass(frozen=True)
 class Misreading:
-    """`name` completes the phrase "read with"; `located` is where the parameters would be. `exchanged` lists parameters
-    whose experts axis is confused with another axis."""
+    """A way to misread a file: `name` completes "read with"; `located` is where the parameters would be. `exchanged`
+    lists the parameters whose experts axis would be mistaken for another axis."""
 
     name: str
     located: Readings
@@ -199,14 +199,14 @@ class Misreading:
 
 
 def misreadings(located: Sequence[Located]) -> list[Misreading]:
-    """List every single mistake that is compatible with the shapes."""
+    """Return every misreading with exactly one mistake that is compatible with the shapes."""
     items = tuple(located)
     single = [Misreading(name, changed) for name, change in _changes(items) if (changed := change(items)) is not None]
     return [*single, *_experts_elsewhere(items)]
 
 
 def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
-    """Yield the single mistakes, then all combinations of two and of three mistakes."""
+    """Yield the misreadings with one mistake, then those with two and with three mistakes."""
     items = tuple(located)
     yield from misreadings(items)
     changes = list(_changes(items))
@@ -222,7 +222,7 @@ def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
 
 
 def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
-    """Yield every mistake by name. Combinations are unordered, so the order of application must not matter."""
+    """Yield every mistake with its name. Combinations are unordered, so the order of application must not matter."""
     for prefix in ("", "shared."):
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
@@ -243,7 +243,7 @@ def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
-    """Swap two parameters if their matrices have the same size."""
+    """Return the readings with two parameters swapped; None if their matrices differ in size."""
     by, other = {item.parameter: item for item in items}, {one: two, two: one}
     out = []
     for item in items:
@@ -257,8 +257,8 @@ def _swapped(items: Readings, one: str, two: str) -> Readings | None:
 
 
 def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> Readings | None:
-    """Read interleaved rows as halves, or halves as interleaved rows. `only` limits this to the shared experts (true)
-    or the other experts (false)."""
+    """Return readings that take interleaved rows as halves, or halves as interleaved rows; `only` limits this to the
+    shared experts (true) or to the other experts (false)."""
 
     def fused(item: Located) -> bool:
         shared = item.parameter.startswith("shared.")
@@ -272,7 +272,7 @@ def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> 
 
 
 def _turned(item: Located) -> Located | None:
-    """Transpose a matrix if its shape stays the same."""
+    """Return the matrix read as its transpose; None if its shape would change."""
     if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.slice.stacked:
         return None
     turned = replace(item, slice=replace(item.slice, transposed=not item.slice.transposed))
@@ -285,8 +285,8 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """Put experts.10 before experts.2. With `written`, the writer is assumed to have sorted in this order, and reading
-    inverts it."""
+    """Return readings in which experts.10 comes before experts.2; with `written`, they undo a writer that had sorted
+    the experts in this order."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)
@@ -297,7 +297,7 @@ def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
 
 
 def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
-    """Confuse the experts axis with another axis of the same length, in tensors that contain all experts."""
+    """Yield misreadings that take the experts axis of a tensor with all experts for another axis of that length."""
     together = [item for item in items if item.axes[0].name == "experts" and len(item.axes) == 3]
     together = [item for item in together if not item.slice.per_expert and not item.slice.stacked]
     for width in ("d_model", "d_ff", "latent"):

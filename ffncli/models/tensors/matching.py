@@ -1,5 +1,5 @@
-"""Match the FFNs in a checkpoint to the model's blocks, stacks by name and layers by number. Also collect the logical
-tensors of a layer, in which a block's parameters are looked up."""
+"""Match the FFNs in a checkpoint to the model's blocks: stacks are matched by name, layers by index. Also collect the
+logical tensors of a layer, in which a block's parameters are looked up."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Spotted: TypeAlias = tuple[Spot, StoredFFN]
 
 
 def blocks(model: Model) -> dict[str, list[Layer]]:
-    """List a model's blocks by stack, in order."""
+    """Return a model's blocks by stack, in order."""
     out: dict[str, list[Layer]] = {}
     for group in model.groups:
         out.setdefault(group.stack, []).extend(Layer(group.stack, index, group.spec) for index in group.layers)
@@ -106,8 +106,8 @@ def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
 
 
 def stacks_of(layers: Iterable[str]) -> dict[str, str]:
-    """Name the stack of each prefix without a config: encoder or decoder, if the prefix contains the word. Stacks that
-    would have the same name get the part in which their prefixes differ."""
+    """Return names for the prefixes' stacks if there is no config: encoder or decoder, if the prefix contains the word.
+    Stacks that would have the same name get the part in which their prefixes differ."""
     every = [*layers]
     named = {prefix: _stack_in(prefix, ("encoder", "decoder")) or "decoder" for prefix in every}
     for stack in {*named.values()}:
@@ -210,6 +210,6 @@ def layer_tensors(
 
 
 def _norms_outside(family: str, spot: Spot) -> dict[str, str]:
-    """Map name prefixes of norms that belong to a layer but are outside it to their prefixes in `LayerTensors`."""
+    """Return the prefixes of norms of a layer that are outside it, mapped to their prefixes in `LayerTensors`."""
     parent = spot.prefix.rpartition(".")[0]
     return {f"{parent}.{name[3:].format(i=spot.layer)}.".lstrip("."): f"{name}." for name in outside(family)}

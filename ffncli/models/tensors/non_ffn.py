@@ -118,7 +118,7 @@ def _is_buffer(name: str, item: Item) -> bool:
 
 
 def _by_layer(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int, dict[str, Item]]]:
-    """Map prefix → layer → its tensors, by their names in the layer."""
+    """Return a mapping from prefix and layer to the layer's tensors, by their names in the layer."""
     out: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
         place = placed(name)
@@ -128,7 +128,7 @@ def _by_layer(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int
 
 
 def _blocks(model: Model, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]]) -> dict[int, int]:
-    """Map each FFN block of a stack to its layer, by number if the numbers match, else in order."""
+    """Return a mapping from a stack's FFN blocks to their layers, by index if the indices match, else in order."""
     blocks = sorted(i for group in model.groups if group.stack == stack for i in group.layers)
     per_layer = model.per_layer(stack)
     numbered = {block: block // per_layer for block in blocks}
@@ -142,7 +142,7 @@ def _stack(
     prefix: str, blocks: Mapping[int, int], items: Mapping[int, Mapping[str, Item]],
     by_layer: Mapping[int, tuple[StoredFFN, ...]],
 ) -> dict[int, MeasuredLayer]:  # fmt: skip
-    """Map each FFN block to its layer, for layers that have one FFN and no unknown parts."""
+    """Return a mapping from FFN blocks to their layers, for layers that have one FFN and no unknown parts."""
     cache: dict[object, MeasuredLayer | None] = {}
     out: dict[int, MeasuredLayer] = {}
     for block, layer in blocks.items():

@@ -167,8 +167,8 @@ class _Destination:
         place[start : start + len(block)].copy_(block)
 
     def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:
-        """Return the rows of `block` that belong to this parameter, and the first one's row number in the parameter.
-        `start` is the number of the block's first stored row."""
+        """Return the rows of `block` that belong to this parameter, and the first one's index in the parameter. `start`
+        is the index of the block's first stored row."""
         piece, height = self.item.slice, self.place.shape[1]
         if piece.interleaved:
             first = (piece.part - start) % piece.parts

@@ -61,10 +61,10 @@ class StoredFFN:
 
     `shows` lacks d_model and d_ff if a shape is unknown, and `gated` if the file that would show it is missing; it
     includes `activation` if the function's learned parameters are stored. `shared_d_ff` is the total width of the
-    shared experts (0: no shared experts); `shared_experts` is their number if the router has rows for them.
+    shared experts (0: no shared experts); `shared_experts` is how many there are, if the router has rows for them.
 
     `params` counts the FFN without norms, `bytes` is its size in the file; `whole` means that no file of the FFN is
-    missing. `tensor` is the tensor that determined gatedness. `loose` names tensors inside the FFN that are counted
+    missing. `tensor` is the tensor that determined gatedness. `loose` lists tensors inside the FFN that are counted
     although they have no known role. `misfit` lists matrices (name and shape) that do not fit together. `uneven` names
     a matrix that some experts lack.
     """
@@ -108,7 +108,7 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str 
 
 
 def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
-    """Collect the layer numbers under each prefix, including layers without an FFN."""
+    """Return the layer indices under each prefix, including layers without an FFN."""
     out: dict[str, set[int]] = {}
     for name in names:
         if match := _LAYER.search(name):
@@ -117,7 +117,7 @@ def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
 
 
 def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[str, Item]]]:
-    """Map prefix → layer → its tensors, excluding attention and tensors that are not parameters."""
+    """Return a mapping from prefix and layer to tensors, excluding attention and tensors that are not parameters."""
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     if not any(_LAYER.search(name) or _ONLY_LAYER.search(name) for name in items):
         return {BARE: {0: {rest: item for name, item in items.items() if (rest := _in_layer(name, 0))}}}
@@ -147,7 +147,7 @@ def stem_of(prefix: str, layer: int) -> str:
 
 
 def inside(names: Iterable[str], stem: str) -> dict[str, str]:
-    """Map names inside one layer, shortened as in `recognise`, to full names."""
+    """Return a mapping from names inside one layer, shortened as in `recognise`, to full names."""
     out: dict[str, str] = {}
     for name in names:
         if name.startswith(stem):

@@ -1,4 +1,4 @@
-"""Decide how to read the tensors of one layer: names and shapes → the slice of every canonical parameter.
+"""Decide how to read the tensors of one layer: derive every canonical parameter's slice from names and shapes.
 
 Canonical matrices are [out, in], as in torch. A file's matrix may be transposed (GPT-2's Conv1D), may hold gate and up
 concatenated (Phi-3) or interleaved (gpt-oss), and may be one tensor per expert, one tensor for all experts, or one
@@ -32,9 +32,9 @@ class StoredSlice:
     """The location of one canonical parameter: `tensor` is relative to the layer, and `{e}` stands for every expert.
 
     The stored matrix holds `parts` parameters along its output axis, concatenated or `interleaved`; this parameter has
-    number `part`. `transposed`: stored as `[in, out]`. `stacked`: one matrix contains the rows of all experts. `rows`:
-    a vector is the first of `rows` rows. `format` is the stored format (`F32`, `gptq-4bit`), and `evidence` is the
-    reason for reading the tensor this way. `assumed` names a usual property that neither the file nor its family
+    the index `part`. `transposed`: stored as `[in, out]`. `stacked`: one matrix contains the rows of all experts.
+    `rows`: a vector is the first of `rows` rows. `format` is the stored format (`F32`, `gptq-4bit`), and `evidence` is
+    the reason for reading the tensor this way. `assumed` names a usual property that neither the file nor its family
     confirms.
     """
 
@@ -86,7 +86,7 @@ class LayerTensors:
     alike: "Callable[[], LayerTensors | None]" = lambda: None
 
     def spelled(self, tensor: str) -> str:
-        """Replace `#` by `{e}` in the form that this file uses: `experts.3` or `experts.expert_3`."""
+        """Return the name with `{e}` for `#`, in the form that this file uses: `experts.3` or `experts.expert_3`."""
         full = self.stem + tensor
         plain = full.replace("#", "0") in self.stored or full.replace("#", "expert_0") not in self.stored
         return tensor.replace("#", "{e}" if plain else "expert_{e}")
@@ -98,7 +98,7 @@ class LayerTensors:
 
 
 def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """Find the slice of every canonical parameter of one FFN; empty if the layer has no FFN with that number."""
+    """Return the slice of every canonical parameter of one FFN; empty if the layer has no FFN with that index."""
     items = layer.items
     locations = ffn_locations(items, [*projections(items)])
     kind = [n for n, location in enumerate(locations) if bool(location.experts) == bool(spec.moe)]
@@ -239,7 +239,7 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: "Ar
 
 
 def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, StoredSlice]:
-    """Locate weight and bias of one norm module, as required by the op; older files call them gamma and beta."""
+    """Locate the weight and the bias of a norm op in one module; older files call these gamma and beta."""
     out: dict[str, StoredSlice] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
@@ -353,14 +353,14 @@ def arrangement(model_type: str) -> Arrangement:
 
 
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
-    """List the names that a norm's module may have, most likely first."""
+    """Return the names that a norm's module may have, most likely first."""
     pre = _SHARED if spec.shared_norm else _PRE
     usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, "router_norm": _ROUTER, **EXPERT_NORMS}
     return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 
 def outside(model_type: str) -> Sequence[str]:
-    """List a family's norms that are outside its layers, with `../` for the parent of the layers' prefix."""
+    """Return a family's norms that are outside its layers, with `../` for the parent of the layers' prefix."""
     row = _row(model_type)
     return [name for names in (row.norms.values() if row else ()) for name in names if name.startswith("../")]
 

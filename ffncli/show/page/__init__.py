@@ -1,1 +1,1 @@
-"""HTML pages in a single file: elements, charts, heat maps and a script that updates them; knows nothing of FFNs."""
+"""HTML pages in a single file: elements, charts, heat maps, and the scripts that update them; knows nothing of FFNs."""

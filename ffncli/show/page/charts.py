@@ -1,5 +1,5 @@
-"""Charts as inline SVG: points with intervals, lines and scatter plots, on the axes of show/plots; the steps of a block
-with their costs; a histogram."""
+"""Charts as inline SVG: points with intervals, lines and scatter plots, on the axes of show/plots; also a block's steps
+with their costs, and a histogram."""
 
 import math
 from collections.abc import Sequence

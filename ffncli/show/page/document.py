@@ -1,7 +1,7 @@
-"""A whole page in a single file: sections, data for its scripts, style and scripts; it loads nothing.
+"""A whole page in a single file: sections, style, scripts, and the data that the scripts read; the page loads nothing.
 
-Elements are built as a tree and serialized by the standard library, which escapes every text and attribute. A record in
-a notebook is displayed as a small table of such elements.
+Elements are built as a tree and serialized by the standard library, which escapes every string and attribute. A
+notebook displays a record as a small table of such elements.
 """
 
 import json
@@ -42,7 +42,7 @@ class PageParts:
 
 
 def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
-    """Return the page as text."""
+    """Return the page's HTML."""
     sections = [section for part in parts for section in part.sections]
     libraries = sorted({name for part in parts for name in part.libraries})
     data = {name: value for part in parts for name, value in part.data.items()}
@@ -76,7 +76,7 @@ def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
     )
 
 
-# The page's scripts in order. A script is included if the page contains any of its texts; every page contains "".
+# The page's scripts in order. A script is included if the page contains any of its strings; every page contains "".
 _SCRIPTS = {
     "table.js": ("",),
     "rounds.js": (" data-rounds=",),
@@ -102,11 +102,11 @@ Child = Element | str | None
 
 
 def element(tag: str, *children: Child | Iterable[Child], **attributes: object) -> Element:
-    """Create an element: `element("a", "text", href="#x")`. Children are elements, texts, None (nothing), or lists of
+    """Create an element: `element("a", "text", href="#x")`. Children are elements, strings, None (nothing), or lists of
     these.
 
     `class_` becomes the attribute class, `data_x` becomes data-x; attributes that are None are omitted. Control
-    characters in texts are escaped first.
+    characters in strings are escaped first.
     """
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
     out = Element(tag, {names[name]: clean(str(value)) for name, value in attributes.items() if value is not None})
@@ -139,8 +139,8 @@ _MOST_ROWS = 100
 
 
 def record_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as an HTML table with a caption; floats have four digits, and if rows are omitted, the last row
-    counts them."""
+    """Return rows as an HTML table with a caption; floats have four digits; if rows are omitted, the last row says how
+    many."""
     every = [*rows]
     head = element("tr", [element("th", name) for name in columns])
     body = [element("tr", [element("td", _cell(cell)) for cell in row]) for row in every[:_MOST_ROWS]]

@@ -15,7 +15,7 @@ from ffncli.errors import clean
 from ffncli.show.plots.plot import Plot, PlotAxis, Tick, axis, letter
 from ffncli.show.text import encodable, pad, width
 
-Style = int | Literal["", "dim", "bold"]  # a number stands for the colour of that curve
+Style = int | Literal["", "dim", "bold"]  # an integer stands for the colour of the curve with that index
 Span = tuple[str, Style]
 WIDEST, NARROWEST = 120, 40
 _BLANK = 0x2800
@@ -116,8 +116,8 @@ def _row(share: float, rows: int) -> int:
 
 
 def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
-    """Return column → label below it. There is a label at every point if the points are a few measurements, otherwise
-    at round numbers."""
+    """Return a mapping from columns to the labels below them. There is a label at every point if the points are a few
+    measurements, otherwise at round numbers."""
     if plot.marks:
         values = sorted({x for line in plot.lines for x, _ in line.points if math.isfinite(across.share(x))})
         labels = _at([(across.share(x), f"{x:g}") for x in values[:columns]], columns)
@@ -131,7 +131,7 @@ def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
 
 
 def _at(ticks: Sequence[Tick], columns: int) -> dict[int, str]:
-    """Return column → label."""
+    """Return a mapping from columns to labels."""
     placed = [(place_of((share, 0.5), columns, 1), text) for share, text in ticks]
     return {place[0]: text for place, text in placed if place}
 
@@ -162,7 +162,7 @@ def _cut(text: str, room: int, symbols: str) -> str:
 
 
 def _legend(names: Sequence[str], columns: int) -> Iterator[list[Span]]:
-    """Yield `a gelu b silu`, on as many lines as needed."""
+    """Yield the legend, such as `a gelu b silu`, on as many lines as needed."""
     line: list[Span] = []
     used = 0
     for at, name in enumerate(names):
@@ -208,7 +208,7 @@ def place_of(point: Point, columns: int, rows: int) -> Place | None:
 
 
 def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place]] = ()) -> dict[Place, int]:
-    """Return where the curves' letters are: character position → the curve's number.
+    """Return a mapping from the character positions of letters to the indices of their curves.
 
     There is one letter per `_PER_LETTER` columns, if no other curve is close. With `marks` (one list per curve),
     letters are at the marks that no other curve covers. A curve that is close to other curves everywhere still gets one

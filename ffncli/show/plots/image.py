@@ -1,4 +1,4 @@
-"""Plots in a file, drawn by matplotlib: the same plots give the same bytes."""
+"""Plots in a file, drawn by matplotlib: equal plots give equal bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNSIGNED: dict[str, dict[str, Any]] = {
 
 
 def write(path: Path, plots: Sequence[Plot | IntervalPlot]) -> None:
-    """Draw the plots, one below the other, into one SVG, PNG or PDF file, chosen by suffix; the file is complete or
+    """Draw the plots, one below the other, into one SVG, PNG or PDF file, as its suffix says; the file is complete or
     absent.
 
     Raises FFNError (exit 3) if matplotlib is missing, or if the file cannot be written.
@@ -62,7 +62,7 @@ def drawn(plots: Sequence[Plot | IntervalPlot], kind: str) -> bytes:
         raise FFNError("a picture in a file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
     out = io.BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # draws characters that the font lacks as boxes, silently
+        warnings.simplefilter("ignore")  # characters that the font lacks become boxes, without a warning
         heights = [_SIZE[1] if isinstance(plot, Plot) else 1.3 + 0.3 * len(plot.rows) for plot in plots] or [_SIZE[1]]
         figure = Figure((_SIZE[0], sum(heights)), dpi=150, layout="constrained")
         _fill(figure, plots, heights)
@@ -79,7 +79,7 @@ def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequenc
             continue
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
-            lone = "o" if sum(map(math.isfinite, y)) == 1 else ""  # a curve with only one point has no line
+            lone = "o" if sum(map(math.isfinite, y)) == 1 else ""  # a curve of a single point has no line
             mark = _MARKS[curve % len(_MARKS)] if plot.marks else lone
             turn = curve // len(_COLORS)  # the ninth curve repeats the first colour with another dash pattern
             dashes = _DASHES[(curve + turn) % len(_DASHES)]

@@ -1,4 +1,4 @@
-"""Plot: curves over one axis, before any rendering; and axes, which map values to positions and choose round labels."""
+"""Plot: curves over one axis, not yet rendered; and axes, which map values to positions and choose round labels."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Plot:
 
     With `marks`, the points are measurements: each point gets a mark, and the lines between the points only guide the
     eye. A log axis shows only values above 0. `frame` is the range of the y-axis, or None for the range of the points;
-    anything outside is cut off.
+    curves outside of this range are cut off.
     """
 
     title: str
@@ -126,7 +126,7 @@ def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
 
 
 def number(value: Decimal) -> str:
-    """Return a number in its shortest form: `0.05`, `200`, `1e-7`."""
+    """Return a number in its shortest form, such as `0.05`, `200` or `1e-7`."""
     value = value.normalize()
     if not value or Decimal("1e-4") <= abs(value) < Decimal("1e6"):
         return f"{value:f}" if value else "0"

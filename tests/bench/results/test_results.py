@@ -309,7 +309,7 @@ def part_of_request(**changes: Any) -> Any:
         (2, unit(case="another"), "is damaged: its case does not belong to the run"),
         (2, unit(baseline="packed"), "is damaged: its baseline differs from the run's baseline"),
         (2, unit(roof={"flops_per_s": -1}), "unit.roof.flops_per_s must be at least 1"),
-        (2, unit(environment={"host": ["a"]}), "unit.environment['host'] must be a text, got ['a']"),
+        (2, unit(environment={"host": ["a"]}), "unit.environment['host'] must be a string, got ['a']"),
         (2, unit(notes="note"), "unit.notes must be a list"),
         (2, unit(more=1), "unit has the unknown field 'more'"),
         (2, lambda entry: entry.update(rounds_end=-1), "rounds_end must be at least 0, got -1"),

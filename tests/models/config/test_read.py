@@ -446,7 +446,7 @@ def test_no_value_reaches_the_terminal_raw(style: str, value: str, field: str, c
 
 
 # Values that a family reads past: a second spelling of a width, a dense width where every layer has experts, an
-# activation that the family's code does not run.
+# activation that the family's code does not use.
 UNREAD = [
     (GPT2, "hidden_size"),
     ({**MIXTRAL, "model_type": "qwen3_moe", "moe_intermediate_size": 6}, "intermediate_size"),

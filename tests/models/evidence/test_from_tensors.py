@@ -217,7 +217,7 @@ def nested(name: str) -> dict[str, Any]:
 def test_matrices_that_do_not_fit_each_other(call, tmp_path: Path):
     expect_refusal(
         call("params", folder(tmp_path, None, nested("down_proj"))),
-        "model.layers.1", "'mlp.up_proj.weight' [6, 4] and 'mlp.down_proj.weight' [6, 4] do not fit each other",
+        "model.layers.1", "'mlp.up_proj.weight' [6, 4] and 'mlp.down_proj.weight' [6, 4] do not fit together",
     )  # fmt: skip
     source = folder(tmp_path / "gate", None, nested("gate_proj"))
     expect_difference(call("params", source), "shape: the block has d_model 4, d_ff 6", "model.layers.1.mlp.gate_proj")

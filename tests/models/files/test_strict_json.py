@@ -124,7 +124,7 @@ def test_what_fits_becomes_the_record():
     [
         ({"parts": 3}, "parts must be a list, got 3"),
         ({"parts": [3]}, "parts[0] must be an object, got 3"),
-        ({"parts": [{"name": "n"}, {"name": 5}]}, "parts[1].name must be a text, got 5"),
+        ({"parts": [{"name": "n"}, {"name": 5}]}, "parts[1].name must be a string, got 5"),
         ({"parts": [{"name": "n", "size": 0}]}, "parts[0].size must be at least 1 and at most 10, got 0"),
         ({"parts": [{"name": "n", "size": 1.0}]}, "parts[0].size must be a whole number, got 1.0"),
         ({"parts": [{"name": "n", "size": True}]}, "parts[0].size must be a whole number, got True"),

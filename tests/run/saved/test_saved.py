@@ -222,7 +222,7 @@ def edited(path: Path, change) -> Path:
         (lambda w: w["ffn_trace"].update(steps=[]), "a step is duplicated, or there is none"),
         (lambda w: w["ffn_trace"].update(steps=[3]), "steps[0] must be an object, got 3"),
         (lambda w: w["ffn_trace"]["steps"][0].update(shape=None), "steps[0].shape must be a list, got None"),
-        (lambda w: w["ffn_trace"]["steps"][0].update(name=["x"]), "steps[0].name must be a text, got ['x']"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(name=["x"]), "steps[0].name must be a string, got ['x']"),
         (lambda w: w["ffn_trace"]["steps"][0].update(dtype="int8"), "steps[0].dtype must be one of float64, "),
         (lambda w: w["ffn_trace"]["steps"][0].update(shape=[20]), "not [..., features]"),
         (lambda w: w["ffn_trace"]["steps"][0].update(shape=[5, 5]), "its tensor has another"),

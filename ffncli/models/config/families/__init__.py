@@ -12,7 +12,7 @@ FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **decoders.PAIRS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS, **routers.EXPERTS, **routers.ROWS, **encoders.MEDIA,
 }  # fmt: skip
-# model_type → the reason why its blocks cannot be described
+# maps a model_type to the reason why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **encoders.REFUSED}
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}

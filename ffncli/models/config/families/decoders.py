@@ -364,13 +364,13 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _switch_routing(config: Fields) -> Extra:
-    """Choose one expert, weighted by its probability; the capacity, which drops tokens, is not modelled."""
+    """Route to one expert, weighted by its probability; the capacity, which drops tokens, is not modelled."""
     only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 
 
 def _nllb_routing(config: Fields) -> Extra:
-    """Choose two experts with renormalised weights; in evaluation, their outputs shrink by the share that training
+    """Route to two experts with renormalised weights; in evaluation, their outputs shrink by the share that training
     drops.
 
     transformers 5.23 encodes the choice twice, so it sends every first choice to expert 1 and every second choice to

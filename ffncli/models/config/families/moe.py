@@ -1,4 +1,4 @@
-"""Mixtures of experts: the layers that have experts, the routing of tokens, and what runs next to the experts."""
+"""Mixtures of experts: the layers that have experts, the routing of tokens, and what runs besides the experts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -106,7 +106,7 @@ def _dbrx(config: Fields) -> Extra:
 
 def _hunyuan(config: Fields) -> Extra:
     top_k = config.get(TOP_K)
-    if type(top_k) is list:  # one number per layer; equal for all layers in every published model
+    if type(top_k) is list:  # one value per layer; equal for all layers in every published model
         if not top_k or any(type(k) is not int or k != top_k[0] for k in top_k):
             raise config.wrong(TOP_K, top_k, "one number for all layers")
         top_k = top_k[0]

@@ -1,5 +1,5 @@
 """Mixtures whose routers do more than score the experts and keep the best (ROWS): they look experts up in a table,
-weigh shared experts together with routed experts, or choose one expert at a time. Also mixtures whose experts differ
+weight shared experts together with routed experts, or choose one expert at a time. Also mixtures whose experts differ
 from an FFN (EXPERTS): they work in a narrower space, are surrounded by norms, or share a bias.
 
 Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`, `modeling_zaya.py`.
