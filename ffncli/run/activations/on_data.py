@@ -164,8 +164,8 @@ def run_variants(
 ) -> list[Tensor]:  # fmt: skip
     """Return the last step's output with each activation of `names` in place of the block's own, in eval mode.
 
-    `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, other activations
-    have their initial values. `watch` is called for every activation as it runs; `place` is (the prefix of the
+    `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, other activations use
+    the initial values of theirs. `watch` is called for every activation as it runs; `place` is (the prefix of the
     activation's name, its expert).
     """
     tensors = {name: [tensor] for name, tensor in inputs.items()}
@@ -274,7 +274,7 @@ class ActivationInput:
 
 @dataclass
 class _Differences:
-    """Σ(y - y₀)² (`apart`) and Σy₀² (`reference`) over places where y and y₀ are finite."""
+    """Σ(y - y₀)² (`apart`) and Σy₀² (`reference`) over the elements where y and y₀ are finite."""
 
     apart: float = 0.0
     reference: float = 0.0
@@ -306,11 +306,11 @@ class _Differences:
 
 @dataclass
 class _OutputStatistics:
-    """The statistics of one activation's output at one place, so far."""
+    """The statistics of one activation's output in one step, so far."""
 
     moments: Moments = field(default_factory=Moments)
     differences: _Differences = field(default_factory=_Differences)
-    loudest: dict[int | None, Tensor] = field(default_factory=dict)  # expert → max|y| of every unit
+    loudest: dict[int | None, Tensor] = field(default_factory=dict)  # maps an expert to max|y| of every unit
     largest: float = 0.0
     at: float | None = None
 

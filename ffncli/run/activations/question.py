@@ -34,11 +34,10 @@ Points: TypeAlias = str | float | Sequence[float]
 
 
 def points(value: Any) -> tuple[float, ...]:
-    """Read numbers from a comma-separated list whose members are numbers or ranges A:B:STEP (both ends included), in
-    order.
+    """Parse a comma-separated list of numbers and ranges A:B:STEP (both ends included) into numbers, in order.
 
-    A range is counted in decimal, so that steps of 0.1 hit 0.3. A number that is not finite, an empty range, a step of
-    0 and more than MOST points raise FFNError.
+    A range is computed in exact decimals, so that steps of 0.1 reach 0.3. A number that is not finite, an empty range,
+    a step of 0 and more than MOST points raise FFNError.
     """
     out: list[float] = []
     members = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
@@ -95,7 +94,7 @@ _FORMATS = Accepts("names of formats", lambda value: ",".join(TEXTS.convert(valu
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionsQuestion(Options):
-    """Show functions of one number, and gated units: their values, shapes, differences and rounding."""
+    """Show functions of one input, and gated units: their values, shapes, differences and rounding."""
 
     names: Annotated[
         Names,
@@ -141,7 +140,7 @@ class FunctionsQuestion(Options):
     d_ff: Annotated[
         int | str | None,
         _gated(
-            "--d-ff", metavar="N|4x", accepts=number_or_text("a whole number or text such as '4x'"),
+            "--d-ff", metavar="N|4x", accepts=number_or_text("a whole number or a string such as '4x'"),
             help=f"With --iso-params: d_ff of the plain block. [default: {D_FF}]",
         ),
     ] = None  # fmt: skip
@@ -231,7 +230,7 @@ CONFLICTS = (
     Conflict(
         "layer prompt input_ids position input tokens batch seq_len seed threads",
         needs="source",
-        why=f"name the model with the activation: {option('source', 'DIR')}",
+        why=f"give the model that contains the activation: {option('source', 'DIR')}",
     ),
     Conflict("device", needs="source rounding"),
     Conflict("prompt", contradicts="input_ids", why="give one"),
@@ -263,15 +262,15 @@ def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:
             f"name only gated units, or compare with the function of its gate: {gate}",
         )
     if unit and question.dtype is not None:
-        raise FFNError(f"{option('dtype')} is for functions of one number, not gated units", "leave it out")
+        raise FFNError(f"{option('dtype')} is for functions of one input, not gated units", "leave it out")
     if reference and units:
         raise FFNError(
-            f"{option('against', question.against)} is a function of one number, unlike gated units",
+            f"{option('against', question.against)} is a function of one input, unlike gated units",
             f"{without}, or compare them with a gated unit: {option('against', 'swiglu')}",
         )
     if units and (question.rounding or question.expect):
         name = "rounding" if question.rounding else "expect"
-        raise FFNError(f"{option(name)} is for functions of one number, not gated units", without)
+        raise FFNError(f"{option(name)} is for functions of one input, not gated units", without)
     if question.up is not None and not units:
         raise FFNError(f"{option('up')} needs a gated unit", f"plain functions have one input: {option('at')}")
     if question.iso_params and not units:

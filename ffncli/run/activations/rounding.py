@@ -52,7 +52,7 @@ def rounding_errors(
 ) -> list[RoundingError]:
     """Return a record for each activation (canonical name), way and dtype (fp16, bf16, fp32), in this order.
 
-    Each activation is computed for all numbers in one tensor; torch may round differently for a handful of numbers.
+    Each activation is computed for all numbers in one tensor, because torch may round differently in a small tensor.
     """
     with one_thread():  # threads cost more than they save for so few numbers
         return [
@@ -119,7 +119,7 @@ def _first(sizes: Tensor, x: Tensor) -> int:
 
 def _mass(x: Tensor, std: float) -> Tensor:
     """Return the probability that a draw of N(0, std²) is nearest to each number in `x` (sorted, symmetric)."""
-    # Upper tails from the midpoints of the positive half: differences of a distribution function near 1 would cancel.
+    # Use upper tails from the midpoints of the positive half, because a distribution function near 1 would cancel.
     beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]

@@ -19,7 +19,7 @@ from ffncli.run.approximate.question import Domain, FitCase, FitQuestion, Target
 from ffncli.run.engine.execute import NAMESPACE, execute, function, run
 from ffncli.run.engine.threads import one_thread
 
-EVALUATED = {1: 2048, 2: 64}  # number of inputs → points along each input
+EVALUATED = {1: 2048, 2: 64}  # maps the number of inputs to the number of points along each input
 _OVERFITS = 1.1  # times the smallest held-out error
 
 
@@ -254,9 +254,9 @@ _NAMES = SimpleNamespace(**vars(NAMESPACE), sin=torch.sin)
 
 Weights = dict[str, Tensor]
 Advance = Callable[[int], None]
-SPREAD = math.sqrt(3)  # half the width of a uniform variable of unit variance
+SPREAD = math.sqrt(3)  # half the width of a uniform distribution of unit variance
 SLOPES = (0.5, 3.0)
-RCOND = 1e-14  # times the largest singular value; smaller singular values are rounding error
+RCOND = 1e-14  # times the largest singular value; singular values below that are rounding error
 _TICK = 50  # training steps between two progress reports
 
 

@@ -21,7 +21,7 @@ _CIRCLE: Domain = (-math.pi, math.pi)
 
 @dataclass(frozen=True)
 class Target:
-    """One function of `inputs` numbers, each from `domain` by default.
+    """A function of `inputs` values, each from `domain` by default.
 
     `f(m, *x)` takes one x per input and a namespace `m` with torch's function names, as in `block/activations.py`.
     """
@@ -65,7 +65,7 @@ def find(name: str) -> Target:
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "identity", "swiglu", "geglu")
 WIDTHS = ("1", "2", "4", "8", "16", "32", "64")
-SAMPLES = {1: 256, 2: 1024}  # number of inputs → default number of samples without noise
+SAMPLES = {1: 256, 2: 1024}  # maps the number of inputs to the default number of samples without noise
 NOISY_SAMPLES = 32
 STEPS = 300
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
@@ -123,7 +123,7 @@ def _end(value: Any) -> float:
 
 _fit, _training = partial(Opt, group="What to fit", daily=True), partial(Opt, group="Training")
 _WIDTHS = comma_list(
-    number_or_text("a whole number or text such as '4x'"), "one or more whole numbers or texts such as '4x'"
+    number_or_text("a whole number or a string such as '4x'"), "one or more whole numbers or strings such as '4x'"
 )
 _NOISE = real(f"a number from 0 to {MAX_END:g}", lambda x: 0 <= x <= MAX_END)
 
@@ -137,7 +137,7 @@ class FitQuestion(Options):
     >>> fit.row.d_ff, fit.row.params
     (4, 13)
 
-    `widths` are the widths of plain blocks, as numbers or as multiples of the number of inputs (`4x`). `samples`
+    `widths` are the widths of plain blocks, as integers or as multiples of the number of inputs (`4x`). `samples`
     defaults to 256, to 1,024 for two inputs, and to 32 with noise. `domain` defaults to each target's own domain. The
     seeds are `seed`, `seed` + 1, ...
     """
@@ -288,7 +288,7 @@ def _params(spec: FFNSpec) -> int:
 
 
 def _gated(plain: FFNSpec) -> FFNSpec:
-    """Return the gated block nearest in number of parameters to the plain block; the narrower if two are equally near.
+    """Return the gated block whose parameter count is nearest to the plain block's; of two, the narrower.
 
     Shazeer's 2/3 (`models/counting/iso_params.py`) leaves out biases, which are a third of the parameters of a block
     with one input.
@@ -299,5 +299,5 @@ def _gated(plain: FFNSpec) -> FFNSpec:
         return abs(_params(replace(plain, gated=True, d_ff=d_ff)) - sought)
 
     one, two = (_params(replace(plain, gated=True, d_ff=d_ff)) for d_ff in (1, 2))
-    near = 1 + (sought - one) // (two - one)  # the number of parameters is linear in d_ff
+    near = 1 + (sought - one) // (two - one)  # the parameter count is linear in d_ff
     return replace(plain, gated=True, d_ff=min((max(1, near), max(1, near + 1)), key=apart))

@@ -1,4 +1,4 @@
-"""Run a mixture of experts on a corpus: the routes of every layer, and the predictions without each expert."""
+"""Run a mixture of experts on a corpus and record the routes of every layer and the predictions without each expert."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertFigures:
-    """One expert of a layer over the corpus.
+    """The figures of one expert of a layer over the corpus.
 
     The router chose the expert for `tokens` tokens, which is `share` of all choices and `times_even` times an even
     load. `mean_weight` is the expert's mean router weight over these tokens. Removing the expert would change the FFN's
@@ -109,7 +109,7 @@ class ExpertsSurvey:
     each expert.
 
     `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count the texts and tokens that were
-    read again without each expert in turn.
+    read once more without each expert.
     """
 
     model: Resolved
@@ -231,16 +231,16 @@ def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
     return tuple(out)
 
 
-MOST_ROUTES = 1 << 20  # tokens whose routes are kept for a file
+MOST_ROUTES = 1 << 20  # the largest number of tokens whose routes are kept for a file
 
 
 class RouteSums(Receiver):
     """Receives a layer's routes. `distances[d]` counts choices of an expert with d other experts chosen since its last
     choice; `first` counts the first choices of experts. A token's experts count as chosen in order of decreasing
-    weight; texts count in the order of the corpus.
+    weight; texts are processed in the order of the corpus.
 
-    `coverage` pairs a number of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for
-    each expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens.
+    `coverage` pairs a count of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for each
+    expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens.
     """
 
     def __init__(self, experts: int, keep: bool) -> None:
@@ -258,7 +258,7 @@ class RouteSums(Receiver):
         self._norms: list[tuple[int, Tensor, Tensor]] = []
 
     def route(self, weights: Tensor, places: Tensor) -> None:
-        """Count a batch's choices; columns beyond `experts` stand for identity experts, which return their input."""
+        """Add a batch's choices; columns beyond `experts` stand for identity experts, which return their input."""
         weights = weights.detach().cpu()
         self.identity += int((weights[:, self.experts :] != 0).sum())
         weights = weights[:, : self.experts]
@@ -274,9 +274,9 @@ class RouteSums(Receiver):
             self._token(row[:count])
 
     def _token(self, experts: Tensor) -> None:
-        """Count one token's experts, in order of decreasing weight."""
+        """Add one token's experts, in order of decreasing weight."""
         last = self._last[experts]
-        # The number of other experts chosen since: a least-recently-used cache hits if it holds more experts than that.
+        # Other experts chosen since its last choice: a least-recently-used cache hits if it holds more than `since`.
         since = (self._last[None] > last[:, None]).sum(1)
         since += torch.tril(last[None] < last[:, None], -1).sum(1)  # experts chosen earlier for this token
         known = last >= 0
@@ -314,7 +314,7 @@ def expert_worths(
     loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
     used: Mapping[Layer, Sequence[int]],
 ) -> dict[tuple[Layer, int], Worth]:  # fmt: skip
-    """Measure the worth of each used expert; texts run one at a time."""
+    """Measure the effect of each used expert on the predictions; texts run one at a time."""
     out: dict[tuple[Layer, int], Worth] = {}
     before = [*_predictions(loaded, texts, device)]
     for layer, experts in used.items():

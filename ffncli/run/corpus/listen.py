@@ -38,7 +38,7 @@ class Tokenized:
 class Batch:
     """Texts that run together: `ids` and `mask` [texts, length], padded on the right.
 
-    `places` [tokens, 2] has the text's number and the position of every token that is not padding. `rows` are the
+    `places` [tokens, 2] has the text's index and the position of every token that is not padding. `rows` are the
     indices of these tokens among the batch's texts · length rows; None if there is no padding.
     """
 

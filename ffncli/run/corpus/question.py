@@ -20,13 +20,13 @@ from ffncli.system.files import check_writable
 from ffncli.system.packages import require_extra
 
 BATCH_SIZE = 32
-LIMIT = 6.0  # |x| from which an input dimension is an outlier
+LIMIT = 6.0  # an input dimension whose |x| reaches this limit is an outlier
 TABLES = (".csv", ".parquet")
 _many = partial(Opt, group="Many prompts")
 
 
 def _prompts(value: Any) -> str | tuple[str, ...]:
-    """Convert the argument to a file's name, or to several texts."""
+    """Convert the argument to a file name, or to a tuple of prompts."""
     return text(value) if isinstance(value, str | os.PathLike) else several(TEXT, "").convert(value)
 
 
@@ -71,11 +71,11 @@ class CorpusQuestion(ReadingQuestion):
     `source` is a model's directory or GGUF file; `prompts` is a list of texts or a file's name. Each line of the file
     is a text; in a .jsonl file, a JSON string or an object with the key `text`, `prompt` or `content`. The model is
     loaded once, and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer,
-    `frame()` a row for each unit: the share of tokens for which the unit is active, its mean, its extremes with their
-    places, and its `top_contexts` largest values. `outliers` is the magnitude from which an input dimension is an
-    outlier (6). `save` writes the table of units (.csv, .parquet); `resume` names a file that stores progress, so that
-    an interrupted run can resume. The other arguments are the command line's options. Raises FFNError for whatever the
-    command line refuses, and for an argument of the wrong type.
+    `frame()` a row for each unit: the share of tokens for which the unit is active, its mean, its minimum and maximum
+    with their places, and its `top_contexts` largest values. `outliers` is the magnitude (default 6) from which an
+    input dimension is an outlier. `save` writes the table of units (.csv, .parquet); `resume` names a file that stores
+    progress, so that an interrupted run can resume. The other arguments are the command line's options. Raises FFNError
+    for whatever the command line refuses, and for an argument of the wrong type.
     """
 
     top_units: shared.TopUnits = None
@@ -167,9 +167,9 @@ class ExpertsQuestion(ReadingQuestion):
     `source` is a model's directory or GGUF file; `prompts` is a file's name or a list of texts, as in `ffncli.corpus`.
     `layers` has a record for each layer with experts: the load of each expert, pairs chosen together, the number of
     experts chosen within the first n tokens, and the hit rate of a cache of n experts; `frame()` has a row for each
-    expert. `ablate_texts` texts (4) are read once more without each expert, to measure how the predictions change; 0
-    skips this. `save_routes` writes the routes of the given `layer` for `ffn bench --routing`. Raises FFNError for
-    whatever the command line refuses, and for an argument of the wrong type.
+    expert. `ablate_texts` texts (default 4) are read once more without each expert, to measure how the predictions
+    change; 0 skips this. `save_routes` writes the routes of the given `layer` for `ffn bench --routing`. Raises
+    FFNError for whatever the command line refuses, and for an argument of the wrong type.
     """
 
     source: Annotated[Source | None, Opt(accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")] = (

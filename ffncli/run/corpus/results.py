@@ -1,4 +1,4 @@
-"""The figures of a corpus as records and as a table: layers, units, outliers, and places with their tokens' text."""
+"""The figures of a corpus as records and as a table: layers, units, outliers, and tokens with their positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """A token of the corpus: its text's number, its position in the text, and the token as text (None if unknown)."""
+    """A token of the corpus: its text's index, its position in that text, and its string (None if unknown)."""
 
     text: int
     token: int
@@ -34,7 +34,7 @@ class TokenPlace:
 
 @dataclass(frozen=True)
 class Context:
-    """One of a unit's largest values, and the text around it with the token marked by « and »."""
+    """One of a unit's largest values, and the text around its token, which is marked by « and »."""
 
     value: float
     at: TokenPlace
@@ -46,8 +46,8 @@ class UnitFigures:
     """A hidden unit over the tokens of the corpus; for a unit of a routed expert, over the tokens routed to the expert.
 
     `active_share` is the share of tokens with an activation above zero; `mean`, `min` and `max` describe the down
-    projection's input; None if there are no tokens. `part` is "", "experts" or "shared". `top` are the unit's largest
-    values, if requested.
+    projection's input; they are None if there are no tokens. `part` is "", "experts" or "shared". `top` are the unit's
+    largest values, if requested.
     """
 
     stack: str
@@ -83,13 +83,13 @@ class OutlierDimension:
 
 @dataclass(frozen=True)
 class CorpusLayer:
-    """One layer over the tokens of the corpus.
+    """The figures of one layer over the tokens of the corpus.
 
     `units` counts its hidden units (of all experts), `dead_units` the units that no token activated, `unused_units` the
     dead units of experts that received no token. `active_share` is the mean over the units that are not dead. `min` and
-    `max` are the extremes over all units. `not_finite` counts values that are NaN or infinite. `top_units` are the
-    units with the largest maxima. `outliers` are the outlier dimensions of the FFN's input; `massive` counts the
-    massive activations in the layer's output; `largest_massive` are the largest by magnitude.
+    `max` are the smallest and largest values of all units. `not_finite` counts values that are NaN or infinite.
+    `top_units` are the units with the largest maxima. `outliers` are the outlier dimensions of the FFN's input;
+    `massive` counts the massive activations in the layer's output; `largest_massive` are the largest by magnitude.
     """
 
     stack: str
@@ -158,7 +158,7 @@ _MOST_MASSIVE = 10
 
 @dataclass(frozen=True)
 class CorpusResults:
-    """A finished run over a corpus, and the tokenizer that converts its text and token numbers to text."""
+    """A finished run over a corpus, and the tokenizer that converts its texts to token ids and back."""
 
     question: CorpusQuestion
     model: Resolved
@@ -183,7 +183,7 @@ def survey_of(results: CorpusResults, notes: tuple[str, ...]) -> CorpusSurvey:
     )  # fmt: skip
 
 
-# --- which units ------------------------------------------------------------------------------------------------------
+# --- choosing units ---------------------------------------------------------------------------------------------------
 
 
 def _top_units(sums: LayerSums, most: int) -> list[tuple[str, int]]:
@@ -206,7 +206,7 @@ def _extreme(sums: LayerSums, largest: bool) -> tuple[str, int] | None:
 
 
 def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[int]:
-    """Yield the numbers of all texts to which the layer's records refer."""
+    """Yield the indices of all texts to which the layer's records refer."""
     ends = [end for end in (_extreme(sums, True), _extreme(sums, False)) if end is not None]
     for part, at in [*units, *ends]:
         columns = sums.parts[part]

@@ -1,4 +1,4 @@
-"""Run a corpus through a model: one load, batches within a memory limit, and figures for every layer and unit."""
+"""Run a corpus through a model that is loaded once, in batches within a memory limit; add up figures of every unit."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,9 +93,9 @@ def reader_of(
         yield CorpusReader(question, reading, corpus, transformers, path, remark, notes)
 
 
-_SAVE_EVERY = 5.0  # seconds: an interruption loses at most this much work, and one window of texts
-_MOST_MEMORY = 512 << 20  # bytes of a batch's intermediates; at most a quarter of free memory
-# bytes per value → maximum relative distance between a text's results alone and in a batch
+_SAVE_EVERY = 5.0  # seconds: an interruption loses at most this much work plus one window of texts
+_MOST_MEMORY = 512 << 20  # limit in bytes for a batch's intermediates; never more than a quarter of free memory
+# Maps bytes per value to the maximum relative distance between a text's results alone and in a batch.
 _ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}
 
 
@@ -181,7 +181,7 @@ class CorpusReader:
         return batch_of(texts, self._padding, self.device)
 
     def _batches_alike(self) -> bool:
-        """Return whether a text's results are the same alone and when padded next to a longer text."""
+        """Return whether a text's results are the same alone and in a batch with a longer text, which adds padding."""
         window = next((some for some, _ in windows(self.corpus, self.tokenizer, self.limits) if some), [])
         short, long = (pick(window, key=lambda text: len(text.ids), default=None) for pick in (min, max))
         if short is None or long is None or short is long:
@@ -214,7 +214,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _padding(loaded: Pretrained, tokenizer: Any) -> int:
-    """Return the padding token; RoBERTa numbers positions from its id."""
+    """Return the padding token; RoBERTa counts positions from this token's id."""
     for number in (getattr(loaded.config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
         if isinstance(number, int) and number >= 0:
             return number

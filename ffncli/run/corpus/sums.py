@@ -36,7 +36,7 @@ class LayerSums(Receiver):
         self.massive = Massive()
 
     def entering(self, x: Tensor, places: Tensor) -> None:
-        """Count the outlier dimensions of the FFN's input."""
+        """Add to the counts of outlier dimensions in the FFN's input."""
         self.inputs = self.inputs or Exceeding(x.shape[-1], self.limit, x.device)
         self.inputs.add(x, places)
 
@@ -76,7 +76,7 @@ class LayerSums(Receiver):
 
 
 NOWHERE = -1
-BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # bytes of a unit's figures; of one of its largest values with the place
+BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # bytes for a unit's figures; for one of its largest values and its place
 
 
 class RunningFigures:
@@ -97,10 +97,10 @@ class UnitSums(RunningFigures):
     """Figures for each column of tensors [tokens, columns]. The columns form `groups`, one for the units of each
     expert.
 
-    `high` and `low` are the extremes of each column, `high_at` and `low_at` [columns, 2] their places (text number,
-    position); among equal values, the choice of place is arbitrary. `largest` [columns, top] are each column's largest
-    values in descending order, with their places in `largest_at`. `not_finite` counts values that are not finite; the
-    other figures count such values as zero.
+    `high` and `low` are the maximum and minimum of each column, `high_at` and `low_at` [columns, 2] their places (text
+    index, position); among equal values, the choice of place is arbitrary. `largest` [columns, top] are each column's
+    largest values in descending order, with their places in `largest_at`. `not_finite` counts values that are not
+    finite; the other figures count such values as zero.
     """
 
     def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
@@ -156,7 +156,7 @@ class UnitSums(RunningFigures):
 
 
 def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor, places: Tensor) -> None:
-    """Update the extremes and their places in the columns in which `new`, the extremes of `values`, is `better`."""
+    """Update `best` and its places `at` in the columns where `new`, the maximum or minimum of `values`, is `better`."""
     columns = better.nonzero().flatten()
     if columns.numel():
         best[columns] = new[columns].double()
@@ -220,7 +220,7 @@ def in_many_layers(layers: Sequence[Exceeding]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """A value of the residual stream after a layer; `ratio` is its magnitude over the text's `median` magnitude."""
+    """A value of the residual stream after a layer; `ratio` is its magnitude divided by its text's `median`."""
 
     text: int
     token: int
@@ -232,14 +232,14 @@ class MassiveActivation:
 
 @dataclass(frozen=True)
 class MassiveFigures:
-    """A layer's massive activations so far, as saved in a file: their number, and the largest."""
+    """A layer's massive activations so far, as saved in a file: their count, and the largest."""
 
     count: Count
     kept: tuple[MassiveActivation, ...]
 
 
 class Massive:
-    """Collects the massive activations of a layer's output: their number (`count`), and the largest (`kept`)."""
+    """Collects the massive activations of a layer's output: their `count`, and the largest (`kept`)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -266,7 +266,7 @@ _PIECE = 1 << 20
 @dataclass
 class Progress:
     """The progress of a run: `done` texts of the corpus, up to byte `end`, have been processed. Of these, `texts` had
-    tokens and `cut` were cut; `seconds` is the time that the model ran."""
+    tokens and `cut` were truncated; `seconds` is the time that the model ran."""
 
     done: Count = 0
     texts: Count = 0
@@ -300,7 +300,7 @@ def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) ->
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Identify a model's files by size, and by their first and last bytes, because fine-tuning keeps the size."""
+    """Hash the size and the first and last bytes of a model's files; fine-tuning would keep the size alone the same."""
     digest = hashlib.sha256()
     for name in sorted({*checkpoint.files.values()}):
         path = checkpoint.folder / name

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.system.files import open_to_read
 
-KEYS = ("text", "prompt", "content")  # the keys of a text in an object, in order of preference
+KEYS = ("text", "prompt", "content")  # keys under which an object may hold its text, in order of preference
 _MOST_BYTES = 10_000_000  # per text; exceeds every model's context
 _PIECE = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of standard input kept in memory; a longer input goes to a file
@@ -21,7 +21,7 @@ _IN_MEMORY = 64 << 20  # bytes of standard input kept in memory; a longer input 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a corpus: its `number` among the texts that are not empty, and the byte of the corpus at its `end`."""
+    """A text of a corpus: its index `number` among the nonempty texts, and the byte offset of its `end`."""
 
     number: int
     text: str
@@ -30,7 +30,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read repeatedly. `size` is the number of bytes, `sha256` their hash; errors contain `where`."""
+    """Texts that can be read repeatedly. `size` is its number of bytes, `sha256` its hash; messages contain `where`."""
 
     where: str
     size: int
@@ -39,7 +39,7 @@ class Corpus:
     as_json: bool = False
 
     def __iter__(self) -> Iterator[Text]:
-        """Yield the texts that are not empty, in order; refuse a line that is not a text, with the line's number."""
+        """Yield the nonempty texts, in order; refuse a line that is not a text, giving the line's number."""
         number = end = 0
         for at, line in enumerate(self.lines(), 1):
             end += len(line)
@@ -49,7 +49,7 @@ class Corpus:
                 number += 1
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Read the texts with these numbers once more."""
+        """Read the texts with these indices once more."""
         wanted = frozenset(numbers)
         return {one.number: one.text for one in self if one.number in wanted}
 
@@ -113,7 +113,7 @@ def _of_file(file: BinaryIO, where: str, as_json: bool) -> Corpus:
 def _text(line: bytes, where: str, as_json: bool) -> str:
     """Return a line's text; refuse a line that has no text."""
     if len(line) > _MOST_BYTES:
-        raise FFNError(f"{where}: a text of more than {_MOST_BYTES:,} bytes")
+        raise FFNError(f"{where}: the text is longer than {_MOST_BYTES:,} bytes")
     try:
         text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:

@@ -1,10 +1,9 @@
-"""Changes of a block, parsed from text: a weight with another value, or an ablated unit, expert or gate.
+"""Changes to a block, parsed from strings: a weight with another value, or an ablated unit, expert or gate.
 
-W1[0,3]=5            sets a weight, named and indexed as in formulas: W1 is [d_model, d_ff]; in expert 2, experts.2.W1
-up.weight[3,0]=5     sets the same weight in torch's layout, [out, in]
-unit:358             removes hidden unit 358: its column of the down projection becomes 0 (in expert 7: unit:7:358)
-expert:5             removes expert 5: it contributes nothing to the tokens routed to it
-gate                 sets act := 1, so that hidden = up
+W1[0,3]=5            sets a weight, named and indexed as in formulas: W1 is [d_model, d_ff]; in expert 2 it is
+experts.2.W1 up.weight[3,0]=5     sets the same weight in torch's layout, [out, in] unit:358             removes hidden
+unit 358: its column of the down projection becomes 0 (in expert 7: unit:7:358) expert:5             removes expert 5:
+it contributes nothing to the tokens routed to it gate                 sets act := 1, so that hidden = up
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """A change that sets the elements at `index` of the parameter `name` (canonical); `text` is as typed."""
+    """A change that sets the elements at `index` of the parameter `name` (canonical); `text` is the change as typed."""
 
     text: str
     name: str
@@ -50,7 +49,7 @@ Change = WeightChange | NoGate
 
 
 def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str]) -> tuple[Change, ...]:
-    """Parse the texts `sets` and `ablations` into changes of a block."""
+    """Parse the strings `sets` and `ablations` into changes to a block."""
     out: list[Change] = [_set(steps, text.strip()) for several in sets for text in _split(several)]
     for several in ablations:
         for text in several.split(","):
@@ -83,7 +82,7 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
     match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
     if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
         raise FFNError(
-            f"{option('set')} {shown(text)} is not a weight and its value",
+            f"{option('set')}: expected a weight followed by its value, got {shown(text)}",
             "give W1[i,j]=VALUE, as printed in the formula",
         )
     try:
@@ -120,7 +119,7 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
 
 
 def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], bool, bool]]:
-    """Map each accepted name of a weight (`W1`, `b1`, `shared.W1`, `up.weight`) to (canonical name, torch's shape,
+    """Return, for each accepted name of a weight (`W1`, `shared.W1`, `up.weight`), (canonical name, torch's shape,
     whether formulas print it transposed, whether every expert has its own)."""
     out: dict[str, tuple[str, tuple[int, ...], bool, bool]] = {}
     for step in steps:
@@ -186,9 +185,7 @@ def _silent(steps: Sequence[Step], text: str, at: tuple[int, ...]) -> Iterator[W
 
 def _below(text: str, number: int, count: int, what: str) -> int:
     if number >= count:
-        raise FFNError(
-            f"{option('ablate')} {text} is out of range", f"there are {count} {what}" if count else f"it has no {what}"
-        )
+        raise FFNError(f"{option('ablate')} {text} is out of range", f"there are {count or 'no'} {what}")
     return number
 
 

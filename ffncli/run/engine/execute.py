@@ -2,8 +2,8 @@
 
 It is written for readability, not speed; kernels are compared with it. Each tensor is freed after its last use, or
 overwritten by an elementwise step if the caller allows that, so at most two of the three wide intermediates are in
-memory. `function` turns a row of the activation table into a torch function: the native call if the table names one,
-otherwise the row's own formula.
+memory at once. `function` turns a row of the activation table into a torch function: the native call if the table names
+one, otherwise the row's own formula.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ _CHUNK = 1 << 20  # values per chunk when a step overwrites its argument
 class Event:
     """One intermediate: its printed name (`experts.3.gate` inside an expert), its step, its tensor.
 
-    For steps inside an expert, `expert` is the expert's number and `tokens` are the flat indices of the tokens routed
-    to it, one per row.
+    For steps inside an expert, `expert` is the expert's index and `tokens` are the flat indices of the tokens routed to
+    it, one per row.
     """
 
     name: str
@@ -94,7 +94,7 @@ def execute(
         elif keep is not None and step.output not in keep:
             free.add(step.output)
         tensors[step.output] = result
-        # Drop every reference at once, so that a tensor's memory is free after its last use.
+        # Drop every reference immediately, so that a tensor's memory is free after its last use.
         del arguments
         for name in {*step.inputs, step.output}:
             if last_use.get(name, at) == at:
@@ -143,7 +143,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
     """Compute the step into the memory of its argument `over`, a chunk at a time, so that no tensor of that size is
     allocated.
 
-    Chunks begin at multiples of the SIMD width; with other offsets, torch computes some functions with an error of an
+    Chunks begin at multiples of the SIMD width; with other offsets, torch computes some functions with an error of one
     ulp.
     """
     alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, ops.Add) and step.op.bias)
@@ -182,7 +182,7 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
         case ops.AllReduce():
             return mode.reduce(x[0])
         case _:
-            raise AssertionError(f"execute has no arm for {type(op).__name__}")
+            raise AssertionError(f"execute has no branch for {type(op).__name__}")
 
 
 def activation(op: ops.Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def _dropout(name: str, op: ops.Dropout, x: Tensor, mode: Mode) -> Tensor:
 
 
 def route(op: ops.Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Return the weights [..., experts] for router logits [..., experts]; unchosen experts have weight 0.
+    """Return the routing weights [..., experts] for router logits [..., experts]; unchosen experts have weight 0.
 
     `params` contains the correction, the factor and the table, if the op has them; `ids` [..., 1] are the token ids.
     """
@@ -266,8 +266,8 @@ def _scores(op: ops.Route, logits: Tensor) -> Tensor:
 
 
 def one_by_one(op: ops.Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose experts one after the other; return (experts, scores). A score is computed over the remaining experts with
-    logits close to the chosen expert's."""
+    """Choose experts one after the other; return (experts, scores). Each score is computed over the remaining experts
+    whose logits are close to the chosen expert's logit."""
     chosen, values, left = [], [], logits
     for _ in range(op.top_k):
         best, expert = left.max(-1, keepdim=True)
@@ -353,7 +353,7 @@ def mix(out: Tensor, one: Received, result: Tensor) -> None:
     out.index_add_(0, one.tokens, result if one.share is None else result * one.share)
 
 
-# The functions of SCALAR for tensors: torch has functions of the same names.
+# The counterparts of SCALAR's functions for tensors: torch has functions of the same names.
 NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALAR)})
 
 

@@ -1,4 +1,4 @@
-"""The input tensor of a block: from a name, a list of numbers, a file, stdin, or a caller's array."""
+"""The input tensor of a block: from the name of a pattern, a list of numbers, a file, stdin, or a caller's array."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ffncli.system.files import open_to_read
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-InputSource: TypeAlias = "str | os.PathLike[str] | Sequence[Any] | NDArray[Any] | Tensor"  # text as typed, or values
+InputSource: TypeAlias = "str | os.PathLike[str] | Sequence[Any] | NDArray[Any] | Tensor"  # a typed string, or values
 NAMED = ("arange", "randn", "zeros", "ones")
 MOST_TEXT_BYTES = 1_000_000_000
 _LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
@@ -53,7 +53,7 @@ def block_tensors(
     for name, vocab in id_inputs(block).items():
         ids = torch.arange(math.prod(first.shape[:-1]), device=device)
         inputs[name] = ids.reshape(*first.shape[:-1], 1) % vocab
-        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its token ids")
+        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt, the prompt's token ids")
     # The remaining inputs are computed by other parts of a model.
     for name, shape in input_shapes(block, tuple(first.shape[:-1])).items():
         if name in inputs:
@@ -65,7 +65,7 @@ def block_tensors(
 
 
 def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dtype) -> None:
-    """Raise FFNError (exit 3) without memory for two of the widest intermediates and three [tokens, d_model]."""
+    """Raise FFNError (exit 3) if two of the widest intermediates and three [tokens, d_model] exceed free memory."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
@@ -75,10 +75,10 @@ def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dty
 def make_input(
     source: InputSource, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """Return the input [*leading, d_model] from `source`, which is a name, a file, text, or values.
+    """Return the input [*leading, d_model] from `source`: a pattern's name, a file, a string of numbers, or an array.
 
-    If `leading` is None, a file or an array keeps its own shape. Raises FFNError for an unknown name, for numbers that
-    do not fill whole tokens of d_model, and for a file without numbers.
+    If `leading` is None, a file or an array keeps its own shape. Raises FFNError for an unknown name, for values that
+    do not fill whole tokens of d_model, and for a file without values.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -107,7 +107,7 @@ def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 def _stdin() -> str:
     if sys.stdin is None:
         raise FFNError(f"{option('input', '-')}: standard input is closed")
-    no_text = FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files")
+    no_text = FFNError("standard input is not text", "give numbers or JSON; name .npy and .safetensors files")
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
         if not text.isascii():
@@ -139,11 +139,11 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 
 
 def _parse(text: str, where: str) -> Tensor:
-    """Parse numbers from JSON (nested lists, or an object with an entry x or a single entry) or from text (separated by
-    commas, semicolons, spaces).
+    """Parse numbers from JSON (nested lists, or an object with an entry x or a single entry) or from plain text
+    (separated by commas, semicolons, spaces).
 
-    In text, each line is a row; one number per line is a flat list. A byte order mark and a first line without numbers
-    (a table's header) are skipped.
+    In plain text, each line is a row; if each line has one number, the numbers are a flat list. A byte order mark and a
+    first line without numbers (a table's header) are skipped.
     """
     text = text.removeprefix("\ufeff")
     if text.lstrip()[:1] in ("[", "{"):

@@ -26,17 +26,17 @@ from ffncli.models.tensors.slices import arrangement, norm_modules
 
 @dataclass(frozen=True)
 class LiveFFN:
-    """The place of a layer's FFN in a transformers model in memory; module names are relative to the model."""
+    """The modules of a layer's FFN in a transformers model in memory; module names are relative to the model."""
 
     enters: str  # the module whose first tensor argument is ffn_input
     leaves: tuple[str, ...]  # modules whose outputs (first element of a tuple) add up to ffn_output
     layer: str  # the layer's own module
-    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → module, if the layer has that norm
-    located: tuple[Located, ...] = ()  # the places of its parameters in the state_dict
+    norms: Mapping[str, str] = field(default_factory=dict)  # modules of `norm` and `post_norm`, if there are any
+    located: tuple[Located, ...] = ()  # the FFN's parameters in the state_dict
 
     @property
     def owners(self) -> dict[str, str]:
-        """Each parameter's module: canonical name → module name."""
+        """The name of each parameter's module, by the parameter's canonical name."""
         return _owners(self.located)
 
 
@@ -63,7 +63,7 @@ def _owners(located: Iterable[Located]) -> dict[str, str]:
 def _boundary(
     owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
 ) -> tuple[str, tuple[str, ...]]:
-    """Return (the module where the FFN starts, those where it ends), from the owners of its parameters."""
+    """Return (the module where the FFN starts, the modules where it ends), from the owners of its parameters."""
     if layer.spec.moe is None and not layer.spec.learned_scale:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
@@ -73,7 +73,7 @@ def _boundary(
     whole, root = common_module([*routed, *shared]), common_module(routed)
     if not whole.startswith(at) or whole == at:
         return root, (root, common_module(shared))
-    # If the module contains the norm after the FFN (A.X-K1), the module's output is the norm's, not the FFN's.
+    # If the module contains the norm after the FFN (A.X-K1), the module's output is the norm's output, not the FFN's.
     if any(name.startswith(f"{whole}.") for name in norms.values()):
         return whole, (owners["down.weight"], *([common_module(shared)] if shared else []))
     return whole, (whole,)
@@ -92,7 +92,7 @@ def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at:
 
 
 def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
-    """Return (the name of the layer's module, the places of the FFN's parameters in the state_dict)."""
+    """Return (the name of the layer's module, the FFN's parameters located in the state_dict)."""
     tensors = live_tensors(module)
     where = f"the model in memory ({type(module).__name__})"
     kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]

@@ -62,8 +62,8 @@ def prepare(
     train: bool | None = None,
     vocab: int | None = None,
 ) -> Prepared:
-    """Prepare a layer of a model to run. The defaults are an example's own input and mask, otherwise 4 tokens; fp32;
-    eval mode.
+    """Prepare a layer of a model to run. By default, an example gets its own input and mask, any other model 4 tokens;
+    the dtype is fp32 and the mode eval.
 
     Weights are drawn first, then inputs, from one generator seeded with `seed` (default 0), so torch users can
     reproduce them. `vocab` adds a final layer of that width with random weights.
@@ -92,7 +92,7 @@ def prepare(
 
 
 def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
-    """Return the example's dropout masks if weights, probability and input shape match the example, too."""
+    """Return the example's dropout masks if the weights, the probability and the input shape are also the example's."""
     example = resolved.example
     if example is None or tuple(first.shape) != example.shape or not fits(example, block):
         return {}
@@ -125,8 +125,8 @@ def device_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """A description of a block: the key `block` of docs/json.md. For a final layer alone, `d_ff`, `activation`, `gated`
-    and `norm` are None."""
+    """A description of a block, as under the key `block` in docs/json.md. For a final layer alone, `d_ff`,
+    `activation`, `gated` and `norm` are None."""
 
     name: str
     source: str

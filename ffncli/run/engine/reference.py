@@ -1,4 +1,4 @@
-"""The reference in float64: a block and its gradients, computed from the same rounded numbers, with one expert widened
+"""The reference in float64: a block and its gradients, computed from the same rounded values, with one expert widened
 at a time; and detection of tokens that rounding sends to other experts."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ def output_and_experts(
 
 
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
-    """Run the block in float64; return the same as `output_and_experts`.
+    """Run the block in float64; return the same pair as `output_and_experts`.
 
     To limit memory, the weights of only one step or one expert are widened at a time.
     """
@@ -99,7 +99,7 @@ def routing_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
     """Return (a mask of the tokens that go to the same experts regardless of rounding, a remark on tokens that do not).
 
-    The router runs in `dtype`, in float64, and in float64 with every number perturbed by a few rounding errors.
+    The router runs in `dtype`, in float64, and in float64 with every value perturbed by a few rounding errors.
     """
     before, (first, *_) = routing_steps(steps), inputs.values()
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
@@ -118,7 +118,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """Widen a tensor and perturb each number by a random relative error of about `scale`; integers stay unchanged."""
+    """Widen a tensor and perturb each value by a random relative error of about `scale`; integers stay unchanged."""
     if not tensor.is_floating_point():
         return tensor
     noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
@@ -128,7 +128,7 @@ def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
 def gradients_in_float64(
     steps: Sequence[Step], weights: Weights, inputs: Weights, upstream: Tensor, of_weights: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (the output, the gradients of inputs and weights by name), computed in float64 from the same numbers.
+    """Return (the output, the gradients of inputs and weights by name), computed in float64 from the same values.
 
     `upstream` is the gradient of the output; integer tables and token ids have no gradients. `of_weights=False` skips
     the weight gradients; for a mixture in float64, they take four times the memory of bf16 weights.

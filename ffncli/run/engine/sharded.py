@@ -1,7 +1,7 @@
 """A block split over ranks, simulated in this process: every step runs on one rank after the other, with each rank's
 own part of the weights.
 
-All ranks complete a step before any rank starts the next, so a collective finds the parts of all ranks. A rank's
+All ranks complete a step before any rank starts the next, so a collective can read the parts of all ranks. A rank's
 weights are views of the whole weights, not copies.
 """
 
@@ -111,7 +111,7 @@ def _execute(
 
 
 def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """Return, for every rank, the sum over its tensor-parallel group, added in the order of the ranks."""
+    """Return, for every rank, the sum of the parts of its tensor-parallel group, added in rank order."""
     out: list[Tensor] = []
     for start in range(0, len(parts), ranks.tp):
         out += [torch.stack(list(parts[start : start + ranks.tp])).sum(0)] * ranks.tp

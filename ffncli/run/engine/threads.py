@@ -1,4 +1,4 @@
-"""The waiting policy and number of torch's threads, set here for every command and call that computes.
+"""The waiting policy and the number of torch's threads, set here for every command and call that computes.
 
 torch is imported inside the functions, because OpenMP reads the policy only once, when torch loads it.
 """
@@ -40,7 +40,7 @@ def set_threads(count: int | None = None) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A context in which torch computes in one thread; the number is restored afterwards, even after an error."""
+    """A context in which torch computes in one thread; the thread count is restored afterwards, even after an error."""
     import torch
 
     before = torch.get_num_threads()

@@ -31,7 +31,7 @@ _NOTHING = Cost()
 
 @dataclass(frozen=True)
 class Parameter:
-    """A step's parameter: its canonical name (`up.weight`), its symbol in the formula (`W1`), torch's shape."""
+    """A step's parameter: its canonical name (`up.weight`), its symbol in formulas (`W1`), its shape in torch."""
 
     name: str
     symbol: str
@@ -130,7 +130,7 @@ def trace(
                 kept[event.name] = event.tensor
             if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
                 record = _handed_on(event, records, steps, costs[event.name])
-                # A Linear reads the dropout's units, but not the units of its input.
+                # A Linear reads the dropout's output, so the units' `writes` belong to this step, not to its input.
                 if top_units:
                     record = replace(record, units=_units(event, steps, weights, top_units))
             elif event.expert is None:
@@ -273,8 +273,8 @@ def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFi
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """A group of units: the units of routed expert number `expert` out of `experts`, of the part `shared`, or of a
-    dense FFN (`part` is empty)."""
+    """A group of units: the units of the routed expert with index `expert` out of `experts`, of the part `shared`, or
+    of a dense FFN (`part` is empty)."""
 
     part: str
     expert: int = 0

@@ -200,8 +200,8 @@ def require_memory(
     advice: str = f"take a smaller block or {option('dtype', 'bf16')}",
     root: Path = ROOT,
 ) -> None:
-    """Raise FFNError (exit 3) if `size` bytes exceed this machine's free memory, instead of leaving it to the OOM
-    killer.
+    """Raise FFNError (exit 3) if `size` bytes exceed this machine's free memory, instead of letting the OOM killer end
+    the process.
 
     `root` is the root of the file system from which memory figures are read.
     """

@@ -1,1 +1,1 @@
-"""Explaining how one number of a trace was computed."""
+"""Explaining how one value of a trace was computed."""

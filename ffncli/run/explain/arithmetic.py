@@ -1,6 +1,6 @@
-"""The arithmetic behind one number of a step, repeated in float64, with a function per op.
+"""The arithmetic behind one value of a step, repeated in float64, with a function per op.
 
-The functions start from the numbers that the step read (inputs and weights, already rounded), so their results differ
+The functions start from the values that the step read (inputs and weights, already rounded), so their results differ
 from the step's results only by the rounding errors of that step.
 """
 
@@ -46,7 +46,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A named intermediate number; `place` is its place in a tensor, if any."""
+    """A named intermediate value; `place` is its place in a tensor, if it is an element of one."""
 
     name: str
     value: float
@@ -55,7 +55,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Choice:
-    """The router's numbers for one expert: logit, score, the value that decided (`choice`), and weight."""
+    """The router's figures for one expert: logit, score, the value that decided (`choice`), and weight."""
 
     expert: int
     logit: float
@@ -68,8 +68,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Derivation:
-    """The computation of a number: the largest terms, the sum of the other terms, intermediate numbers, and the result
-    in float64.
+    """The computation of a value: the largest terms, the sum of the other terms, intermediate values, and the result in
+    float64.
 
     `origin` is the operand that contributes most, as (printed name, index).
     """
@@ -146,7 +146,7 @@ def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 
 
 def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain the product of all inputs; an input with one feature multiplies all features of its token."""
+    """Explain the elementwise product of all inputs; an input with one feature multiplies all features of its token."""
     reads, factors = _elements(scene, place, index)
     origin = _largest_of(reads, factors, index)
     if factor := scene.weight(place, "factor"):
@@ -172,7 +172,7 @@ def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> 
 def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """Explain LayerNorm (x - mean) / √(variance + eps) or RMSNorm x / √(mean(x²) + eps), followed by weight and bias.
 
-    If the weight multiplies the input, x is the product.
+    If the weight multiplies the input, x is that product.
     """
     op, feature = op_of(place, Norm), index[-1]
     read = scene.read(place, 0, index[:-1])
@@ -235,7 +235,7 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain Σ route[e] · expert_e, a term per chosen expert; if the route scales the input, Σ expert_e."""
+    """Explain Σ route[e] · expert_e with a term per chosen expert, or Σ expert_e if the route scales the input."""
     op = op_of(place, Experts)
     assert place.step is not None
     leading, feature = index[:-1], index[-1]
@@ -281,7 +281,7 @@ def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 
 
 def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
-    """Return the element of every input that corresponds to `index`; an input of one feature has only one."""
+    """Return the element of every input that corresponds to `index`; an input of one feature has only one element."""
     assert place.step is not None
     reads = [scene.read(place, which, index[:-1]) for which in range(len(place.step.inputs))]
     features = [index[-1] if read.row.shape[0] > 1 else 0 for read in reads]

@@ -1,5 +1,4 @@
-"""Explaining how one number of a trace was computed, from the operands to the traced value, or why a router chose an
-expert."""
+"""Explaining how one value of a trace was computed from its operands, or why a router chose an expert."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -82,11 +81,11 @@ _ARMS: dict[type[ops.Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], D
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of one number of a trace: `value` is the traced number at `index`, `computed` the same number in
+    """The explanation of one value of a trace: `value` is the traced value at `index`, `computed` the same value in
     float64.
 
     `terms` are the largest summands; `others` is the number of unlisted summands and `others_sum` their sum;
-    `quantities` are the intermediate numbers (bias, mean square, slope ...); `experts` is a router's choice. `rounding`
+    `quantities` are the intermediate values (bias, mean square, slope ...); `experts` is a router's choice. `rounding`
     is value - computed, and `ulps` its size in units in the last place of the step's `dtype`. Inside an expert, `token`
     is the flat index of the row's token. `origin` is the operand that contributes most (`x[0,3]`); None for an input of
     the block.
@@ -118,8 +117,8 @@ def explain(
     """Explain `name[index]` with its `most` largest terms, then the origin of its largest term, and so on for `depth`
     steps.
 
-    `scene` must contain the tensors listed by `needed` in `scene.py`. Negative indices count from the end. Messages
-    begin with `option`.
+    `scene` must contain the tensors listed by `needed` in `scene.py`. Negative indices count from the end. Error
+    messages begin with `option`.
     """
     place = find(scene.steps, name)
     at = checked(scene, place, index, option)
@@ -214,7 +213,7 @@ def _notes(op: ops.Route, expert: int, chosen: list[int], choice: Tensor) -> lis
         rank = int((choice[chosen] > choice[expert]).sum()) + 1
         if not op.chooses:
             return [*out, f"number {rank} of {len(chosen):,} by {by}"]
-        return [*out, f"chosen: number {rank} of the {op.top_k} best by {by}"]
+        return [*out, f"chosen: rank {rank} of the {op.top_k} best by {by}"]
     least = min((choice[e].item() for e in chosen), default=0.0)
     return [*out, f"not chosen: its {by} is {choice[expert].item():.6g}, but the last chosen expert has {least:.6g}"]
 

@@ -1,4 +1,4 @@
-"""Places in a trace, `up[0,3]` or `experts.3.gate[0,5]`: the step that computed the number, and what it read."""
+"""Places in a trace, such as `experts.3.gate[0,5]`: the step that computed the value there, and what the step read."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ffncli.show.tensors import written
 class TensorPlace:
     """A step under its printed name, and the program that contains it; `step` is None for an input of the block.
 
-    For a step inside an expert, `outer` is the Experts step and `expert` the expert's number.
+    For a step inside an expert, `outer` is the Experts step and `expert` the expert's index.
     """
 
     name: str
@@ -37,7 +37,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Read:
-    """One input of a step for one token: its printed name, the token's indices (`leading`), float64 values."""
+    """One input of a step for one token: its printed name, the token's indices (`leading`), its float64 values."""
 
     name: str
     leading: tuple[int, ...]
@@ -66,7 +66,7 @@ class Scene:
         return [int(token) for token in share[:, place.expert].nonzero().flatten()]
 
     def read(self, place: TensorPlace, which: int, leading: tuple[int, ...]) -> Read:
-        """Read input number `which` of a step, for the token at `leading`."""
+        """Read the input with index `which` of a step, for the token at `leading`."""
         assert place.step is not None
         name = place.printed(place.step.inputs[which])
         if place.outer is None or name != place.outer.inputs[0]:
@@ -122,7 +122,7 @@ def _inner(output: str, name: str) -> re.Match[str] | None:
 
 
 def sources(place: TensorPlace) -> tuple[str, ...]:
-    """Return the printed names of the tensors from which a place's number is computed."""
+    """Return the printed names of the tensors from which the value at a place is computed."""
     if place.step is None:
         return ()
     names = tuple(place.printed(name) for name in place.step.inputs)
@@ -144,7 +144,7 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
 
 
 def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
-    """Return the index with negative numbers resolved; raise FFNError, with the shape, if the index does not fit."""
+    """Return the index with negative entries resolved; raise FFNError, with the shape, if the index does not fit."""
     request = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
     if tensor is None:
@@ -161,7 +161,7 @@ def _rows(scene: Scene, place: TensorPlace) -> str:
 
 
 def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: str, rows: str = "") -> tuple[int, ...]:
-    """Return the index into `shape` with negative numbers resolved; raise FFNError if the index does not fit."""
+    """Return the index into `shape` with negative entries resolved; raise FFNError if the index does not fit."""
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))

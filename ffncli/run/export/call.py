@@ -27,8 +27,8 @@ _what = partial(Opt, group="What to write")
 
 @dataclass(frozen=True)
 class ExportForm:
-    """A form of export: the suffix of its file (empty for a folder), whether the file is text, the block's default
-    part."""
+    """A form of export: the suffix of its file (empty for a folder), whether the file is text, and the part of a block
+    that it has by default."""
 
     suffix: str
     text: bool = True
@@ -54,7 +54,7 @@ class Export:
 
     @property
     def text(self) -> str:
-        """The text of the only file; raises FFNError for a form with several files, or with bytes."""
+        """The contents of the only file, as a string; raises FFNError for a form with several files, or with bytes."""
         contents = next(iter(self.files.values()))
         if len(self.files) > 1 or isinstance(contents, bytes):
             raise FFNError(f"{option('form', self.form)} is not text", f"write it: {option('out', 'PATH')}")
@@ -205,7 +205,7 @@ _WRITERS: Mapping[str, Callable[[ExportProblem], tuple[dict[str, str], tuple[str
 
 
 def _onnx(resolved: Resolved, problem: ExportProblem, question: ExportQuestion) -> Export:
-    """Export an ONNX model with the weights of the source, or with random weights if it has none."""
+    """Export an ONNX model with the weights of the source, or with random weights if the source has none."""
     from ffncli.run.engine.prepare import prepare
     from ffncli.run.export.onnx_model import check_exportable, onnx_bytes
 

@@ -33,7 +33,7 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Map paths in the data set to texts; raise FFNError for a block that the schema does not support."""
+    """Return the files' contents by path in the data set; raise FFNError for a block outside the schema."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
         raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")
@@ -97,7 +97,7 @@ def _d_model(problem: ExportProblem) -> Axis:
 
 
 class _Axes:
-    """The axes of a definition; a name is extended if an input, or an axis of another size, already has it."""
+    """The axes of a definition; an axis's name is extended if an input or an axis of another size has the same name."""
 
     def __init__(self, problem: ExportProblem) -> None:
         self.steps = problem.steps
@@ -112,7 +112,7 @@ class _Axes:
         return name
 
     def inputs(self) -> dict[str, list[str]]:
-        """Map x, inputs computed elsewhere in the model, and weights in step order to the names of their axes."""
+        """Return the axes' names of x, of inputs computed elsewhere in the model, and of the weights in step order."""
         axis, states = feature_axis(self.steps), state_inputs(self.steps)
         assert axis is not None
         shapes = {name: ["tokens", self.name(states.get(name, axis))] for name in block_inputs(self.steps)}

@@ -37,7 +37,7 @@ def latex_text(problem: ExportProblem) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape text for LaTeX."""
+    """Escape a string for LaTeX."""
     out = "".join(_ESCAPED.get(letter, _UNICODE.get(letter, letter)) for letter in clean(text))
     return out.encode("latin-1", "replace").decode("latin-1")
 
@@ -99,7 +99,7 @@ def _formula(step: Step, steps: Sequence[Step]) -> str:
         case ops.Experts():
             return _experts(op, x)
         case _:
-            raise AssertionError(f"latex has no arm for {type(op).__name__}")
+            raise AssertionError(f"latex has no branch for {type(op).__name__}")
 
 
 def _function(name: str) -> str:
@@ -135,7 +135,7 @@ def _norm(op: ops.Norm, x: str, symbols: Mapping[str, str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number in LaTeX: `10^{-5}`, `1.5 \\cdot 10^{-5}`, `0.01`."""
+    """Return a value in LaTeX: `10^{-5}`, `1.5 \\cdot 10^{-5}`, `0.01`."""
     digits, _, exponent = f"{value:g}".partition("e")
     if not exponent:
         return digits

@@ -50,7 +50,7 @@ def check_exportable(problem: ExportProblem, large: bool) -> None:
 
 
 def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: str) -> bytes:
-    """Return the model file. `weights` are canonical, in the problem's dtype; `origin` is for its metadata."""
+    """Return the model file. `weights` are canonical, in the problem's dtype; `origin` is stored in its metadata."""
     onnx = import_module("onnx")
     graph = _Graph(onnx, problem)
     for step in problem.steps:
@@ -96,7 +96,7 @@ class _Graph:
             case ops.Dropout():  # dropout is the identity in eval mode
                 self.node("Identity", x, step.output)
             case _:
-                raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
+                raise AssertionError(f"onnx has no branch for {type(step.op).__name__}")
 
     def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its output, which is generated if `output` is empty."""

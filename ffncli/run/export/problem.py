@@ -112,7 +112,7 @@ def problem_of(
 
 
 def layer_of(resolved: Resolved, text: int | str | None) -> Layer:
-    """Return the layer named by `text`; if `text` is None, the first layer of the most common kind."""
+    """Return the layer that `text` selects; if `text` is None, the first layer of the most common kind."""
     if text is not None:
         return resolved.model.layer(text)
     group = resolved.model.main

@@ -38,7 +38,7 @@ class Spelling:
         return self.names.get(name, name.replace(".", "__"))
 
     def of(self, step: Step) -> dict[str, str]:
-        """Return a step's parameters: last part of the name → expression."""
+        """Return the expression of each of a step's parameters, by the last part of the parameter's name."""
         names = (*step.parameters(), *step.tables())
         return {name.rpartition(".")[2]: self.parameters[name] for name in names if name in self.parameters}
 
@@ -84,7 +84,7 @@ def step_lines(step: Step, spelling: Spelling) -> list[str]:
         case Experts() as op:
             return _experts(step, op, out, x, spelling)
         case _:
-            raise AssertionError(f"export has no arm for {type(step.op).__name__}")
+            raise AssertionError(f"export has no branch for {type(step.op).__name__}")
 
 
 def _activation(op: Activation, out: str, x: str, params: Mapping[str, str]) -> list[str]:
@@ -198,14 +198,14 @@ def expert_name(step: Step) -> str:
 
 
 def expert_arguments(step: Step) -> dict[str, str]:
-    """Map the parameters of one expert's program to their names as arguments of a plain function."""
+    """Return the argument of a plain function for each parameter of one expert's program."""
     assert isinstance(step.op, Experts)
     return {name: argument for argument, name in by_argument(step.op.program).items()}
 
 
 def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spelling) -> list[str]:
-    """Return the lines that run every expert on the tokens routed to it. In a module, the method of an expert is passed
-    the expert's number; a plain function is passed its weights."""
+    """Return the lines that run every expert on the tokens routed to it. In a module, an expert's method is passed the
+    expert's index; a plain function is passed the expert's weights."""
     entries, size = op.entries, op.experts.size
     part = f"[:, -{size}:]" if op.always else f"[:, {entries.start}:{entries.stop}]"
     if spelling.modules:
@@ -253,7 +253,7 @@ def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[
 # A formula of the activation table becomes a tree by calling its `f(x, m)` with a term and a namespace of functions on
 # terms. The tree is then printed as torch code, or becomes nodes of an ONNX graph.
 
-# Operator → precedence. In Python, & binds closer than comparisons, so those are printed in parentheses.
+# Maps operators to precedences. In Python, & binds closer than comparisons, so these are printed in parentheses.
 _BINARY = {"+": 3, "-": 3, "*": 4, "/": 4, "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1, "&": 2}
 _ATOM = 5
 
@@ -289,12 +289,12 @@ class FormulaTerm:
 
 
 def term(value: Any) -> FormulaTerm:
-    """Return a term unchanged, and a number as a leaf."""
+    """Return a term unchanged; convert a number to a leaf."""
     return value if isinstance(value, FormulaTerm) else FormulaTerm("number", value=float(value))
 
 
 def leaf(value: object) -> FormulaTerm:
-    """Return the leaf for an input or a learned parameter; `value` is its text in code, or its name in a graph."""
+    """Return the leaf for an input or learned parameter; `value` is its expression in code, or its name in a graph."""
     return FormulaTerm("leaf", value=value)
 
 
@@ -317,7 +317,7 @@ def as_torch(node: FormulaTerm) -> str:
 
 
 def _printed(node: FormulaTerm) -> tuple[str, int]:
-    """Return (the text, the precedence of its outermost operator)."""
+    """Return (the expression as a string, the precedence of its outermost operator)."""
     if node.name == "leaf":
         text = str(node.value)
         return text, _ATOM

@@ -41,7 +41,7 @@ if __name__ == "__main__":
         print(f"{workload['tokens']} tokens: error {apart.max():.2e}, allowed {TOLERANCE:.2e}%s")
 """
 _BEYOND = "; {(apart > TOLERANCE).sum()} tokens beyond it"
-_NEAR_TIES = "# Rounding may send a token with nearly tied experts to other experts: beyond TOLERANCE, but right.\n"
+_NEAR_TIES = "# Rounding may send a token with nearly tied experts to others: above TOLERANCE, it is still right.\n"
 _HOLDER = '''
 class Parameters(nn.Module):
     """Named tensors that belong to none of torch's layers."""
@@ -60,7 +60,7 @@ def drawn(fan_in, *shape):
 
 
 def torch_file(problem: ExportProblem) -> str:
-    """Return the text of the file, which needs only torch and contains no weights."""
+    """Return the contents of the file, which needs only torch and contains no weights."""
     made = list(_initial_lines(problem.steps))
     holder = _HOLDER if any("Parameters(" in line for line in made) else ""
     body = [
@@ -87,8 +87,8 @@ def torch_file(problem: ExportProblem) -> str:
 
 
 def _header(problem: ExportProblem) -> list[str]:
-    """Return the comments at the top. Text from model files is cleaned, so it cannot break out of a comment."""
-    about = "the whole block" if problem.part == "block" else "only the FFN, without norms around it and residual"
+    """Return the comments at the top. Strings from model files are cleaned, so they cannot break out of a comment."""
+    about = "the whole block" if problem.part == "block" else "only the FFN, without residual and surrounding norms"
     return [
         f"# {clean(problem.title)}; {about}.",
         f"# Written by ffn {__version__}; python THIS_FILE compares the module with its reference.",
@@ -104,7 +104,7 @@ def _constants(problem: ExportProblem) -> list[str]:
     return [
         f"DTYPE = torch.{problem.dtype.torch}",
         f"TOLERANCE = {problem.tolerance!r}  # {CONVENTIONS['tolerance']}",
-        f"PARAMETERS = {problem.params}  # learned numbers, norms included",
+        f"PARAMETERS = {problem.params}  # learned values, norms included",
         *(line for name, text in problem.conventions.items() for line in _wrapped(f"{name}: {text}.")),
         "WORKLOADS = (",
         *(f"    {{{row}}}," for row in rows),
@@ -113,7 +113,7 @@ def _constants(problem: ExportProblem) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Return a text as comment lines of at most 110 characters."""
+    """Return a string as comment lines of at most 110 characters."""
     return [f"# {line}" for line in textwrap.wrap(text, 108)]
 
 
@@ -159,7 +159,7 @@ def _initial_lines(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _modules(step: Step) -> dict[str, str]:
-    """Map the names of a step's modules to the expressions that create them."""
+    """Return the expressions that create a step's modules, by the modules' names."""
     op = step.op
     if text := _layer(op):
         return {step.output: text}
@@ -187,7 +187,7 @@ def _layer(op: Op) -> str:
 
 
 def _tensors(op: Op, stack: tuple[int, ...]) -> str:
-    """Return `Parameters(weight=drawn(...))` with leading axes `stack`; empty for an op without parameters."""
+    """Return code such as `Parameters(weight=drawn(...))` with leading axes `stack`; empty without parameters."""
     given = []
     for name, axes in op.parameters().items():
         shape = ", ".join(str(size) for size in (*stack, *(axis.size for axis in axes)))

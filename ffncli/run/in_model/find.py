@@ -26,12 +26,12 @@ _LEAST = 1e-3
 
 
 class NotReplaced(Exception):
-    """Raised for an FFN that stays as it is; the text is the reason."""
+    """Raised for an FFN that stays as it is; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class FoundFFN:
-    """One FFN of a model in memory. `block` are its kernel steps, `located` are the places of their weights.
+    """One FFN of a model in memory. `block` are its kernel steps, `located` tells where their weights are.
 
     `modules` compute the FFN: either a single module, or, if the layer calls the parts one by one, the modules of up,
     of the activation (every candidate) and of down.
@@ -44,7 +44,7 @@ class FoundFFN:
 
     @property
     def label(self) -> str:
-        """The FFN's place in the model: `model.layers.0.mlp`, or `model.layers.0.fc1 to model.layers.0.fc2`."""
+        """The FFN's path in the model: `model.layers.0.mlp`, or `model.layers.0.fc1 to model.layers.0.fc2`."""
         return self.modules[0] if len(self.modules) == 1 else f"{self.modules[0]} to {self.modules[-1]}"
 
     @property
@@ -54,7 +54,7 @@ class FoundFFN:
 
 
 def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | None) -> list[Layer]:
-    """Return the layers that the argument `layers` names; None names all layers that have an FFN."""
+    """Return the layers that the argument `layers` selects; None selects all layers that have an FFN."""
     if wanted is None:
         return layers_of(resolved)
     several = [wanted] if isinstance(wanted, (int, str)) else [*wanted]

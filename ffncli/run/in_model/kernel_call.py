@@ -104,7 +104,7 @@ def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Te
     given = _checked(weights, whole, inner)
     like = given["down.weight" if "down.weight" in given else next(iter(given))]
     if choice.file is not None and not isinstance(block, FFNSpec):
-        raise FFNError(f"{shown(choice.text)} needs the block as an ffncli.FFNSpec", "steps alone do not name it")
+        raise FFNError(f"{shown(choice.text)} needs the block as an ffncli.FFNSpec", "steps alone do not identify it")
     chosen = kernel_of(choice, inner, block if isinstance(block, FFNSpec) else FFNSpec(1, 1))
     ready = built(chosen, inner, like.device, like.dtype)
     axis = feature_axis(whole)

@@ -30,12 +30,12 @@ Choose = Callable[[FFNSpec, torch.dtype, str], tuple[KernelChoice, str]]  # (the
 
 
 class NothingReplaced(FFNError):
-    """Raised if no FFN of a model could be replaced; the text gives the first reason."""
+    """Raised if no FFN of a model could be replaced; the message gives the first reason."""
 
 
 @dataclass(frozen=True)
 class ReplacedFFN:
-    """One FFN computed by a kernel: its place in the model, and the kernel's name.
+    """One FFN computed by a kernel: its path in the model, and the kernel's name.
 
     `error` is max|a-b| / max|b| of the kernel compared with float64, the maximum over the verified inputs;
     `model_error` is the same error of the model's own FFN; `tolerance` is the kernel's limit. `copied_bytes` counts the

@@ -295,5 +295,5 @@ def _kind(tensor: Tensor | None) -> tuple[object, ...]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return torch's count of writes to a tensor; 0 for a tensor made in inference mode, which has no count."""
+    """Return torch's count of writes to a tensor; 0 for a tensor created in inference mode, which has no such count."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,6 +1,6 @@
-"""The distance between two tensors, in three figures used throughout, and the distance that rounding may cause.
+"""The distance between two tensors, given as three figures, and the distance that rounding may cause.
 
-Tensors are read once, in pieces. A unit in the last place (ulp) is the distance between neighbouring numbers of a
+Tensors are read once, in pieces. A unit in the last place (ulp) is the distance between neighbouring values of a
 format.
 """
 
@@ -18,12 +18,12 @@ _PIECE = 2**22  # values compared at a time, so that tensors are not copied in f
 
 @dataclass(frozen=True)
 class Gap:
-    """The distance of a from b. `largest` = max|a-b| over places where both are finite, first reached at flat index
-    `at`, where |b| is `there`; `size` = max|b|.
+    """The distance of a from b. `largest` = max|a-b| over the elements that are finite in both, first reached at flat
+    index `at`, where |b| is `there`; `size` = max|b|.
 
-    `unlike` counts places where one value is NaN or infinite and the other differs; `first_unlike` is the first such
-    place. Two NaNs are equal, and so are two infinities of the same sign. `at` and `first_unlike` are -1 if there is no
-    such place.
+    `unlike` counts the elements that are NaN or infinite in one tensor and different in the other; `first_unlike` is
+    the flat index of the first of them. Two NaNs are equal, and so are two infinities of the same sign. `at` and
+    `first_unlike` are -1 if there is no such element.
     """
 
     largest: float = 0.0
@@ -89,13 +89,13 @@ def gap(a: Tensor, b: Tensor) -> Gap:
 
 
 _MORE_ROUNDINGS = 10
-# Formats that a kernel may declare → the spacing of their numbers at 1. For integers it is the step relative to a row's
-# rms, if the row's largest value is four times its rms.
+# Maps each format that a kernel may declare to the spacing of its values at 1; for integers, to the step relative to a
+# row's rms, assuming that the row's largest value is four times its rms.
 _SPACING = {
     "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 2.0**-5, "fp8": 2.0**-3, "fp6": 2.0**-2,
     "int6": 2.0**-3, "int4": 0.5, "fp4": 0.5, "mxfp8": 2.0**-3, "mxfp6": 2.0**-2, "mxfp4": 0.5, "nvfp4": 0.5,
 }  # fmt: skip
-_OF_CHANCE = 3  # allowed for chance, in standard errors (roughly) of a root mean square
+_OF_CHANCE = 3  # allowance for chance: roughly this many standard errors of a root mean square
 
 
 def tolerance_for(dtype: torch.dtype, width: int, scores: torch.dtype | None = None) -> float:
@@ -110,8 +110,8 @@ def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:
 
     `rounding` is the rms error of an execution that rounds every step's result to the dtype and sums in float32. A
     correct kernel may round ten more times; each rounding of values spread over a binade has a relative rms error of
-    eps / √28. 8-bit weights, each off by up to 1 / 254 of its row's largest weight, exceed the limit; by their maximum
-    error alone they could not be distinguished from bf16.
+    eps / √28. 8-bit weights, each off by up to 1 / 254 of its row's largest weight, exceed the limit; their maximum
+    error alone would not distinguish them from bf16.
     """
     more = _MORE_ROUNDINGS * torch.finfo(dtype).eps ** 2 / 28
     return math.sqrt(rounding**2 + more) * (1 + _OF_CHANCE / math.sqrt(max(1, values)))
@@ -131,10 +131,10 @@ def declared_tolerance(computes: str) -> tuple[float, float]:
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
-    """Return the distance from |value| to the next larger number of `dtype`; NaN if value is not finite.
+    """Return the distance from |value| to the next larger value of `dtype`; NaN if value is not finite.
 
     With p bits of significand, the distance is 2^(e - p + 1) for a value in [2^e, 2^(e+1)) (Goldberg 1991). Below the
-    smallest normal number, including at zero, it is the smallest subnormal number.
+    smallest normal number, and at zero, the distance is the smallest subnormal number.
     """
     if not math.isfinite(value):
         return math.nan

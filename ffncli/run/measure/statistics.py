@@ -1,6 +1,6 @@
 """Statistics of a tensor's values, of hidden units and of values that arrive in pieces, and the cells of a heat map.
 
-A wide intermediate has gigabytes, and reading it dominates the cost. So memory is read once: every chunk is copied,
+A wide intermediate takes gigabytes, and reading it dominates the cost. So memory is read once: every chunk is copied,
 compared and counted while it is in the processor's cache, and nothing as large as the tensor is ever allocated.
 """
 
@@ -16,7 +16,7 @@ from ffncli.block.value import NEAR_ZERO
 
 BINS = 24  # a histogram of this width fits in 80 columns next to the statistics
 # Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, but large compared with the
-# cost of a call. Never above 2²⁴, up to which float32 counts exactly.
+# cost of a call. It must not exceed 2²⁴, because float32 counts exactly only up to there.
 _CHUNK = 1 << 20
 _CHUNK_ON_GPU = 1 << 24
 _MOST_IN_HISTOGRAM = 1 << 17  # keeps bars accurate to a hundredth of the highest bar
@@ -59,7 +59,7 @@ def statistics(tensor: Tensor) -> Statistics:
         if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample did not represent the other values
             sums = _read(flat, sums.mean, sums.scale)
     low, high, mean, std = (sums.low, sums.high, sums.mean, sums.std) if sums.finite else (None,) * 4
-    # in large tensors only every stride-th value is binned, which would cost more than everything else together
+    # in large tensors only every stride-th value is binned; binning all would cost more than everything else together
     stride = stride_of(flat.numel(), tensor.shape[-1] if tensor.dim() else 1)
     bins = histogram(flat[::stride], sums.low, sums.high) if sums.low < sums.high else ()
     counts = (sums.zeros, sums.near_zeros, sums.negatives, sums.nan, sums.inf)
@@ -104,7 +104,7 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 @dataclass
 class Counts:
-    """Counts of the values read so far, and the extremes of the finite values.
+    """Counts of the values read so far, and the minimum and maximum of the finite values.
 
     `low_chunk` and `high_chunk` are the indices of the first chunks that contain the minimum and the maximum; `chunks`
     is the number of chunks read so far.
@@ -123,7 +123,7 @@ class Counts:
     inf: int = 0
 
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
-        """Count values that are not finite (-Inf also counts as negative); return the finite values and their extremes.
+        """Count non-finite values (-Inf also as negative); return the finite values, their minimum and maximum.
 
         The caller counts zeros and finite negatives, because the fastest method depends on the caller's other work.
         """
@@ -184,7 +184,7 @@ def _read(flat: Tensor, pivot: float, scale: float = 1.0) -> _Sums:
     sums = _Sums(pivot=pivot, scale=scale)
     size = min(chunk_size(flat), flat.numel())
     wide = torch.empty(size, dtype=torch.float64, device=flat.device)
-    # float16 and bfloat16 are exact in float32, whose sums neither overflow nor stop counting at 256
+    # float16 and bfloat16 are exact in float32, and float32 sums neither overflow nor stop counting at 256
     work = flat.dtype if flat.dtype == torch.float64 else torch.float32
     scratch = torch.empty(size, dtype=work, device=flat.device)
     for piece in _chunks(flat):
@@ -237,8 +237,8 @@ def near_zero(dtype: torch.dtype) -> float:
 def _pivot(flat: Tensor) -> float:
     """Return one of the tensor's values if the values are far from zero compared with their spread, else zero.
 
-    Without a pivot, a sum of squares would lose every digit of such a spread. A constant tensor gets a std of exactly
-    zero.
+    Without a pivot, a sum of squares would lose every digit of so small a spread. A constant tensor gets a std of
+    exactly zero.
     """
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
     sample = sample[sample.isfinite()]
@@ -270,11 +270,10 @@ PERCENTS = (1, 5, 50, 95, 99)
 
 @dataclass
 class Moments(Counts):
-    """Counts of all values, and extremes and central moments of the finite values, in float64.
+    """Counts of all values, and the minimum, maximum and central moments of the finite values, in float64.
 
-    `sums` are Σ(x - mean)², Σ(x - mean)³ and Σ(x - mean)⁴; the last two, and `negatives`, are computed only with
-    `shape`. Pieces are merged by Pébay 2008 (SAND2008-6212), so that nothing cancels however far the values are from
-    zero.
+    `sums` are Σ(x - mean)², Σ(x - mean)³ and Σ(x - mean)⁴; the last two, and `negatives`, are computed only if `shape`
+    is set. Pieces are merged by Pébay 2008 (SAND2008-6212), which avoids cancellation even for values far from zero.
     """
 
     shape: bool = False
@@ -283,7 +282,7 @@ class Moments(Counts):
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def merge(self, wide: Tensor, size: Tensor, bound: float) -> None:
-        """Add a float64 piece of any shape; `size` is its absolute value; sizes up to `bound` are near zero."""
+        """Add a float64 piece of any shape; `size` contains its absolute values, which are near zero up to `bound`."""
         self.values += wide.numel()
         self.zeros += int(torch.count_nonzero(size == 0))
         self.near_zeros += int(torch.count_nonzero(size <= bound))
@@ -430,7 +429,7 @@ class NotFinite:
 
 
 def in_words(nan: int, inf: int) -> str:
-    """Return counts as text, such as `1 NaN and 2 Inf`; empty if both are zero."""
+    """Return counts in words, such as `1 NaN and 2 Inf`; an empty string if both are zero."""
     return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
@@ -464,8 +463,8 @@ def values_of_a_cell(x: Tensor, cells: list[list[Tensor]]) -> int:
 
 @dataclass(frozen=True)
 class HiddenUnit:
-    """One hidden unit over the tokens: L2 norm, mean |x|, the largest value by magnitude and the (flat) token that has
-    it.
+    """One hidden unit over the tokens: its L2 norm, mean |x|, largest value by magnitude, and that value's (flat)
+    token.
 
     `writes` is the norm of the unit's contribution to the output, if the down projection reads the step: the unit's
     norm times the norm of its column of the down projection. Values that are not finite count as zero.
@@ -481,7 +480,7 @@ class HiddenUnit:
 
 @dataclass(frozen=True)
 class TokenUnits:
-    """The units with the largest values by magnitude for one (flat) token, the largest first."""
+    """The units with the largest values by magnitude for one token (a flat index), the largest first."""
 
     token: int
     units: tuple[int, ...]

@@ -147,7 +147,7 @@ def load_up_to(
     transformers: Any, resolved: Resolved, layers: Sequence[Layer], path: Path, config: Any, dtype: torch.dtype,
     device: str,
 ) -> tuple[Pretrained, dict[Layer, LiveFFN]]:  # fmt: skip
-    """Load the model up to the last of `layers`; return (model, the places of the layers' FFNs)."""
+    """Load the model up to the last of `layers`; return (the model, where each layer's FFN is in it)."""
     live: dict[Layer, LiveFFN] = {}
 
     def shrink(module: Any, lean: bool) -> None:

@@ -32,7 +32,7 @@ from ffncli.show.text import bytes_text
 from ffncli.system.packages import extra_command, installed
 
 _DEQUANTIZED = 1e7  # parameters per second, on two cores
-_LONGEST = 200  # maximum characters shown of another library's exception
+_LONGEST = 200  # maximum length shown of another library's error message, in characters
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
 
@@ -189,7 +189,7 @@ def load(
             raise cannot(f"{shown_path(path)}: transformers cannot load it", error, code) from None
     if unlike := sorted(info["mismatched_keys"]):  # listed by transformers only with ignore_mismatched_sizes
         name, shape, expected = unlike[0]
-        shapes = f"has shape {list(shape)}, but its model needs {list(expected)}"
+        shapes = f"has shape {list(shape)}, but the model needs {list(expected)}"
         what = f"{shown_path(path)}: tensor {shown(name, 120)} {shapes}"
         raise FFNError(what, "config.json and the tensors do not belong to the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
@@ -197,7 +197,7 @@ def load(
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:
     """Return an FFNError with another library's exception as one line."""
-    text = " ".join(str(error).split())  # join lines, because the reason is often in the second
+    text = " ".join(str(error).split())  # join lines, because the reason is often in the second line
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), hint, code)
 
@@ -266,9 +266,9 @@ def _has_head(kind: Any, config: Any) -> bool:
 
 
 def _without_head(module: Any) -> None:
-    """Remove an untied head, which may take a gigabyte, because the run stops before the head.
+    """Remove an untied head: it may take a gigabyte, and the run stops before it.
 
-    FSMT calls its decoder's embedding its head; this embedding is kept.
+    FSMT declares its decoder's embedding as its head; this embedding is kept.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     tied = {part for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for part in pair}
@@ -279,7 +279,7 @@ def _without_head(module: Any) -> None:
 
 
 def known_tokens(module: Any) -> int:
-    """Return the number of rows of the token embedding; valid token ids are below it."""
+    """Return the number of rows of the token embedding; valid token ids are below this number."""
     try:
         return int(module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):
@@ -327,7 +327,7 @@ class SharedReaders:
 
 @contextmanager
 def shared_reader() -> Iterator[SharedReaders]:
-    """Context in which gguf builds a `GGUFReader` once per file, and a tensor-name map once per architecture."""
+    """A context in which gguf builds a `GGUFReader` once per file, and a tensor-name map once per architecture."""
     import gguf
 
     library: Any = gguf
@@ -345,7 +345,7 @@ def shared_reader() -> Iterator[SharedReaders]:
 
 def _fast(kind: type) -> type:
     class Reader(kind):  # type: ignore[misc]
-        """A reader that slices a plain array: a memmap runs Python code for each of a vocabulary's million slices."""
+        """A reader that slices a plain array, because a memmap runs Python code for each of a million slices."""
 
         @property
         def data(self) -> Any:

@@ -18,7 +18,7 @@ class Prompt:
 
     @property
     def option(self) -> str:
-        """The option that set this input, for error messages."""
+        """The option that set this input, named in error messages."""
         return option("prompt" if self.ids is None else "input_ids")
 
 

@@ -1,4 +1,4 @@
-"""The tokens of a prompt: their ids, their texts, and the positions to trace."""
+"""The tokens of a prompt: their ids, their strings, and the positions to trace."""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
         raise FFNError(what, f"{option('input_ids')} accepts token ids")
     try:
         ids = tokenizer(prompt.text)["input_ids"]
-    except Exception as error:  # surrogates that UTF-8 cannot encode, and other text that a tokenizer refuses
+    except Exception as error:  # surrogates that UTF-8 cannot encode, and other strings that a tokenizer refuses
         raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
     if not ids:
         raise FFNError(f"{option('prompt')} {shown(prompt.text)} has no tokens", _OR_IDS)
@@ -59,7 +59,7 @@ def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
 
 
 def token_text(tokenizer: Any, number: int) -> str | None:
-    """Return one token's text, including a leading space; None if the tokenizer does not have the token."""
+    """Return one token as a string, including a leading space; None if the tokenizer does not have the token."""
     raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
     if raw is None:
         return None
@@ -69,9 +69,8 @@ def token_text(tokenizer: Any, number: int) -> str | None:
 
 
 def one_token(tokenizer: Any, text: str, vocab: int) -> int:
-    """Return the id of the token given as `promotes`: the token's text, or `id:N` with N below `vocab`.
-
-    Raises FFNError, which lists the tokens, if the text is not exactly one token.
+    """Return the id of the token given as `promotes`: the token's text, or `id:N` with N below `vocab`. Raises
+    FFNError, which lists the tokens, if `text` is not exactly one token.
     """
     if match := re.fullmatch(r"id:([0-9]{1,9})", text):
         if int(match[1]) >= vocab:
@@ -89,7 +88,7 @@ def one_token(tokenizer: Any, text: str, vocab: int) -> int:
 
 
 def positions(text: str | None, count: int) -> tuple[int, ...]:
-    """Return the positions of `-1`, `0,3` or `2:5` among `count` tokens, each once; all if `text` is None."""
+    """Parse `-1`, `0,3` or `2:5` into distinct positions among `count` tokens; all positions if `text` is None."""
     if text is None or text == "all":
         return tuple(range(count))
     out: list[int] = []

@@ -100,7 +100,7 @@ def changed_model(
     `ids` [tokens, 1] are the token ids of the FFN's input, needed if a table of token ids chooses the experts.
     """
     weights = live_weights(module, live.located)
-    # A view of a parameter changes the model; a copy (of fused or interleaved tensors) would change nothing.
+    # Writing to a view of a parameter changes the model; writing to a copy (of fused or interleaved tensors) would not.
     stored = {p.untyped_storage().data_ptr() for p in module.parameters()}
     in_place = all(
         isinstance(c, WeightChange) and weights[c.name].untyped_storage().data_ptr() in stored for c in changes
@@ -174,7 +174,7 @@ def _compared(old: Tensor, new: Tensor, position: int, top: int, tokenizer: Any)
 
 @dataclass(frozen=True)
 class StepChange:
-    """The change of one step: `changed` of its `values` values differ. The largest difference is at `at`, where `old`
+    """The change of one step: `changed` of its `values` elements differ. The largest difference is at `at`, where `old`
     becomes `new`.
 
     `difference` = new - old; `relative` is ‖new − old‖ / ‖old‖ over the whole step, None if all old values are 0.
@@ -193,7 +193,7 @@ class StepChange:
 def step_changes(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[StepChange, ...]:
-    """Compare a block's steps before and after the changes, in order, except those inside experts."""
+    """Compare a block's steps before and after the changes, in order; steps inside experts are left out."""
     new_steps, new_weights = changed(steps, weights, changes)
     with torch.no_grad():
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)

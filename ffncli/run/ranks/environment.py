@@ -1,5 +1,5 @@
-"""This process's place among ranks, from torchrun's variables. Every command imports this file, so it must not import
-torch."""
+"""This process's place among ranks, from torchrun's environment variables. Every command imports this file, so it must
+not import torch."""
 
 import os
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError, clean, shown
 
-RANK_TIMEOUT = 120.0  # s; the default time that a rank waits for another
+RANK_TIMEOUT = 120.0  # s; the default time that a rank waits for another rank
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among the ranks, and the address where they meet. `local_rank` numbers the ranks on one
-    machine.
+    """The place of this process among the ranks, and the address where they meet. `local_rank` is the rank's index on
+    its machine.
 
     If `has_agent` is set, torchrun's agent is the parent process and has already opened the store at the address;
     otherwise rank 0 opens it. `attempt` distinguishes a restart by the agent from earlier attempts.
@@ -41,7 +41,7 @@ class RanksNeeded(FFNError):
 
     def __init__(self, ranks: Ranks) -> None:
         count = ranks.world_size
-        hint = f"start it with torchrun --nproc-per-node {count}, or use the command line, which starts them"
+        hint = f"start it with torchrun --nproc-per-node {count}, or use the command line, which starts the ranks"
         super().__init__(f"{count} ranks are needed, but this is one process", hint, ExitCode.USAGE)
         self.ranks = ranks
 
@@ -94,13 +94,13 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
     ranks = Ranks(tp or (max(1, world_size // (ep or 1))), ep or 1)
     if ranks.world_size != world_size:
         there = "there is 1 rank" if world_size == 1 else f"there are {world_size} ranks"
-        hint = f"start {ranks.world_size} ranks, or choose numbers whose product is {world_size}"
+        hint = f"start {ranks.world_size} ranks, or choose values whose product is {world_size}"
         raise FFNError(f"--tp {ranks.tp} × --ep {ranks.ep} = {ranks.world_size} ranks, but {there}", hint)
     return ranks
 
 
 def device_of(place: Place, device: str) -> str:
-    """Return this rank's device: `cuda` is the GPU of its local number; raise FFNError for another GPU."""
+    """Return this rank's device: `cuda` is the GPU with the rank's local index; raise FFNError for another GPU."""
     named = f"cuda:{place.local_rank}"
     if device not in ("cpu", "cuda", named):
         raise FFNError(

@@ -74,7 +74,7 @@ def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
 
 
 def _device(device: str, place: Place) -> torch.device:
-    """Return the device of this rank: the CPU, or the GPU with the rank's local number."""
+    """Return the device of this rank: the CPU, or the GPU with the rank's local index."""
     index = device_index(device)
     if index is None:
         return torch.device("cpu")

@@ -1,5 +1,5 @@
-"""A split block in one process: each rank's weights, steps and traffic, and the sum over ranks compared with the whole
-block."""
+"""A split block in one process: each rank's weights, steps and traffic, and the ranks' sum compared with the output of
+the whole block."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ WIRE_RANKS = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class RankWeight:
-    """A parameter with its shape on one rank and as a whole; matrices are [in, out], as in the formula.
+    """A parameter with its shape on one rank and its whole shape; matrices are [in, out], as in the formula.
 
     `place` is defined in `parallel.Slice`.
     """
@@ -71,7 +71,7 @@ class RankStep:
 class RankShare:
     """The share of one rank: its place in the grid, its parameters, and its traffic.
 
-    `tokens` is the number of tokens that the rank contributes, `experts` the numbers of its routed experts, `rows` the
+    `tokens` is the number of tokens that the rank contributes, `experts` the indices of its routed experts, `rows` the
     number of rows that these experts receive (None unless experts are split over ranks). Bytes are the activations that
     this rank sends, in the run's dtype, for the actual choices of experts.
     """
@@ -132,7 +132,7 @@ class WireBytes:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """A trace of a block over tp × ep ranks. `agreement` compares the output with the output of the whole block.
+    """A trace of a block split over tp × ep ranks. `agreement` compares the output with the output of the whole block.
 
     `all_reduces` and `all_to_alls` count the collectives of rank 0. `reduced_bytes` is the size of the tensors that one
     rank contributes to all-reduces. `unneeded_all_gather_bytes` is the number of bytes that each rank would have to
@@ -157,7 +157,7 @@ class RankTrace:
 
 
 def compared_steps(steps: Sequence[Step], ranks: Ranks) -> frozenset[str]:
-    """Return the names of the whole block's steps whose tensors are compared with the tensors over ranks."""
+    """Return the names of the whole block's steps whose tensors are compared with tensors of the split block."""
     first = rank_steps(steps, 0, ranks)
     reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
     return frozenset(reduced | {step.output for step in first if _exchanged(step)} | {steps[-1].output})
@@ -172,7 +172,7 @@ def rank_trace(
     show: int | None = 8,
     events: Iterable[RankEvent] | None = None,
 ) -> RankTrace:
-    """Run the block over ranks. `whole` contains the tensors of `compared_steps`; `show` is the number of values
+    """Run the block split over ranks. `whole` contains the tensors of `compared_steps`; `show` is the number of values
     recorded per axis.
 
     `events` are the events of a run over processes; by default, all ranks run in this process.
@@ -329,7 +329,7 @@ def _reduced_inside(step: Step) -> bool:
 
 
 def _entering_down(program: Sequence[Step], tokens: int) -> int:
-    """Count a rank's inputs of row-parallel matrices; inside experts, those of all chosen experts."""
+    """Return the number of values that enter a rank's row-parallel matrices, in experts those of all chosen experts."""
     taken = experts_per_token(program)
     out = 0
     for step in program:

@@ -41,7 +41,7 @@ class Dispatch:
         return Choices(tokens, experts)
 
     def counts(self, choices: "Choices", experts: int, ep: DeviceMesh | None) -> Tensor:
-        """Count each rank's rows for each expert, [ranks, experts] on the CPU; without `ep`, only this rank's rows."""
+        """Return each rank's row count per expert, [ranks, experts] on the CPU; without `ep`, only this rank's."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
@@ -88,8 +88,8 @@ class ParallelBlock(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Map the block's inputs, x [..., d_model] and the inputs that follow it in `block_inputs`, to the block's
-        output."""
+        """Return the block's output for its inputs: x [..., d_model], then the inputs that follow it in
+        `block_inputs`."""
         tensors = dict(zip(block_inputs(self.steps), inputs, strict=True))
         last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
         entered: dict[str, DTensor] = {}
@@ -161,8 +161,8 @@ class ParallelBlock(nn.Module):
             linear.bias = _frozen(bias.to(self.group.device))
 
     def _part(self, tensor: Tensor, whole: Sequence[Axis], local: Sequence[Axis]) -> Tensor:
-        """Return this rank's part of a parameter that no Linear's style splits; return all of the parameter if it is
-        not split."""
+        """Return this rank's part of a parameter that torch's style for Linears does not split; return the whole
+        parameter if it has no parts."""
         split = {
             "ep" if before.name == "experts" else "tp": Shard(at)
             for at, (before, after) in enumerate(zip(whole, local, strict=True))
@@ -198,12 +198,12 @@ class _RowLinear(nn.Linear):
     """A row-parallel Linear without its bias, which rank 0 adds to its part of the sum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., in / ranks] to this rank's part of the sum [..., out]."""
+        """Return this rank's part of the sum [..., out] for x [..., in / ranks]."""
         return functional.linear(x, self.weight)
 
 
 def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelStyle]:
-    """Map each Linear that is split over ranks to its style.
+    """Return the style of each Linear that is split over ranks.
 
     The output of a row-parallel Linear stays a part of the sum; an AllReduce step reduces it.
     """
@@ -264,7 +264,7 @@ class Choices:
 
 
 def gathered(rows: Tensor, ep: DeviceMesh) -> Tensor:
-    """All-gather the row counts `rows` [experts] of all ranks into [ranks, experts], before the rows are sent."""
+    """All-gather the row counts `rows` [experts] of all ranks into [ranks, experts] before the rows are sent."""
     return DTensor.from_local(rows[None], ep, [Shard(0)], run_check=False).full_tensor()
 
 
@@ -286,7 +286,7 @@ class ExpertStep:
     reduce: Callable[[Tensor], Tensor]
 
     def mixed(self, x: Tensor, route: Tensor, dispatch: Dispatch, ep: DeviceMesh | None) -> Tensor:
-        """Map x [..., d] and its route [..., entries] to the experts' weighted sum [..., d], over the ranks of `ep`."""
+        """Return the weighted sum [..., d] of all ranks' experts for x [..., d] and its route [..., entries]."""
         op, experts = self.op, self.op.experts.size * (1 if ep is None else ep.size())
         flat, share = x.flatten(0, -2), route.flatten(0, -2)
         if self.divided:
@@ -302,7 +302,7 @@ class ExpertStep:
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:
-        """Exchange rows: send each to its expert's rank, compute the received rows, send the results back."""
+        """Exchange rows: send each row to its expert's rank, compute the received rows, send the results back."""
         ours, place = self.op.experts.size, ep.get_local_rank()
         sent = counts[place].reshape(-1, ours).sum(1).tolist()
         incoming = counts[:, place * ours : (place + 1) * ours]
@@ -390,8 +390,8 @@ class _RecordingDispatch(Dispatch):
 def gathered_events(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks, device: str
 ) -> list[RankEvent]:
-    """Run the block over the processes of this run. Return every step's tensors from all ranks on rank 0, and an empty
-    list on other ranks.
+    """Run the block split over the processes of this run. Return every step's tensors from all ranks on rank 0, and an
+    empty list on other ranks.
 
     The tokens are split over expert-parallel ranks (`tokens_of_rank`).
     """

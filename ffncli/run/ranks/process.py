@@ -66,7 +66,7 @@ def ignore_termination() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank at once: the threads of torch's process group can abort a normal shutdown."""
+    """End this rank immediately: the threads of torch's process group can abort a normal shutdown."""
     sys.stdout.flush()
     sys.stderr.flush()
     remove_process_folders(os.getpid())

@@ -122,10 +122,10 @@ class _Balanced(Dispatch):
     """A routing that depends only on the number of tokens: all experts get the same number of rows, or one row more."""
 
     def __init__(self, per_token: Mapping[str, int]) -> None:
-        self.per_token = per_token  # step name → the number of its experts per token
+        self.per_token = per_token  # maps a step's name to the number of experts per token
 
     def choices(self, step: Step, route: Tensor) -> Choices:
-        """Return rows without values, because only their number matters."""
+        """Return rows without values, because only the number of rows matters."""
         rows = _shape([route.shape[0] * self.per_token[step.output]], torch.int64)
         return Choices(rows, rows)
 
@@ -228,7 +228,7 @@ def _exchange(name: str, args: Sequence[Any]) -> CollectiveCall:
 
 
 def in_words(exchanges: list[CollectiveCall]) -> str:
-    """Return `1 all-reduce of [16, 64] float32, 4.096 KB`, or `no collective` if the list is empty."""
+    """Return text such as `1 all-reduce of [16, 64] float32, 4.096 KB`, or `no collective` if the list is empty."""
     counts = Counter(exchanges)
     texts = [f"{count} {plural(one.name, count)} of {one.tensor}" for one, count in counts.items()]
     return "; ".join(texts) or "no collective"

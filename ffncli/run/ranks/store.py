@@ -1,4 +1,4 @@
-"""The store of a run's ranks (torch's TCPStore, on torchrun's agent or rank 0): who has joined, who has failed."""
+"""The store of a run's ranks (torch's TCPStore, on torchrun's agent or rank 0): which have joined or failed."""
 
 import time
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class RankStore:
         self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:
-        """Return how the ranks end, by rank, without the ranks that do not answer in time."""
+        """Return how each rank ends, by rank; ranks that do not answer in time are left out."""
         until = time.monotonic() + _ANSWERING
         silent = list(range(self.place.world_size))
         while (silent := self._without("ended", silent)) and time.monotonic() < until:

@@ -41,12 +41,12 @@ _RUN_KEYS = ("source", "name", "layer", "stack", "weights", "mode", "device", "d
 class TensorRow:
     """One step, or one weight, in both traces; BASE is the reference with which NEW is compared.
 
-    `max_error` is the maximum of |new - base| over places where both are finite; `relative_error` is `max_error`
-    divided by the maximum finite |base|. `worst` is the element with the maximum error, None if all values are equal.
-    `ulps` is |new - base| there, in units in the last place of base's value in the narrower `dtype` of the two; None if
-    base's value is 0. `nonfinite` counts places where one value is NaN or infinite and the other differs: the first
-    such place is then `worst`, and the step differs. Two NaNs agree, and so do two equal infinities. The row `agrees`
-    if relative_error ≤ tolerance.
+    `max_error` is the maximum of |new - base| over the elements that are finite in both; `relative_error` is
+    `max_error` divided by the maximum finite |base|. `worst` is the element with the maximum error, None if all values
+    are equal. `ulps` is |new - base| there, in units in the last place of base's value in the narrower `dtype` of the
+    two; None if base's value is 0. `nonfinite` counts the elements that are NaN or infinite in one trace and different
+    in the other: the first of them is then `worst`, and the step differs. Two NaNs agree, and so do two equal
+    infinities. The row `agrees` if relative_error ≤ tolerance.
     """
 
     step: str
@@ -175,7 +175,7 @@ def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> 
     a, b = new.weight(name), base.weight(name)
     if a.shape != b.shape:
         raise FFNError(
-            f"weight {shown(name)} has shape {list(b.shape)} in {base.where}, {list(a.shape)} in {new.where}"
+            f"weight {shown(name)} has shape {list(b.shape)} in {base.where} but {list(a.shape)} in {new.where}"
         )
     return _named(difference(a, b, tolerance), name, "weight", name)
 
@@ -190,7 +190,7 @@ def _tokens(saved: Saved, step: SavedStep) -> str:
 
 
 def _check_same_block(base: Saved, new: Saved) -> None:
-    """Refuse traces if their steps outside experts differ or have different shapes."""
+    """Refuse two traces whose steps outside experts differ or have different shapes."""
     ours, theirs = ([s for s in saved.steps if not s.inner] for saved in (base, new))
     where = f"{new.where} was saved from a different block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
@@ -202,7 +202,7 @@ def _check_same_block(base: Saved, new: Saved) -> None:
         if a.shape != b.shape:
             inputs = f"{new.where} was traced on a different input than {base.where}"
             same = a.shape[-1] == b.shape[-1]
-            shapes = f"{list(a.shape)} in {base.where}, {list(b.shape)} in {new.where}"
+            shapes = f"{list(a.shape)} in {base.where} but {list(b.shape)} in {new.where}"
             raise FFNError(f"{inputs if same else where}: {a.name} has shape {shapes}")
     if len(ours) != len(theirs):
         longer, which = (ours, base) if len(ours) > len(theirs) else (theirs, new)
@@ -220,7 +220,7 @@ def _kind(step: SavedStep, other: SavedStep) -> str:
 
 
 def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
-    """Return the differences between the records: first of the run, then of each step."""
+    """Return the differences between the records: first those of the run, then those of each step."""
     out = [
         TraceMismatch(key, str(base.block.get(key)), str(new.block.get(key)))
         for key in _RUN_KEYS
@@ -388,7 +388,7 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
                 return f"{names} come from one fused matrix: {cut}, and swapped"
     if _permuted(torch.cat((base_gate, base_up)), torch.cat((new_gate, new_up)), tolerance):
         if _permuted(base_gate, new_gate, tolerance):
-            return None  # gate and up were each permuted on their own, which is reported separately
+            return None  # gate and up were permuted separately, which is reported elsewhere
         return f"{names} have the same columns in another order: one fused matrix was cut in a different way"
     return None
 
@@ -445,12 +445,12 @@ def _values(tensor: Tensor) -> Tensor:
 
 
 def _partner(name: str) -> str | None:
-    """Return `gate` for `up` and `up` for `gate`, under the same prefix."""
+    """Return the name of `gate` for `up`, and of `up` for `gate`, under the same prefix."""
     other = {"gate": "up", "up": "gate"}.get(name.rpartition(".")[2])
     return None if other is None else _sibling(name, other)
 
 
 def _sibling(name: str, part: str) -> str:
-    """Return `part` under the prefix of `name`: `shared.up`, `gate` → `shared.gate`."""
+    """Return `part` with the prefix of `name`: `shared.gate` for `shared.up` and `gate`."""
     stem, dot, _ = name.rpartition(".")
     return stem + dot + part

@@ -28,7 +28,7 @@ from ffncli.system.files import TENSOR_SUFFIXES, open_to_read
 
 MOST_JSON_VALUES = 10_000_000
 _MOST_JSON_BYTES = 40 * MOST_JSON_VALUES
-_RECORD = "ffn_trace"  # format → the key of the record
+_RECORD = "ffn_trace"  # the record's key in every format
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
 }  # fmt: skip
@@ -235,7 +235,7 @@ def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]
 
 
 def _write_json(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """`{"ffn_trace": ..., "tensors": {name: {"dtype", "shape", "values": nested lists}}}`, in full precision.
+    """Write `{"ffn_trace": ..., "tensors": {name: {"dtype", "shape", "values": nested lists}}}`, in full precision.
 
     JSON has no NaN and no infinities: they become the strings "NaN", "Infinity" and "-Infinity".
     """
@@ -308,7 +308,7 @@ def _open_json(path: Path) -> _Json:
 
 
 def _flat(values: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the numbers of nested lists of that shape; yield None if the shape differs."""
+    """Yield the values of nested lists of that shape; yield None if the shape differs."""
     if not shape:
         yield _INFINITIES.get(values, values) if isinstance(values, str) else values
     elif isinstance(values, list) and len(values) == shape[0]:

@@ -27,7 +27,7 @@ _MOST_WEIGHT_DIMS = 3  # experts, rows, columns
 
 @dataclass(frozen=True)
 class SavedAssignment:
-    """One step of an expert's program; `detail` are the op's fields as text."""
+    """One step of an expert's program; `detail` are the op's fields as strings."""
 
     name: str
     op: str
@@ -38,8 +38,8 @@ class SavedAssignment:
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A saved step: its op and formula, and its tensor's shape and dtype. `detail` are the op's fields as text, `flops`
-    the FLOPs of the run (None in older files), `program` the steps of each expert (empty in older files)."""
+    """A saved step: its op and formula, and its tensor's shape and dtype. `detail` are the op's fields as strings,
+    `flops` the FLOPs of the run (None in older files), `program` the steps of each expert (empty in older files)."""
 
     name: str
     op: str
@@ -58,7 +58,7 @@ class SavedStep:
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """For a step inside an expert: (the experts step's name, the expert's number, the name in the program)."""
+        """For a step in an expert: (the experts step's name, the expert's index, the step's name in the program)."""
         outer, expert, name = self.name.split(".", 2)
         return outer, int(expert), name
 
@@ -147,7 +147,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """Name the tensors that a trace must keep to be saved: the block's, and the tensors inside requested experts."""
+    """Return the names of the tensors to keep for saving a trace: the block's, and those inside requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -193,7 +193,7 @@ _OF_A_RANK = ("first", "ranks")
 
 
 def fingerprint(steps: Sequence[Step]) -> str:
-    """Identify the block by the sha256 of its steps as text, including sizes."""
+    """Return the sha256 of the block's steps written as a string, including sizes, which identifies the block."""
     text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -209,7 +209,7 @@ def _program(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _fields(step: Step) -> dict[str, str]:
-    """Return an op's fields as text: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`.
+    """Return an op's fields as strings: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`.
 
     The fields of a rank's share of experts are left out, as in files of earlier versions: a saved block is always
     whole.
@@ -231,7 +231,7 @@ def _field_text(value: Any) -> str:
 
 
 def axis_size(axis: str) -> int:
-    """Return the size of an axis given as text: 8 for `d_ff 8`."""
+    """Return the size of an axis given as a string: 8 for `d_ff 8`."""
     return int(axis.rpartition(" ")[2])
 
 
@@ -268,7 +268,7 @@ def _check_step(step: SavedStep, container: Container, names: set[str], where: s
         raise FFNError(f"{label} reads {shown(missing, 120)}, which is not a step")
 
 
-_SIZED = re.compile(r"\w+ [1-9]\d{0,8}")  # an axis as text
+_SIZED = re.compile(r"\w+ [1-9]\d{0,8}")  # an axis as a string
 _PROGRAM_OPS = ("linear", "activation", "multiply", "add", "norm", "dropout")
 
 

@@ -1,4 +1,4 @@
-"""Check the founding texts: compute each statement about a block, and give a verdict on it, for docs/claims.md."""
+"""Check the founding texts (guides, notes, a notebook): compute each statement about a block and judge it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ffncli.models.examples import find
 from ffncli.run.engine.prepare import Prepared, prepare
 from ffncli.run.texts.fact import Fact, Verdict
 
-# example → the name of its text in docs/claims.md
+# maps an example to the name of its founding text in docs/claims.md
 TEXTS: Mapping[str, str] = {
     "explained": "step-by-step explanation",
     "llama": "guide to the Llama engine",
@@ -21,7 +21,7 @@ TEXTS: Mapping[str, str] = {
 
 
 def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
-    """Return the facts stated by the example's text, in the text's order, computed on the example's prepared run."""
+    """Return the facts that the example's founding text states, in order, computed on the example's prepared run."""
     with torch.no_grad():
         text_facts: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
     return text_facts
@@ -39,7 +39,7 @@ _ORDER: tuple[Verdict, ...] = ("wrong", "depends", "holds")
 
 @dataclass(frozen=True)
 class TextClaim:
-    """One claim of one text. `figure` is computed and appears in the output of `command`; `why` explains the figure."""
+    """A founding text's claim. `figure` is computed and appears in the output of `command`; `why` explains it."""
 
     text: str
     claim: str
@@ -50,7 +50,7 @@ class TextClaim:
 
 
 def claims() -> tuple[TextClaim, ...]:
-    """Run all five texts and return every claim that can be checked. Raise FFNError if this machine cannot run them."""
+    """Run all five examples and return every checkable claim. Raise FFNError if this machine cannot run them."""
     items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)

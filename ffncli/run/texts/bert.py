@@ -67,30 +67,30 @@ def _share(models: Sequence[Resolved]) -> list[Fact]:
         Fact(
             "parameters of the attention", attention, "786 K",
             "holds" if round(bert.attention_params_per_layer, -3) == 786_000 else "wrong",
-            f"W^Q, W^K, W^V and W^O are 768 × 768, plus biases; the text's figure is too small even without W^O: the "
+            f"W^Q, W^K, W^V and W^O are 768 × 768, plus biases; the stated figure is too small even without W^O: the "
             f"other three have {3 * bert.attention_params_per_layer // 4:,}", show,
         ),
     ]  # fmt: skip
 
 
 def _widths(ready: Prepared) -> list[Fact]:
-    """Count the parameters at d_ff of 1, 4 and 8 times d_model."""
+    """Compute the number of parameters at d_ff of 1, 4 and 8 times d_model."""
     spec = ready.layer.spec
     sizes = {n: cost(ffn_steps(steps(replace(spec, d_ff=n * spec.d_model)))).params for n in (1, 4, 8)}
     figure = ", ".join(f"{n}x {size:,}" for n, size in sizes.items())
     return [
         Fact(
-            "parameters at d_ff of 1, 4 and 8 times d_model", figure, note=f"8x has {sizes[8] / sizes[4]:.2f} times 4x"
+            "parameters at d_ff of 1, 4 and 8 times d_model", figure, note=f"8x is {sizes[8] / sizes[4]:.2f} times 4x"
         ),
         _overfitting(),
     ]
 
 
 def _overfitting(d_model: int = 8) -> Fact:
-    """Fit blocks with d_ff of 1, 4 and 8 times d_model to few and to many noisy samples; return held-out errors.
+    """Fit blocks with d_ff of 1, 4 and 8 times d_model to few and to many noisy samples; return their held-out errors.
 
-    The hidden layer is random, the output layer is fitted by least squares; the target is the sine of one direction of
-    x.
+    The hidden layer is random, and the output layer is fitted by least squares; the target is the sine of x along one
+    direction.
     """
     up, bias = drawn(d_model, 8 * d_model, seed=1), drawn(8 * d_model, seed=2)
     test, direction = drawn(4000, d_model, seed=3), drawn(d_model, 1, seed=4) / d_model**0.5

@@ -89,7 +89,7 @@ def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact
         Fact(
             "without a non-linearity a stack of three is one linear map",
             f"relative difference {error(out[2], ROUNDING)}", "", agrees(out[2], ROUNDING),
-            "W2·W1 of all three multiplied together",
+            "the W2·W1 of all three, multiplied together",
         ),
     ]  # fmt: skip
 

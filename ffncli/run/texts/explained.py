@@ -48,12 +48,12 @@ def _sizes(ready: Prepared) -> list[Fact]:
         compared("shapes of W1[in, out] and W2[in, out]", "[512, 2048] and [2048, 512]", shapes, note),
         compared("d_ff over d_model", "4", f"{up.shape[0] / up.shape[1]:g}"),
         Fact("parameters", f"{whole:,}", note=biases),
-        Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are from the text; the 508 between are invented"),
+        Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are stated; the 508 values between are invented"),
     ]
 
 
 def _dot_product(ready: Prepared) -> list[Fact]:
-    """Write one hidden unit as a sum: with torch's indices, with the text's, and with the run's numbers."""
+    """Write one hidden unit as a sum: with torch's indices, with the explanation's, and with this run's values."""
     tensors = intermediates(ready)
     x, w, bias = tensors["x"].flatten(0, -2)[0], ready.weights["up.weight"][0], ready.weights["up.bias"][0]
     terms = [f"{x[i]:.3f}·{number(float(w[i]))}" for i in (0, 1)]
@@ -62,12 +62,12 @@ def _dot_product(ready: Prepared) -> list[Fact]:
     return [
         Fact("one unit, torch's W[out, in]", "up[0] = x[0]·W[0,0] + x[1]·W[0,1] + ... + x[511]·W[0,511] + b[0]"),
         Fact(
-            "one unit, the text's W1[in, out]",
+            "one unit, the explanation's W1[in, out]",
             "H[0] = X[0]·W1[0,0] + X[1]·W1[1,0] + ... + X[511]·W1[511,0] + b1[0]",
-            note="the same numbers: W1 is W transposed; the text leaves b1[0] out of the sum",
+            note="the same values: W1 is W transposed; the explanation leaves b1[0] out of the sum",
         ),
         Fact(
-            "with the numbers of this run",
+            "with the values of this run",
             f"{' + '.join(terms)} + ... + {last} + {number(float(bias))} = {number(total)}",
             note=f"up[0] of the trace is {number(printed)}",
         ),
@@ -75,7 +75,7 @@ def _dot_product(ready: Prepared) -> list[Fact]:
 
 
 def _gelu(x: float, stated: str) -> Fact:
-    """Check one worked value to the number of digits in the text; the note gives the correct f(x)/x."""
+    """Check one worked value to the digits that the explanation gives; the note gives the correct f(x)/x."""
     exact = float(TABLE["gelu"].f(x, SCALAR))
     holds = number(exact, len(stated.rpartition(".")[2])) == stated
     note = f"f(x)/x = Φ(x) = {number(exact / x)}"

@@ -1,4 +1,4 @@
-"""One fact of a text, and the functions shared by several texts."""
+"""One fact stated by a founding text, and the functions shared by several files of this folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ ROUNDING = 1e-12  # smaller errors in float64 are only rounding
 
 @dataclass(frozen=True)
 class Fact:
-    """A computed figure, `found`, and a `verdict` on the text's statement (empty if the statement cannot be checked).
+    """A computed figure, `found`, and a `verdict` on a founding text's statement (empty if it cannot be checked).
 
-    `said` is the text's wording (empty if `topic` already contains the claim). `command` is a command that shows
-    `found`, if the text's example does not show it.
+    `said` is the founding text's wording (empty if `topic` already contains the claim). `command` is a command that
+    shows `found`, if the example does not show it.
     """
 
     topic: str
@@ -33,7 +33,7 @@ class Fact:
 
 
 def compared(topic: str, stated: str, figure: str, note: str = "", command: str = "") -> Fact:
-    """Return a fact that holds if the text's statement equals the computed figure to the digits given in the text."""
+    """Return a fact that holds if the stated figure equals the computed figure to the stated digits."""
     return Fact(topic, figure, stated, "holds" if stated == figure else "wrong", note, command)
 
 
@@ -76,7 +76,7 @@ def intermediates(ready: Prepared) -> dict[str, Tensor]:
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Draw standard normal numbers in float64, the same in every run."""
+    """Draw standard normal values in float64, the same in every run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -86,7 +86,7 @@ def departure(f: Block, a: Tensor, b: Tensor) -> float:
 
 
 def table(values: Tensor, digits: int = 4) -> str:
-    """Format numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
+    """Format values as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
     if values.dim() == 0:
         return number(float(values), digits)
     return "[" + ", ".join(table(inner, digits) for inner in values) + "]"

@@ -36,12 +36,12 @@ def _names(steps: Sequence[Step]) -> list[Fact]:
     symbols = ", ".join(f"{weight_symbol(name, 'weight', steps)} {name}" for name in ("gate", "up", "down"))
     return [
         compared("what W1, W3 and W2 are", "W1 gate, W3 up, W2 down", symbols),
-        Fact("the text's D, L, H, Y", "gate, up, hidden, down", note="D = X·W1, L = X·W3, H = SiLU(D) ⊙ L, Y = H·W2"),
+        Fact("the guide's D, L, H, Y", "gate, up, hidden, down", note="D = X·W1, L = X·W3, H = SiLU(D) ⊙ L, Y = H·W2"),
     ]
 
 
 def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Check the merge-add, then the norm as written in the text, then the shapes."""
+    """Check the merge-add, then the norm as written in the guide, then the shapes."""
     first, norm = ready.steps[0], next(s for s in ready.steps if isinstance(s.op, Norm))
     assert isinstance(norm.op, Norm)
     merged, eps = tensors["merged"], norm.op.eps
@@ -89,7 +89,7 @@ def _whole(split: RankTrace) -> Fact:
 
 
 def _collectives(split: RankTrace) -> list[Fact]:
-    """Count the collectives in a node's steps, and the bytes that one node sends for one token in float32."""
+    """Return the number of collectives in a node's steps, and the bytes that one node sends for one float32 token."""
     tokens = split.shares[0].tokens
     gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
     figure = f"collectives: {split.all_reduces}; the All-Gather is not needed and would cost {gather:,} bytes"
@@ -186,7 +186,7 @@ def _formats() -> list[Fact]:
 
 
 def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
-    """Measure how much Y changes if the inputs of W1 and W3, and H before W2, are rounded to Q80."""
+    """Measure how much Y changes if the inputs of W1, W3 and W2 are rounded to Q80."""
     names = [step.output for step in ready.steps]
     after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
     hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(tensors["norm"])})

@@ -33,7 +33,7 @@ P = 0.1
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Check the numbers that the notebook prints, and its conclusions."""
+    """Check the values that the notebook prints, and its conclusions."""
     ready = doubled(ready)
     tensors = intermediates(ready)
     return (
@@ -114,7 +114,7 @@ def _module(weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Check that the block is not linear, and check the evidence that the text gives for it."""
+    """Check that the block is not linear, and check the evidence that the notebook gives for it."""
     a, b = tensors["x"], drawn(2, 3, 4)
     f, linear = function(ready.steps, ready.weights), function(without_nonlinearity(ready.steps), ready.weights)
     bent, straight = departure(f, a, b), departure(linear, a, b)
@@ -150,7 +150,7 @@ def _bias(ready: Prepared) -> list[Fact]:
         Fact(
             "zero input in train mode",
             f"equal rows come out up to {number(apart)} apart",
-            note="as in the text: each row has its own mask, but the block is the same",
+            note="as in the notebook: each row has its own mask, but the block is the same",
         ),
     ]
 
@@ -162,7 +162,7 @@ def _row(f: Block, zero: Tensor) -> Tensor:
     return out[0]
 
 
-# Two classes of points in the plane, for w = (1, 1); their sums x + y match the interval for b in the text.
+# Two classes of points in the plane, for w = (1, 1); their sums x + y match the notebook's interval for b.
 POINTS = (((0.0, 0.0), 0), ((1.0, 1.0), 0), ((2.0, 2.0), 1), ((3.0, 1.0), 1))
 
 

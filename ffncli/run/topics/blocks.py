@@ -1,4 +1,4 @@
-"""The topics about parts of a block and about blocks split over devices; numbers are computed, sources are cited."""
+"""The topics about parts of a block and about blocks split over devices; figures are computed, sources are cited."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def block_topic(line: TopicLine) -> Topic:
     return line.explained(
         (
             "A transformer layer has two halves: attention mixes tokens; the feed-forward network (FFN, MLP) works on "
-            "each one alone.",
-            "W1 turns a token's d_model numbers into d_ff, an activation function is applied to each, "
-            "and W2 maps them back to d_model.",
-            f"Most parameters are here: in llama-2-7b {percent(llama.ffn_share_of_layer or 0)} of a layer.",
+            "each token alone.",
+            "W1 turns a token's d_model values into d_ff hidden values, an activation function is applied to each of "
+            "them, and W2 maps them back to d_model values.",
+            f"Most parameters are here: {percent(llama.ffn_share_of_layer or 0)} of a layer's, in llama-2-7b.",
             "Each weight costs one multiplication and one addition per token: "
             f"{cost(run.prepared.steps).matmul_flops} of the {sum(s.flops for s in run.trace.steps)} operations below.",
         ),
@@ -65,11 +65,11 @@ def width_topic(line: TopicLine) -> Topic:
         (
             f"The first Transformer has d_model {base.d_model} and d_ff {base.d_ff}, and {len(kept)} of the "
             f"{len(plain)} plain models in `ffn models` keep that ratio.",
-            "It is a convention, not a law; it sets how much of a layer is FFN: 8 d_model² next to the attention's "
-            f"4 d_model², two thirds (gpt2: {percent(gpt2.ffn_share_of_layer or 0)}).",
+            "It is a convention, not a law; with it, the FFN has 8 d_model² weights, compared with 4 d_model² in the "
+            f"attention: two thirds of a layer (in gpt2 {percent(gpt2.ffn_share_of_layer or 0)}).",
             "Parameters and operations grow in proportion to d_ff, as the table shows.",
             "At the same total size the loss depends only weakly on the ratio (Kaplan et al. 2020).",
-            "A gated block has three matrices, so 8/3 ≈ 2.67x costs what 4x costs a plain one: "
+            "A gated block has three matrices, so at 8/3 ≈ 2.67x it costs as much as a plain block at 4x: "
             f"llama-2-7b has {llama.d_ff / llama.d_model:.4g}x, but gemma-7b {gemma.d_ff / gemma.d_model:g}x.",
         ),
         NumberTable(
@@ -96,9 +96,9 @@ def gate_topic(line: TopicLine) -> Topic:
             "So each token decides, unit by unit, how much of up passes: where f(gate) is near zero, the unit is off.",
             f"Below, unit {closed[0]} has up {fixed(closed[3])} and silu(gate) {fixed(closed[2])}: "
             f"{fixed(closed[4])} passes.",
-            "A product can multiply one number of the token by another; a plain relu or gelu block only approximates "
-            "that.",
-            "In T5, gated blocks reached a lower perplexity than plain ones of the same size (Shazeer 2020); "
+            "This product can multiply one value of the token by another, which a plain relu or gelu block only "
+            "approximates.",
+            "In T5, gated blocks reached a lower perplexity than plain blocks of the same size (Shazeer 2020); "
             f"{sum(one.gated for one in models)} of the {len(models)} models in `ffn models` are gated.",
             "The block is named after f: silu in swiglu, gelu in geglu, relu in reglu, the sigmoid in glu.",
         ),
@@ -122,11 +122,11 @@ def neuron_topic(line: TopicLine) -> Topic:
             "Neuron i is column i of W1, its bias, the activation, and row i of W2.",
             "It reads: the dot product of the token with its column measures how well the token fits its pattern.",
             "It fires: the activation turns the match into a strength; with relu, zero if nothing matches.",
-            "It writes: the strength times its row of W2; what all neurons write, plus b2, is the output.",
+            "It writes: it adds the strength times its row of W2 to the output, to which b2 is also added.",
             f"Below, neuron {most} fires most, {fixed(strength[most])}, and writes {fixed(written[most][-1])} "
             f"to out 3; the sum with b2 there is {fixed(out[-1])}.",
-            f"gpt2 has {layers} layers of {width:,} neurons, {layers * width:,} patterns with what each one writes: "
-            "a kind of memory (Geva et al. 2021).",
+            f"gpt2 has {layers} layers of {width:,} neurons, {layers * width:,} patterns, each with the vector that it "
+            "writes: a kind of memory (Geva et al. 2021).",
         ),
         NumberTable(
             "ffn trace --tokens 1 --explain 'down[0,3]'",
@@ -167,12 +167,12 @@ def norm_topic(line: TopicLine) -> Topic:
     mean, rms_of_x = sum(x) / len(x), sqrt(sum(value * value for value in x) / len(x))
     return line.explained(
         (
-            "A norm rescales each token's vector, so that the matrices read numbers of one size at every depth.",
-            f"LayerNorm subtracts the mean (below {mean:g}) and divides by the standard deviation.",
-            f"RMSNorm only divides by the root mean square (below {fixed(rms_of_x)}), which is cheaper.",
+            "A norm rescales each token's vector, so that the matrices read values of one size at every depth.",
+            f"LayerNorm subtracts the mean (here {mean:g}) and divides by the standard deviation.",
+            f"RMSNorm only divides by the root mean square (here {fixed(rms_of_x)}), which is cheaper.",
             "Both then multiply by a learned weight per dimension; LayerNorm also adds a learned bias.",
             "Pre-norm (GPT-2, Llama) rescales the block's input; post-norm (first Transformer, BERT) rescales the sum "
-            "after it.",
+            "of the block's input and output.",
         ),
         NumberTable(
             f"ffn trace 4x8 --norm layernorm --input {text}",
@@ -192,7 +192,7 @@ def residual_topic(line: TopicLine) -> Topic:
     return line.explained(
         (
             "The block does not replace the token's vector: its result is added to it, out = x + down.",
-            "So a block of zero weights changes nothing: each layer learns a correction, not the whole.",
+            "So a block of zero weights changes nothing: each layer learns a correction, not a whole new vector.",
             f"Below, x has length {fixed(lengths['x'])} and a correction of length {fixed(lengths['down'])} is added.",
             "Gradients pass an addition unchanged, which lets very deep stacks be trained (He et al. 2015).",
             "The sum that runs through all layers is called the residual stream.",
@@ -212,9 +212,9 @@ def dropout_topic(line: TopicLine) -> Topic:
     record = run["dropout"]
     return line.explained(
         (
-            "In training each hidden number becomes zero with probability p, so the model cannot rely on single units.",
+            "In training each hidden value becomes zero with probability p, so the model cannot rely on single units.",
             f"The others are divided by 1 - p (p = {p:g}: times {1 / (1 - p):g}), which keeps the mean the same.",
-            f"Below, {record.dropped} of {record.live} numbers are dropped; another seed drops others.",
+            f"Below, {record.dropped} of {record.live} values are dropped; another seed drops others.",
             "At inference nothing is dropped: the step passes everything through.",
             "ffn runs blocks in inference mode; --train turns dropout on.",
         ),
@@ -229,7 +229,7 @@ def dropout_topic(line: TopicLine) -> Topic:
 
 
 def _columns(run: TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the first token's numbers at these steps: a column for each step, a row for each index."""
+    """Return the first token's values at these steps: a column for each step, a row for each index."""
     return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]
 
 
@@ -266,9 +266,9 @@ def tensor_parallel_topic(line: TopicLine) -> Topic:
             "its units, so ranks exchange nothing before the output.",
             "Each rank's output sums over its units only; one all-reduce adds these partial sums and gives every rank "
             "the result.",
-            f"Below, out 0 is {fixed(sums[0][0])} from rank 0 and {fixed(sums[1][0])} from rank 1, together "
-            f"{fixed(total[0])}, as without a split.",
-            f"On {_RANKS} ranks each has {share.rank_0_params_total / 1e9:.2f} of llama-2-7b's "
+            f"Below, out 0 is {fixed(sums[0][0])} from rank 0 plus {fixed(sums[1][0])} from rank 1, which is "
+            f"{fixed(total[0])}, the same as without a split.",
+            f"On {_RANKS} ranks each rank has {share.rank_0_params_total / 1e9:.2f} of llama-2-7b's "
             f"{share.whole_params_total / 1e9:.2f} billion FFN parameters, and sends "
             f"{share.ring_all_reduce_bytes_per_token:,.0f} bytes per token and layer (a ring, bf16).",
             "That needs fast links, so TP is mostly used inside one machine (Narayanan et al. 2021).",
@@ -296,12 +296,12 @@ def expert_parallel_topic(line: TopicLine) -> Topic:
             "Expert parallelism (EP) spreads the experts of a mixture over n ranks: each has whole experts, a share "
             "of the tokens, and a copy of the router.",
             "A token's vector goes to the ranks of the experts that it chose (dispatch) and their results come back "
-            "(combine): two all-to-alls a layer.",
+            "(combine): two all-to-alls per layer.",
             f"Below, rank 0 has experts 0-{each - 1} and rank 1 has {each}-{experts - 1}: {sent} of {choices} chosen "
             "experts are on the other rank, so a vector is sent to each and one comes back.",
             "If all experts are equally likely, (n - 1) / n of the choices leave a rank: in mixtral-8x7b on "
-            f"{_RANKS} ranks {mixtral.dispatch_bytes_per_token:,.0f} bytes per token and layer (bf16).",
-            "A layer waits for the rank whose experts got most tokens, so training also rewards an even spread "
+            f"{_RANKS} ranks, these are {mixtral.dispatch_bytes_per_token:,.0f} bytes per token and layer (bf16).",
+            "A layer waits for the rank whose experts got the most tokens, so training also rewards an even spread "
             "(Lepikhin et al. 2020).",
         ),
         NumberTable(
@@ -327,8 +327,8 @@ def _partial_sums(tiny: TinyRun, ranks: Ranks) -> tuple[list[list[float]], list[
 
 
 def _journeys(tiny: TinyRun, ranks: int, each: int) -> list[tuple[int, int, str, str, int]]:
-    """Return (token, its rank, its experts, the experts' ranks, number of vectors sent) for every token, with its
-    heaviest expert first."""
+    """Return (token, its rank, its experts, the experts' ranks, number of vectors sent) for every token; its experts
+    are in descending order of weight."""
     import torch
 
     from ffncli.run.engine.sharded import tokens_of_rank

@@ -1,4 +1,4 @@
-"""`ffncli.explain`: find a topic by name, and return its text."""
+"""`ffncli.explain`: find a topic by name, and return its explanation."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from ffncli.run.topics import blocks
 from ffncli.run.topics.topic import Topic, TopicLine, activation_topic, function_topic, unit_topic
 
 _Builder = Callable[[TopicLine], Topic]
-# topic → (the function that explains it, a one-line definition, other names)
+# maps a topic to (the function that explains it, a one-line definition, other names)
 _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "ffn": (
         blocks.block_topic,
@@ -57,7 +57,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         "the block's output is added to its input: out = x + down",
         ("skip", "shortcut", "residual-stream"),
     ),
-    "dropout": (blocks.dropout_topic, "in training, random hidden numbers are set to zero", ()),
+    "dropout": (blocks.dropout_topic, "in training, random hidden values are set to zero", ()),
 }
 
 
@@ -68,7 +68,7 @@ def explain(topic: str) -> Topic:
     >>> ffncli.explain("gelu").sentences[0]
     'gelu(x) = x Φ(x): each number is multiplied by the chance that a standard normal number is below it.'
 
-    Numbers are computed at the time of the call; other statements cite their source.
+    Figures are computed at the time of the call; other statements cite their source.
     """
     name = find_topic(topic)
     if name is None:

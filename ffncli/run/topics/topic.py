@@ -27,7 +27,7 @@ Value = float | int | str | None
 
 @dataclass(frozen=True)
 class NumberTable:
-    """A table of a few computed numbers; `command` runs the same block or functions."""
+    """A table of a few computed values; `command` runs the same block or functions."""
 
     command: str
     columns: tuple[str, ...]
@@ -90,7 +90,7 @@ def tiny_run(
 
 
 def routes(tiny: TinyRun) -> list[tuple[int, str, str]]:
-    """Return (token, its experts, the experts' weights) for every token, the heaviest expert first."""
+    """Return (token, its experts, the experts' weights) for every token, the experts by descending weight."""
     rows = []
     for token, weights in enumerate(tiny["route"].values):
         order = sorted((e for e, weight in enumerate(weights) if weight), key=lambda e: -weights[e])
@@ -110,7 +110,7 @@ def catalog_model(name: str) -> Resolved:
 AT = (-3.0, -2.0, -1.0, -0.75, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
 _AT = ",".join(f"{x:g}" for x in AT)
 _GATES, _UPS = (-2.0, -1.0, 0.0, 1.0, 2.0), (1.0, 3.0)
-# symbol in a formula → its meaning
+# maps a symbol in a formula to its meaning
 _SYMBOLS = {
     "Φ(": "Φ(x), the normal distribution's cumulative function, rises from 0 to 1 and is 0.5 at 0.",
     "σ(": "σ(x) = 1 / (1 + e⁻ˣ), the sigmoid, rises from 0 to 1 and is 0.5 at 0.",
@@ -135,10 +135,10 @@ def activation_topic(line: TopicLine) -> Topic:
     far, near = (", ".join(f"{name} {fixed(g(x))}" for name, g in f.items()) for x in (3.0, -1.0))
     return line.explained(
         (
-            "An activation function is applied to every hidden number by itself: act = f(up).",
+            "An activation function is applied to each hidden value separately: act = f(up).",
             "It is the only step of a plain block that is not linear: without it, x · W1 · W2 is one matrix, W1 · W2.",
-            f"The common ones nearly agree for large positive numbers, at 3: {far}.",
-            f"They differ near zero and below it, at -1: {near}.",
+            f"The common functions nearly agree for large positive values (at 3: {far}).",
+            f"They differ near and below zero (at -1: {near}).",
             "The first Transformer uses relu, BERT uses gelu, and Llama uses silu in a gate.",
         ),
         NumberTable(
@@ -181,7 +181,7 @@ def unit_topic(line: TopicLine) -> Topic:
     sizes = [cost(steps(spec)).params for spec in (width, FFNSpec(512, gated, "swiglu"))]
     return line.explained(
         (
-            f"{name} computes the hidden numbers from two projections of a token: hidden = {unit.formula}.",
+            f"{name} computes the hidden values from two projections of a token: hidden = {unit.formula}.",
             "gate = x · W1 and up = x · W3; then W2 maps back to d_model, as in a plain block.",
             f"The gate scales up: up = 3 becomes {open_} at gate = 2, and {shut} at gate = -2.",
             "Three matrices instead of two: for equal size, d_ff shrinks to two thirds, "
@@ -212,12 +212,12 @@ def _keeps(name: str, known: Facts) -> list[str]:
 
 
 def _range(name: str, known: Facts) -> str:
-    """Return a sentence on the function's minimum and its place."""
+    """Return a sentence on the function's minimum and its position."""
     low = known.shape.minimum
     if not isfinite(low):
-        return "It has no least value."
+        return "It has no minimum."
     at = known.shape.minimum_at
-    return f"Its least value is {low:.4g}" + (
+    return f"Its minimum is {low:.4g}" + (
         ", which it only approaches." if at is None else f", at x = {at:.4g}." if low else ", for all negative x."
     )
 

@@ -84,8 +84,8 @@ class Head:
             return (above[0] - above[1]) * divisor(vector, op)
 
     def _forward(self, vectors: Tensor) -> Tensor:
-        """Return the logits [n, vocabulary], in float64, of the model's forward with `vectors` in place of its layers'
-        output.
+        """Return the logits [n, vocabulary], in float64, of the model's forward pass with `vectors` in place of its
+        layers' output.
 
         The last vector is passed twice, with different input tokens: if its logits differ, the head also reads
         something else.
@@ -95,7 +95,7 @@ class Head:
 
         def put(_: nn.Module, args: Any, output: Any) -> Any:
             first = output[0] if isinstance(output, (tuple, list)) else output
-            places = (vectors[:, None], vectors[None])  # the second is XLNet's, with time before batch
+            places = (vectors[:, None], vectors[None])  # the second layout is XLNet's, with time before batch
             placed = next((place for place in places if place.shape == first.shape), None)
             if placed is None:
                 raise FFNError(
@@ -223,7 +223,7 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> tuple[Tensor
 
 
 def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:
-    """Apply the last layer's output norm, which the head of a post-norm model (BERT) reads; else change nothing."""
+    """Apply the last layer's output norm, which the head of a post-norm model (BERT) reads; else return `vectors`."""
     last = max((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors

@@ -1,4 +1,4 @@
-"""The options of a trace, the rules between them, and a question's subject, which needs no torch."""
+"""The options of a trace, the rules between them, and a question's subject. Does not import torch."""
 
 import os
 import re
@@ -69,10 +69,10 @@ class Question(Dimensions):
 
     `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, a model returned by
     `load`, or an nn.Module: a transformers model, a layer of such a model, or a module to be identified like
-    `my.py:Class`. None is a demo block. `input` contains values [tokens, d_model], [d_model] or [batch, tokens,
-    d_model] (list, NumPy array or tensor), or is text as on the command line. The other arguments have the names of the
-    command line's options (`ffn trace --help`) and also accept numbers and lists: `layer=1`, `position=[0, 3]`,
-    `show=None` (all values), `d_ff="4x"`. `keep` names the steps whose tensors are kept (True: all steps); `threads`
+    `my.py:Class`. None means a demo block. `input` contains values [tokens, d_model], [d_model] or [batch, tokens,
+    d_model] (list, NumPy array or tensor), or is a string as on the command line. The other arguments have the names of
+    the command line's options (`ffn trace --help`) and also accept numbers and lists: `layer=1`, `position=[0, 3]`,
+    `show=None` (all values), `d_ff="4x"`. `keep` lists the steps whose tensors are kept (True: all steps); `threads`
     sets the thread count of the whole process. Raises FFNError for everything that the command line rejects.
     """
 
@@ -115,7 +115,7 @@ class Question(Dimensions):
     explain: Annotated[
         Texts,
         _explain(
-            "--explain", metavar="NAME[i,j]", accepts=several(TEXT, "places such as ['up[0,3]']", least=0),
+            "--explain", metavar="NAME[i,j]", accepts=several(TEXT, "elements such as ['up[0,3]']", least=0),
             daily=True, help="Show how this number was computed; repeatable.",
         ),
     ] = ()  # fmt: skip
@@ -276,21 +276,21 @@ RULES = (
     Conflict("train=True", contradicts="tp ep", why="ranks run in eval mode"),
     Conflict("example", contradicts="source", why="give one or the other"),
     Conflict(
-        "example", contradicts=_DIMENSIONS, why="it runs the text's own block, and its facts hold only for that block"
+        "example", contradicts=_DIMENSIONS, why="the example is a fixed block, and its facts hold only for that block"
     ),
-    Conflict("example", contradicts="input", why="its facts hold for the text's own input, or a random input"),
-    Conflict("example!=conv", contradicts="vocab", why="only conv's text has a final layer"),
+    Conflict("example", contradicts="input", why="the example's facts hold for its own input, or a random input"),
+    Conflict("example!=conv", contradicts="vocab", why="only conv has a final layer"),
     Conflict(
         "example=notebook",
         contradicts="tokens batch seq_len seed train=True",
-        why="the text specifies its input and its mask",
+        why="the example specifies its input and its mask",
     ),
 )
 ONE_LAYER = (
     Conflict(
         "unembed promotes train explain save vocab expert tp ep set ablate",
         contradicts="layer=all",
-        why="it is about one layer: give its number",
+        why="the option concerns one layer: give the layer's number",
     ),
 )
 
@@ -302,8 +302,8 @@ ONE_LAYER = (
 class TraceSubject:
     """The subject of a question: the model, its `layer`, and the `prompt` that the model reads, if any.
 
-    `experts` are the experts whose steps are shown (None: all); `places` are the numbers to explain, under ffncli's
-    names of the steps; `changes` are the changes of the block to try.
+    `experts` are the experts whose steps are shown (None: all); `places` are the elements to explain, with ffncli's
+    step names; `changes` are the changes of the block to try.
     """
 
     model: Resolved
@@ -379,7 +379,7 @@ def _model(question: Question) -> Resolved:
 
 
 def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
-    """Return the numbers of the experts to show, as in `0,3`; None for `all`."""
+    """Return the indices of the experts to show, parsed from a list such as `0,3`; None for `all`."""
     moe, name = layer.spec.moe, model.model.name
     if moe is None:
         first = next((g.layers[0] for g in model.model.groups if g.spec.moe), None)
@@ -388,7 +388,7 @@ def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
     if text == "all":
         return None
     if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
-        raise FFNError(f"{option('expert')} must be a number, a comma list or all, got {shown(text)}")
+        raise FFNError(f"{option('expert')} must be a number, a list such as 0,3, or all, got {shown(text)}")
     experts = frozenset(int(word) for word in text.split(","))
     if max(experts) >= moe.experts:
         raise FFNError(
@@ -425,7 +425,7 @@ def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer
         what = f"{option('example', question.example)} contradicts {option('tp' if question.tp else 'ep')}"
         raise FFNError(what, "its dropout is on, but ranks run in eval mode")
     alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
-    # Only a file can have block-quantized weights; random weights are plain numbers.
+    # Only a file can have block-quantized weights; random weights are plain floats.
     weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
     check_ranks(alone, ranks, weights)
 
@@ -440,16 +440,16 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change,
     return changes_of(block, question.set or (), question.ablate or ())
 
 
-# --- the numbers to explain --------------------------------------------------------------------------------------
+# --- the elements to explain -------------------------------------------------------------------------------------
 
 
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
-    """Return (name, index) of every place to explain; `aliases` maps an example text's names to ffncli's."""
+    """Return (name, index) of every element to explain; `aliases` maps names in an example's source to ffncli's."""
     ours = {theirs: name for name, theirs in aliases.items()}
     texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))
     if len(places) > _MOST_PLACES:
-        raise FFNError(f"{option('explain')} accepts at most {_MOST_PLACES} places, got {len(places)}")
+        raise FFNError(f"{option('explain')} accepts at most {_MOST_PLACES} elements, got {len(places)}")
     return places
 
 
@@ -465,7 +465,7 @@ def _place(text: str) -> StepIndex:
     words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
     if not match or not all(re.fullmatch(r"\s*-?[0-9]{1,18}\s*", word, re.ASCII) for word in words):
         raise FFNError(
-            f"{option('explain')} {shown(text)} is not a place in a tensor", "give NAME[i,j], such as up[0,3]"
+            f"{option('explain')} {shown(text)} is not an element of a tensor", "give NAME[i,j], such as up[0,3]"
         )
     return match[1].strip(), tuple(int(word) for word in words)
 

@@ -16,7 +16,7 @@ class Routing:
     """The load of the routed experts over `tokens` tokens.
 
     `tokens_per_expert` counts the tokens routed to each expert; the sum of these counts is `choices`, and with an even
-    spread each expert would receive `even_load`. `idle_experts` receive no tokens. `busiest_expert` (the lowest number
+    spread each expert would receive `even_load`. `idle_experts` receive no tokens. `busiest_expert` (the lowest index
     if several tie) receives the fraction `busiest_share` of the choices. `entropy_bits` is the entropy of the experts'
     fractions, at most `max_entropy_bits` = log2 of the number of experts. `identity_choices` counts choices of identity
     experts, which have no weights and return their input; these are excluded from all other counts. If there are no
@@ -70,7 +70,7 @@ def _load(step: str, route: Tensor, experts: int) -> Routing:
 class Chosen:
     """The experts chosen for one token, by descending weight. `token` is a row of the flattened input.
 
-    `step` is the route's name. Numbers from the expert count upwards are identity experts.
+    `step` is the route's name. Indices from the expert count upwards are identity experts.
     """
 
     step: str
@@ -141,7 +141,7 @@ def _one(probs: Tensor, position: tuple[int, ...], top_k: int, top_p: float, lis
         return Sampling(position, None, None, top_k, None, top_p, None, None, ())
     ordered, ids = probs.sort(descending=True, stable=True)
     mass = ordered.cumsum(0)
-    # The set needs one more entry than the prefixes below `top_p`; the limit is needed if the total rounds to below 1.
+    # The set is one entry longer than the longest prefix below `top_p`; min() matters if the total rounds to below 1.
     count = min(int((mass < top_p).sum()) + 1, len(ordered))
     rows = zip(ids[:listed].tolist(), ordered[:listed].tolist(), mass[:listed].tolist(), strict=True)
     candidates = tuple(Candidate(i, p, m, at < top_k, at < count) for at, (i, p, m) in enumerate(rows))

@@ -46,7 +46,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A run of a real model: its prompt, the traced `tokens`, and how well the steps agree with its FFN."""
+    """A run of a real model: its prompt, the traced `tokens`, and how well the steps agree with the model's FFN."""
 
     prompt: str | None
     tokens: tuple[Token, ...]
@@ -261,7 +261,7 @@ def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[s
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
         out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
     if subject.model.example and subject.model.example.dropped and question.train is False:
-        out.append("dropout is off: the text's statements, which need it, are not checked")
+        out.append("dropout is off: the example's statements, which need dropout, are not checked")
     names = [record.name for record in result.steps]
     idle = [e for e in sorted(subject.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
     return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
@@ -310,7 +310,7 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
 
 
 def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
-    """Return an example's steps, by the names in its text, and the text's computed facts; otherwise empty."""
+    """Return an example's steps by the names in its source, and its computed facts; otherwise an empty mapping."""
     name, example = question.example, subject.model.example
     if name is None or example is None or (example.dropped and question.train is False):
         return {}
@@ -332,7 +332,7 @@ def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, resul
 
 
 def _explain(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
-    """Explain how the number at each place was computed."""
+    """Explain how each requested value was computed."""
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 
@@ -368,8 +368,8 @@ _MOST_VALUES = 20_000_000  # values of a table
 def step_frame(tensor: Tensor, rows: Sequence[int] | None, tokens: Sequence[Token], layer: int) -> DataFrame:
     """Return `layer`, `token`, `unit` and `value` of a step's tensor [..., units].
 
-    `rows` are the tokens routed to an expert, one per row of its tensor. `tokens` are the tokens of a prompt; if there
-    are any, the column `token` contains their positions.
+    `rows` are the tokens routed to an expert, one per row of the expert's tensor. `tokens` are the tokens of a prompt;
+    if there are any, the column `token` contains their positions.
     """
     import pandas
 
@@ -391,8 +391,8 @@ def step_frame(tensor: Tensor, rows: Sequence[int] | None, tokens: Sequence[Toke
 def save_values(
     path: Path, records: Sequence[StepRecord], tensors: Mapping[str, Tensor], tokens: Sequence[Token], layer: int
 ) -> int:
-    """Write the values of all steps as one table, with `step` before the columns of `step_frame`, to a .csv or
-    .parquet.
+    """Write the values of all steps as one table, with `step` before the columns of `step_frame`, to a .csv or .parquet
+    file.
 
     Return the number of values; raise FFNError if there are too many for a table.
     """

@@ -48,7 +48,7 @@ class LayerRow:
     token), `dead_units` the units that are zero for every token, `near_dead_units` the units within NEAR_ZERO of zero
     for every token. `input_norm` and `output_norm` are a token's mean L2 norm; `gain` is output_norm / input_norm.
     `agreement` compares the steps with the model's own FFN; None without a prompt. `not_finite` lists the inputs and
-    weights that contain NaN or Inf, and the first such step. `routing` is the load of the experts in a mixture.
+    weights that contain NaN or Inf, and the first step that does. `routing` is the load of the experts in a mixture.
     """
 
     stack: str

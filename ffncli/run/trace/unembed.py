@@ -113,8 +113,8 @@ class TokenLimits:
 
 @dataclass(frozen=True)
 class PromotedTokens:
-    """The tokens promoted by the FFN's output for an input `row`, or by the hidden unit `neuron`, of `expert` in a
-    mixture.
+    """The tokens promoted by the FFN's output for an input `row`, or by the hidden unit `neuron` (in a mixture, of
+    `expert`).
 
     A unit's vector is its column of the down projection times `activation`, the unit's value for the `row` (in a
     mixture also times the router's weight); without a prompt, it is the column times `sign`. The top-k and top-p sets

@@ -1,4 +1,4 @@
-"""The requests to a kernel's host process, and the places of tensors in the memory that it shares with its parent."""
+"""The requests to a kernel's host process, and the regions of tensors in the memory shared with the parent process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ffncli.kernels.choice import KernelChoice
 
 @dataclass(frozen=True)
 class Region:
-    """A tensor's place in the shared memory: its first byte, its shape, its dtype."""
+    """A tensor's region of the shared memory: its first byte, its shape, its dtype."""
 
     start: int
     shape: tuple[int, ...]
@@ -47,8 +47,8 @@ class HostSetup:
 class LoadRequest:
     """A request to load a kernel for a block. `size` is the size of the shared memory in bytes.
 
-    `weights` are already in the memory; `inputs` [most tokens, d_model] are places for x, `output` is the place for the
-    result.
+    `weights` are already in the memory; `inputs` are the regions for x [most tokens, d_model], `output` is the region
+    for the result.
     """
 
     choice: KernelChoice
@@ -63,7 +63,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class CallRequest:
-    """A request to call the kernel on the first `tokens` tokens of the input number `place`."""
+    """A request to call the kernel on the first `tokens` tokens of the input region with index `place`."""
 
     tokens: int
     place: int

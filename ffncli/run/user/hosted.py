@@ -68,7 +68,7 @@ class HostedKernel:
     memory_number: int
     memory: mmap | None = None
     request: LoadRequest | None = None
-    name: str = ""  # the kernel's name, as the loaded file gives it
+    name: str = ""  # the kernel's name, as given by the loaded file
     computes: str = ""  # the number format that the kernel declares
     changed: set[str] = field(default_factory=set)  # tensors, such as `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
@@ -76,8 +76,8 @@ class HostedKernel:
     def load(
         self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> str | None:
-        """Load the kernel for this block and up to `tokens` tokens; return the reason if it refuses the block, else
-        None."""
+        """Load the kernel for this block and up to `tokens` tokens; return the reason if the kernel refuses the block,
+        else None."""
         self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
         self._weights, self.changed = weights, set()
         with _allowing(self):
@@ -93,7 +93,7 @@ class HostedKernel:
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """Copy x [tokens, d_model] to the input number `place`, call the kernel on it, and return the output."""
+        """Copy x [tokens, d_model] to the input buffer of index `place`, call the kernel on it, return the output."""
         assert self.request is not None
         assert self.memory is not None
         entry = self.request.inputs[place].of(self.memory)[: len(x)]
@@ -134,7 +134,7 @@ class HostedKernel:
     def _placed(
         self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> LoadRequest:
-        """Build the load request, with a place in the shared memory for every tensor."""
+        """Build the load request, with a region of the shared memory for every tensor."""
         end = 0
 
         def next_region(shape: Sequence[int], kind: torch.dtype) -> Region:
@@ -171,7 +171,7 @@ class HostedKernel:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype are equal in bits: -0 is not 0, NaN is NaN."""
+    """Return whether two tensors of one shape and dtype have equal bits: -0 differs from 0, NaN may equal NaN."""
     as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
     return torch.equal(*as_bytes)
 
@@ -203,7 +203,7 @@ def hosted(
                 )
             with Connection(ours.detach()) as connection:
                 kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
-                # No limit on a GPU: its drivers reserve far more memory than they use.
+                # No limit if there is a GPU, because its drivers reserve far more memory than they use.
                 most_bytes = available_memory() if device == "cpu" else None
                 kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
                 yield kernel
@@ -225,6 +225,6 @@ def _allowing(kernel: HostedKernel) -> Iterator[None]:
 
 
 def _text(answer: Mapping[str, Any], key: str) -> str:
-    """Return a text field of an answer, shortened and cleaned, because the user's code may have written it."""
+    """Return a string field of an answer, shortened and cleaned, because the user's code may have written it."""
     value = answer.get(key)
     return clean(value if isinstance(value, str) else str(value))[:500]

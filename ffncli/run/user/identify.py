@@ -32,8 +32,8 @@ class ModuleSample:
     """A module's output `y` for the input `x`, both [tokens, d_model], computed with `parameters` in x's dtype.
 
     `tolerance` is the largest relative error at which another computation counts as the same; `eps` are the epsilons to
-    try for norms. `residual` is True if the module adds its input, `pre` is True if it normalises its input; None if
-    unknown.
+    try for norms. `residual` is True if the module adds its input, `pre` is True if it normalises its input; each is
+    None if unknown.
     """
 
     parameters: Mapping[str, Tensor]
@@ -51,7 +51,7 @@ class ModuleSample:
 
 @dataclass(frozen=True)
 class Match:
-    """A candidate block: the places of its weights in the module, and the largest relative error of its outputs.
+    """A candidate block: where its weights are in the module, and the largest relative error of its outputs.
 
     `errors` are the errors of all activations in the same arrangement.
     """
@@ -71,7 +71,7 @@ class Match:
 
     @property
     def views(self) -> Wiring:
-        """The place of every weight, norms included: canonical name → part of a parameter."""
+        """The part of a parameter that holds each weight, norms included, by canonical name."""
         return {**self.wiring, **self.norms.views}
 
     @property
@@ -124,7 +124,7 @@ def confirmed(match: Match, probe: ModuleSample) -> float:
 
 @dataclass(frozen=True)
 class Norms:
-    """A choice of norms for a block; `views` are the places of the norms' parameters."""
+    """A choice of norms for a block; `views` tell where the norms' parameters are."""
 
     kind: NormKind = "none"
     position: NormPosition = "pre"
@@ -223,7 +223,7 @@ EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 
 @dataclass(frozen=True)
 class View:
-    """A canonical tensor inside a module's parameter: [out, in] after transposing, then rows start:stop:step."""
+    """A canonical tensor inside a module's parameter: transposed to [out, in] if needed, then rows start:stop:step."""
 
     parameter: str
     transposed: bool = False
@@ -232,7 +232,7 @@ class View:
     step: int | None = None
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the tensor out of `parameters`; the weight of a 1×1 convolution becomes a matrix."""
+        """Return the tensor, taken from `parameters`; the weight of a 1×1 convolution becomes a matrix."""
         tensor = parameters[self.parameter]
         tensor = tensor.reshape(tensor.shape[:2])
         return (tensor.T if self.transposed else tensor)[self.start : self.stop : self.step]
@@ -243,7 +243,7 @@ class View:
         return self.parameter + ("ᵀ" if self.transposed else "") + rows
 
 
-Wiring = Mapping[str, View]  # canonical name (`up.weight`) → place in the module
+Wiring = Mapping[str, View]  # maps a canonical name (`up.weight`) to its view in the module
 
 
 def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, int]]:
@@ -277,7 +277,7 @@ def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
 
 
 def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Map each matrix to its bias, by name: `up.weight` and `up.bias`, `w1` and `b1`, `W_up` and `b_up`."""
+    """Return each matrix's bias, found by name: `up.weight` and `up.bias`, `w1` and `b1`, `W_up` and `b_up`."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) < 2:
@@ -314,7 +314,7 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
 
 
 def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[tuple[View, int]]:
-    """Return (view, width) of every matrix as a map from d_model (with `fall`, to d_model), the untransposed first."""
+    """Return (view, width) of every matrix as a map from d_model (with `fall`, to it), untransposed views first."""
     out = []
     for name, (first, second) in sizes.items():
         for transposed in (False, True):

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ffncli.run.user.host_requests import CallRequest, HostRequest, HostSetup, LoadRequest
 
 Answer = dict[str, Any]
-_LONGEST = 300  # maximum characters of an error's text
+_LONGEST = 300  # maximum length of an error message, in characters
 
 
 def main(arguments: list[str]) -> int:
-    """Serve requests. The arguments are the descriptor numbers of the connection and of the shared memory."""
+    """Serve requests. The arguments are the file descriptors of the connection and of the shared memory."""
     settle()
     connection_number, memory_number = map(int, arguments)
     try:
@@ -73,7 +73,7 @@ def _limit(most_bytes: int | None) -> None:
 
 @dataclass
 class KernelHost:
-    """The most recently loaded kernel, its prepared weights, and its inputs by place and number of tokens."""
+    """The most recently loaded kernel, its prepared weights, and its inputs by region index and number of tokens."""
 
     device: str
     memory_number: int

@@ -188,7 +188,7 @@ def unguarded(compute: Computes) -> Computes:
 
 
 def located(compute: Computes, error: BaseException) -> BaseException:
-    """Return `error`, which the unguarded function of `compute` raised, with file and line added."""
+    """Return `error`, raised by the unguarded function of `compute`, with file and line added."""
     return compute.located(error) if isinstance(compute, _Guarded) else error
 
 
@@ -216,7 +216,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Map each argument of a function to a parameter; reject an argument without a matching weight."""
+    """Return a mapping from a function's arguments to parameters; reject an argument without a matching weight."""
     weights = by_argument(steps)
     try:
         declared = list(inspect.signature(call).parameters.values())
@@ -267,7 +267,7 @@ class _ModuleOnParams:
 
 
 def _places(module: nn.Module, parameter: nn.Parameter) -> list[tuple[dict[str, Any], str]]:
-    """Return every dict and key that hold a parameter; there are several if modules share it."""
+    """Return every dict and key that hold a parameter; there are several if modules share the parameter."""
     homes = [part._parameters for part in module.modules()]
     return [(home, name) for home in homes for name, value in home.items() if value is parameter]
 

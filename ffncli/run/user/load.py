@@ -53,7 +53,7 @@ def load(source: Source | None = None, dimensions: Dimensions | None = None, see
 
 @dataclass(frozen=True, kw_only=True)
 class CountQuestion(Dimensions):
-    """Count the parameters, FLOPs and bytes of a model or block, as in a row of `ffn params`.
+    """Return the parameters, FLOPs and bytes of a model or block, as in a row of `ffn params`.
 
     >>> import ffncli
     >>> ffncli.count("gpt2").ffn_params_total
@@ -73,7 +73,7 @@ class CountQuestion(Dimensions):
 
 
 def counted(question: CountQuestion) -> ModelCount:
-    """Count the model of the question."""
+    """Return the counts of the question's model."""
     return count_model(load(question.source, question.dimensions), question.dtype, question.tokens or 1)
 
 
@@ -98,7 +98,7 @@ class ModelPlanQuestion(PlanQuestion, Dimensions):
 
 
 def planned_for(question: ModelPlanQuestion) -> ClusterPlan:
-    """Plan the model of the question."""
+    """Return the plan of the question's model."""
     return plan_model(load(question.source, question.dimensions), question)
 
 

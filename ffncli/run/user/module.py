@@ -72,10 +72,10 @@ def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
 
 @dataclass(frozen=True)
 class BuiltModule:
-    """A module in eval mode: the text typed for it, its name and file, and the assumed arguments of its constructor
+    """A module in eval mode: the SOURCE typed for it, its name and file, and the assumed arguments of its constructor
     (`taken`).
 
-    `runner` runs the module; it is None for a whole model, whose FFNs are in `layers`: layer → name of its FFN module.
+    `runner` runs the module; it is None for a whole model, for which `layers` maps layers to their FFN modules' names.
     """
 
     text: str
@@ -300,7 +300,7 @@ def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | No
 
 
 def ffn_layers(module: nn.Module) -> Mapping[int, str]:
-    """Map layers to the names of their FFN modules, for the stack with the most layers; empty for a single block.
+    """Return the name of each layer's FFN module, for the stack with the most layers; empty for a single block.
 
     Experts are not layers, nor are the numbered parts of an nn.Sequential. A single layer with torch's attention counts
     as a whole model with layer 0, because the layer's outputs cannot match a block.
@@ -364,7 +364,7 @@ def _refuse_layer(module: nn.Module) -> None:
 
 
 def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> Resolved | None:
-    """Return a single layer, under the layer number that its submodules have."""
+    """Return a single layer, under the layer index that its submodules store."""
     numbers: list[int] = [n for n in (vars(part).get("layer_idx") for part in module.modules()) if isinstance(n, int)]
     layer = next((layer for layer in layers if layer.index == (numbers or [0])[0]), None)
     if layer is None:
@@ -373,7 +373,7 @@ def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> R
     place.layers = nn.ModuleDict({str(layer.index): module})
     _, located = live_parameters(place, resolved, layer)
     if len([name for item in located for name in item.names]) == len(live_tensors(module)):
-        return None  # only an FFN; matching its outputs also shows norms without parameters
+        return None  # only an FFN; matching its outputs also reveals norms without parameters
     group = next(g for g in resolved.model.groups if g.stack == layer.stack and layer.index in g.layers)
     model = replace(resolved.model, groups=(replace(group, layers=(layer.index,)),))
     doubt = (

@@ -29,7 +29,7 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 def _values(value: Any) -> Any:
-    """Accept text as typed, or values, which are read later, when torch is imported."""
+    """Accept a string as typed, or an array, which is read later, when torch is imported."""
     if isinstance(value, (str, os.PathLike)):
         return text(value)
     if not (isinstance(value, (list, tuple)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
@@ -38,12 +38,12 @@ def _values(value: Any) -> Any:
 
 
 MODEL = Accepts[Any](
-    "text such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module",
+    "a string such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module",
     lambda value: value if isinstance(value, Resolved) or is_module(value) else text(value),
     metavar="SOURCE",
 )
 VALUES = Accepts[Any](
-    "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, ones, '0.1,0.2', "
+    "values [tokens, d_model] (a list, a NumPy array, a tensor), or a string: arange, randn, zeros, ones, '0.1,0.2', "
     "or a file's path",
     _values,
     metavar="VALUES",

@@ -14,7 +14,7 @@ from ffncli.models.dimensions import Dimensions, whole
 from ffncli.run.user.identify import EPS, ModuleSample, biases
 from ffncli.run.user.python_file import user_code
 
-# Scales of the probe's tokens, in turn: near the kinks, and far out, where gelu_10 is flat.
+# The probe's tokens cycle through these scales: near the kinks, and far out, where gelu_10 is flat.
 _SCALES = (0.02, 1.0, 5.0, 0.3)
 _EXACT, _NARROW = 1e-9, 2e-5  # tolerances: computed in float64, or partly in float32 (an RMSNorm with x.float())
 
@@ -37,7 +37,7 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs a module on tokens [tokens, d_model]; exceptions of its forward are cut to one line."""
+    """Runs a module on tokens [tokens, d_model]; exceptions raised by its forward are cut to one line."""
 
     path: Path
     layout: _Layout

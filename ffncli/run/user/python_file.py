@@ -23,7 +23,7 @@ from ffncli.models.dimensions import Dimensions, whole, width
 from ffncli.run.engine.execute import function
 from ffncli.run.user.time_limit import OutOfTime
 
-Form = Callable[[str], Any]  # an activation's name → the value for the constructor
+Form = Callable[[str], Any]  # converts an activation's name to the constructor's value
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Role:
     otherwise: Any = None
 
 
-# Names are compared without case and underscores. The first row that lists a name decides, except for the names in
+# Names are compared ignoring case and underscores. The first row that lists a name decides, except for the names in
 # `_EITHER`.
 ROLES = (
     Role("d_model", (
@@ -87,7 +87,7 @@ class Filled:
 
 
 class NotTaken(FFNError):
-    """A dimension option for which a user's module has no argument."""
+    """Raised for a dimension option that no argument of a user's module accepts."""
 
 
 def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
@@ -107,19 +107,19 @@ def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
 
 
 def option(name: str) -> str:
-    """Return the option of a field: `d_model` → `--d-model`; for a switch, the option that turns it on."""
+    """Return the option of a field, such as `--d-model`; for a switch, the option that turns it on."""
     return "--" + name.replace("_", "-")
 
 
 def signature_text(cls: type[Any]) -> str:
-    """Return `FeedForward(d_model, d_ff, dropout=0.1)`, without annotations."""
+    """Return the signature, such as `FeedForward(d_model, d_ff, dropout=0.1)`, without annotations."""
     plain = [p.replace(annotation=Parameter.empty) for p in _signature(cls).parameters.values()]
     text = f"{cls.__name__}{inspect.Signature(plain)}"
     return text if len(text) <= 160 else text[:159] + "…"
 
 
 def _values(dimensions: Dimensions) -> dict[str, Any]:
-    """Return the values of the options by role; d_ff stays text until d_model is known."""
+    """Return the values of the options by role; d_ff stays a string until d_model is known."""
     out = {f.name: getattr(dimensions, f.name) for f in fields(dimensions) if getattr(dimensions, f.name) is not None}
     if dimensions.d_model is not None:
         out["d_model"] = whole("--d-model", dimensions.d_model)
@@ -185,7 +185,7 @@ def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str
 
 
 def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
-    """Return a `config` argument: an instance of its annotated class, else a namespace with every usual name."""
+    """Return a `config` argument: an instance of its annotated class, else a namespace that has every usual name."""
     if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
         inner = _fill(p.annotation, values, form)
         out.used |= inner.used
@@ -296,7 +296,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _flush() -> None:
-    """Flush the output that Python and C have buffered for descriptor 1 to its present target."""
+    """Flush the output that Python and C have buffered for descriptor 1 to its current target."""
     for stream in (sys.stdout, sys.__stdout__):
         with suppress(OSError, ValueError):  # a broken stream is reported when the command writes its own output
             if stream is not None:
@@ -349,7 +349,7 @@ def _is_class(value: object) -> bool:
 
 
 def _located(error: BaseException, path: Path) -> str:
-    """Return `my.py, line 7: ValueError: d_model must be even`."""
+    """Describe an exception: `my.py, line 7: ValueError: d_model must be even`."""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)

@@ -38,7 +38,7 @@ if not select.select([0], [], [], float(seconds))[0]:
 
 
 class OutOfTime(BaseException):
-    """A load took too long; a BaseException, which the user's `except Exception` does not catch."""
+    """Raised if a load takes too long; as a BaseException, it is not caught by the user's `except Exception`."""
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _guard(seconds: float, text: str) -> Iterator[None]:
 
 @contextmanager
 def _exit_on_signal() -> Iterator[None]:
-    """Make signal 3 end the process at once with exit code 3, by making the C library's `_exit` its handler.
+    """Make signal 3 end the process immediately with exit code 3, by making the C library's `_exit` its handler.
 
     A handler receives the signal's number and `_exit` the exit code; both are ExitCode.ENVIRONMENT.
     """

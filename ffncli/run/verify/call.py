@@ -72,7 +72,7 @@ def _verdict(question: VerifyQuestion) -> Verdict:
 def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
     """Return the block to verify and, if the block was identified from a user's module, that module."""
     source, dimensions = question.source, question.dimensions
-    assert not isinstance(source, os.PathLike)  # the question's converter has turned paths into text
+    assert not isinstance(source, os.PathLike)  # the question's converter has turned paths into strings
     # The default is the notebook's block, because the check of train mode needs its dropout.
     if source is None and question.d_model is None:
         resolved = with_dimensions(notebook(), dimensions)

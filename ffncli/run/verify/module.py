@@ -54,7 +54,7 @@ class FFNModule(nn.Module):
         self.spec, self.limits = spec, limits
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [tokens, d_model] to [tokens, d_model]."""
+        """Return the FFN's output [tokens, d_model] for x [tokens, d_model]."""
         spec, limits = self.spec, self.limits
         up = self.up(x)
         hidden = self._activated(spec.gate_scale * self.gate(x) if spec.gated else up)
@@ -113,7 +113,7 @@ class Mixture(nn.Module):
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Map x [tokens, d_model]; `ids` [tokens, 1] are needed if a table of token ids chooses the experts."""
+        """Return the output for x [tokens, d_model]; `ids` [tokens, 1] are needed if a table chooses by them."""
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
         choose = choice(self.route, places(params), x.dtype)
         chosen, weights = choose(self.moe.router_scale * self.router(x), (*params.values(), None), ids)
@@ -169,7 +169,7 @@ class BlockModule(nn.Module):
         self.spec = spec
 
     def forward(self, x: Tensor, attention: Tensor | None = None, token_ids: Tensor | None = None) -> Tensor:
-        """Map x [tokens, d_model] to the block's output; `attention` and `token_ids` are a block's other inputs."""
+        """Return the block's output for x [tokens, d_model]; `attention` and `token_ids` are a block's other inputs."""
         spec = self.spec
         normed = x if self.norm is None else self.norm_gate(self.norm(x))
         out: Tensor = self.ffn(normed) if token_ids is None else self.ffn(normed, token_ids)
@@ -220,7 +220,7 @@ class NormModule(nn.Module):
 
 def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
     """Return torch's own norm if its parameters match, else a NormModule. A norm `after` the FFN or an expert may have
-    its own epsilon and weight the input."""
+    its own epsilon and multiply its input by the weight."""
     eps = spec.post_norm_eps if after and spec.post_norm_eps is not None else spec.norm_eps
     first = after and spec.post_norm_weigh == "input"
     plain = spec.norm_weight == "plain" and not first

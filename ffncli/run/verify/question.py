@@ -68,8 +68,8 @@ class VerifyQuestion(Dimensions, LoadOptions):
     The arguments have the names and meanings of the command line's options (`ffn verify --help`); `source`, the
     dimensions and `threads` are the same as in `ffncli.trace`. If `source` is a module in a Python file
     (`my.py:Class`), that module is run and compared too. With `referee`, the verdict is about one kernel and includes a
-    `certificate`. Times are in seconds, or text such as "2m". With `tp` or `ep`, the block also runs over the processes
-    started by torchrun, each of which must make this call; the rows are in the verdict of rank 0.
+    `certificate`. Times are in seconds, or strings such as "2m". With `tp` or `ep`, the block is also split over the
+    processes started by torchrun, each of which must make this call; the rows are in the verdict of rank 0.
     """
 
     source: ModelSource = field(default=None, kw_only=False)

@@ -94,7 +94,7 @@ def certify(
 
 
 def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Yield the rows of every check. Once the kernel's process is gone, the remaining checks are not run."""
+    """Yield the rows of every check. Once the kernel's process has ended, the remaining checks are not run."""
     try:
         refusal = trial.load()
     except KernelFailure as failure:
@@ -109,7 +109,7 @@ def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
     for name, check in REFEREE_CHECKS.items():
         if gone:
             if name != "shapes":
-                yield CheckRow(name, "all", note="not run: its process is gone")
+                yield CheckRow(name, "all", note="not run: its process has ended")
             continue
         try:
             yield from check(trial)

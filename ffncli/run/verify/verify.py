@@ -215,7 +215,7 @@ class Certificate:
 
 
 def first_reason(rows: Sequence[CheckRow]) -> str:
-    """Return the first failed check: `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`."""
+    """Describe the first failed check: `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`."""
     row = next((row for row in rows if row.passed is False), None)
     if row is None:
         return ""

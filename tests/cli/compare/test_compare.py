@@ -246,9 +246,9 @@ def test_another_block_is_refused(call, tmp_path):
     expect_refusal(
         call("compare", str(gated), str(plain)), "from a different block", f"gate = x · W1 in {gated}, up = x · W1"
     )
-    shapes = f"up has shape [4, 16] in {plain}, [4, 32] in {wide}"
+    shapes = f"up has shape [4, 16] in {plain} but [4, 32] in {wide}"
     expect_refusal(call("compare", str(plain), str(wide)), "from a different block", shapes)
-    shapes = f"x has shape [4, 8] in {plain}, [5, 8] in {more}"
+    shapes = f"x has shape [4, 8] in {plain} but [5, 8] in {more}"
     expect_refusal(call("compare", str(plain), str(more)), "a different input", shapes)
     expect_refusal(call("compare", str(plain), str(longer)), "only", "longer.npz has the step out")
 

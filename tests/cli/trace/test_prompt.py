@@ -216,7 +216,7 @@ def test_all_layers_without_a_model_say_on_what(call, json_of):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--expert", "0"], "--expert contradicts --layer all; it is about one layer: give its number"),
+        (["--expert", "0"], "--expert contradicts --layer all; the option concerns one layer: give the layer's number"),
         (["--unembed"], "--unembed contradicts --layer all"),
         (["--train"], "--train contradicts --layer all"),
         (["--explain", "down[0,0]"], "--explain contradicts --layer all"),
@@ -525,7 +525,7 @@ def test_a_config_of_another_model(call, copied):
         call,
         copied,
         2,
-        "tensor 'model.embed_tokens.weight' has shape [60, 16], but its model needs [7, 16]; config.json",
+        "tensor 'model.embed_tokens.weight' has shape [60, 16], but the model needs [7, 16]; config.json",
     )
 
 

@@ -163,7 +163,7 @@ def test_the_line_that_is_no_text_is_named(tmp_path: Path, name: str, content: b
 def test_a_long_line_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"short\n" + b"x" * 10_000_001)
-    with pytest.raises(FFNError, match=r"corpus.txt:2: a text of more than 10,000,000 bytes"):
+    with pytest.raises(FFNError, match=r"corpus.txt:2: the text is longer than 10,000,000 bytes"):
         texts(path)
 
 

@@ -92,14 +92,14 @@ def test_an_expert_writes_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"set": "W1[0,3]"}, "not a weight and its value"),
+        ({"set": "W1[0,3]"}, "expected a weight followed by its value"),
         ({"set": "W1[8,0]=1"}, "out of range; W1 is"),
         ({"set": "W9[0,0]=1"}, "no weight 'W9'"),
         ({"set": "W1[0]=1"}, "out of range"),
         ({"set": "W1[0,0]=x"}, "not a number"),
         ({"set": "experts.0.W1[0,0]=1"}, "not an expert's weight"),
         ({"ablate": "unit:16"}, "there are 16 units"),
-        ({"ablate": "expert:0"}, "has no experts"),
+        ({"ablate": "expert:0"}, "there are no experts"),
         ({"ablate": "unit:1:1"}, "has no experts"),
         ({"ablate": "head:1"}, "not a part of a block"),
         ({"set": 3}, "set must be"),

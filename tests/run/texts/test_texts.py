@@ -208,7 +208,7 @@ def test_hello_has_its_four_numbers():
 
 def test_one_unit_written_out():
     run = ready("explained")
-    found = by_topic("explained", run)["with the numbers of this run"]
+    found = by_topic("explained", run)["with the values of this run"]
     torch.manual_seed(0)
     layer = torch.nn.Linear(512, 2048)  # random weights are drawn as torch draws them
     value = float(layer(run.inputs["x"])[0, 0].detach())
@@ -263,7 +263,7 @@ def test_slices_and_names(of_llama):
     assert of_llama["what W1, W3 and W2 are"].verdict == "holds"
     assert of_llama["the split of W1 and W3 by outputs is called"].found == "column-parallel by Megatron"
     assert of_llama["the split of W2 by inputs is called"].found == "row-parallel by Megatron"
-    assert of_llama["the text's D, L, H, Y"].found == "gate, up, hidden, down"
+    assert of_llama["the guide's D, L, H, Y"].found == "gate, up, hidden, down"
     assert of_llama["the block begins with"].found == "x + attention"
     assert of_llama["partial sums of 4 nodes, each of full width, summed = whole"].verdict == "holds"
     assert of_llama["RMSNorm is x / sqrt(mean(x²) + ε) times its weight"].verdict == "holds"

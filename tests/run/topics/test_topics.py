@@ -112,10 +112,10 @@ def test_the_values_and_statements_of_a_function(name):
     assert column(topic, other) == pytest.approx(ORACLES[other](xs).tolist(), abs=1e-12)
     grid = torch.linspace(-40, 40, 800_001, dtype=torch.float64, requires_grad=True)
     made = f(grid)
-    if low := re.search(r"Its least value is (\S+?)(,|\.)( |$)", text(topic)):
+    if low := re.search(r"Its minimum is (\S+?)(,|\.)( |$)", text(topic)):
         assert float(low[1]) == pytest.approx(float(made.detach().min()), rel=5e-4, abs=5e-5)
     else:
-        assert "It has no least value." in text(topic)
+        assert "It has no minimum." in text(topic)
         far = f(torch.tensor([-1e3, -1e2], dtype=torch.float64)).tolist()
         assert far[0] < far[1] < 0
     if at := re.search(r"at x = (-?[\d.]+\d)", text(topic)):
@@ -140,7 +140,7 @@ def test_what_is_said_of_gelu_relu_and_silu():
     assert dict(zip(*(column(ffncli.explain("gelu"), c) for c in ("x", "gelu")), strict=True))[-0.75] == pytest.approx(
         -0.75 * phi(-0.75), abs=1e-15
     )
-    assert "So it lets 100 % of 2 through (2.0000) and 0 % of -2 (0.0000). Its least value is 0, for all neg" in relu
+    assert "So it lets 100 % of 2 through (2.0000) and 0 % of -2 (0.0000). Its minimum is 0, for all neg" in relu
     assert "50 % become exactly zero; its slope jumps at 0. Its slope is 0 below 0, so" in relu
     assert f"lets {100 * silu(2) / 2:.1f} % of 2 through ({silu(2):.4f}) and {-100 * silu(-2) / 2:.1f} %" in silu_topic
     assert "it is smooth everywhere" in silu_topic
@@ -148,8 +148,8 @@ def test_what_is_said_of_gelu_relu_and_silu():
 
 def test_an_activation_in_general():
     topic = ffncli.explain("activation")
-    assert f"at 3: relu 3.0000, gelu {3 * phi(3):.4f}, silu {silu(3):.4f}." in text(topic)
-    assert f"at -1: relu 0.0000, gelu {-phi(-1):.4f}, silu {silu(-1):.4f}." in text(topic)
+    assert f"at 3: relu 3.0000, gelu {3 * phi(3):.4f}, silu {silu(3):.4f})." in text(topic)
+    assert f"at -1: relu 0.0000, gelu {-phi(-1):.4f}, silu {silu(-1):.4f})." in text(topic)
     assert [row[1:] for row in topic.example.rows] == [
         pytest.approx((max(x, 0), x * phi(x), silu(x)), abs=1e-12) for x in column(topic, "x")
     ]
@@ -180,7 +180,7 @@ def layer_share(ffn: int, d_model: int, biases: bool) -> str:
 
 def test_the_block(call):
     topic = ffncli.explain("ffn")
-    assert f"in llama-2-7b {layer_share(3 * 4096 * 11008, 4096, False)} of a layer." in text(topic)
+    assert f"{layer_share(3 * 4096 * 11008, 4096, False)} of a layer's, in llama-2-7b." in text(topic)
     assert f"{2 * 2 * 4 * 8} of the {2 * 2 * 4 * 8 + 8 + 8 + 4} operations below." in text(topic)
     (up, down), _ = drawn((4, 8), (8, 4), bias=True)
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_the_block(call):
 def test_why_four_times():
     topic = ffncli.explain("4x")
     assert "d_model 512 and d_ff 2048" in text(topic)
-    assert f"(gpt2: {layer_share(8 * 768**2 + 5 * 768, 768, True)})" in text(topic)
+    assert f"(in gpt2 {layer_share(8 * 768**2 + 5 * 768, 768, True)})" in text(topic)
     assert f"llama-2-7b has {11008 / 4096:.4g}x, but gemma-7b {24576 / 3072:g}x" in text(topic)
     specs = [catalog.find(name).model.main.spec for name in catalog.names()]
     plain = [spec for spec in specs if not spec.gated and not spec.moe]
@@ -265,10 +265,10 @@ def test_tensor_parallelism():
         whole = down(hidden)[0].tolist()
     assert column(topic, "down") == ["rank 0", "rank 1", "sum", "without a split"]
     assert [row[1:] for row in topic.example.rows] == [pytest.approx(v, abs=1e-6) for v in (*sums, whole, whole)]
-    said = f"out 0 is {sums[0][0]:.4f} from rank 0 and {sums[1][0]:.4f} from rank 1, together {whole[0]:.4f}, as"
+    said = f"out 0 is {sums[0][0]:.4f} from rank 0 plus {sums[1][0]:.4f} from rank 1, which is {whole[0]:.4f}, the"
     assert said in text(topic)
     params, per_token = 32 * 3 * 4096 * 11008, 2 * 7 * (4096 // 8) * 2  # 7 rounds twice, an eighth of bf16's 2 bytes
-    assert f"On 8 ranks each has {params / 8e9:.2f} of llama-2-7b's {params / 1e9:.2f} billion" in text(topic)
+    assert f"On 8 ranks each rank has {params / 8e9:.2f} of llama-2-7b's {params / 1e9:.2f} billion" in text(topic)
     assert f"sends {per_token:,} bytes per token and layer" in text(topic)
 
 
@@ -280,7 +280,7 @@ def test_expert_parallelism():
         assert row == (token, home, ", ".join(map(str, experts)), ", ".join(map(str, places)), 2 - places.count(home))
     sent = sum(expert // 3 != token // 3 for token, experts in enumerate(chosen) for expert in experts)
     assert f"has experts 0-2 and rank 1 has 3-5: {sent} of 12 chosen experts are on the other rank" in text(topic)
-    assert f"in mixtral-8x7b on 8 ranks {7 * 2 * 4096 * 2 // 8:,} bytes per token and layer" in text(topic)
+    assert f"in mixtral-8x7b on 8 ranks, these are {7 * 2 * 4096 * 2 // 8:,} bytes per token and layer" in text(topic)
 
 
 def test_norms():
@@ -289,8 +289,8 @@ def test_norms():
     assert column(topic, "x") == x.tolist()
     assert column(topic, "layernorm") == pytest.approx(torch.nn.functional.layer_norm(x, (4,)).tolist(), abs=1e-5)
     assert column(topic, "rmsnorm") == pytest.approx(torch.nn.functional.rms_norm(x, (4,)).tolist(), abs=1e-5)
-    assert "the mean (below 2.5)" in text(topic)
-    assert f"root mean square (below {math.sqrt(30 / 4):.4f})" in text(topic)
+    assert "the mean (here 2.5)" in text(topic)
+    assert f"root mean square (here {math.sqrt(30 / 4):.4f})" in text(topic)
     specs = {
         name: catalog.find(name).model.main.spec for name in ("gpt2", "llama-2-7b", "transformer-base", "bert-base")
     }
@@ -317,5 +317,5 @@ def test_dropout():
     assert column(topic, "act") == pytest.approx(act, abs=1e-6)
     kept = [after for after in column(topic, "dropout") if after]
     assert all(after in (0.0, pytest.approx(2 * before, abs=1e-6)) for _, before, after in topic.example.rows)
-    assert f"Below, {8 - len(kept)} of 8 numbers are dropped" in text(topic)
+    assert f"Below, {8 - len(kept)} of 8 values are dropped" in text(topic)
     assert "(p = 0.5: times 2)" in text(topic)

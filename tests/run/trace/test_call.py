@@ -41,8 +41,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("show", "some", "a whole number from 1, or all"),
     ("expert", 0.5, "expert must be"),
     ("top_units", 1001, "from 0 to 1000"),
-    ("explain", 3, r"places such as \['up\[0,3\]'\]"),
-    ("explain", [("up", 0, 3)], "places such as"),
+    ("explain", 3, r"elements such as \['up\[0,3\]'\]"),
+    ("explain", [("up", 0, 3)], "elements such as"),
     ("terms", 0, "a whole number from 1"),
     ("depth", 100, "1 to 99"),
     ("unembed", "yes", "True or False"),
@@ -76,7 +76,7 @@ class SwiGLU(nn.Module):
         return self.w2(self.dropout(nn.functional.silu(self.w1(x)) * self.w3(x)))
 
 
-NO_SOURCE = r"source must be text such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module"
+NO_SOURCE = r"source must be a string such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_argument_that_there_is_not():
         ({"prompt": "a"}, "is not a directory with weights"),
         ({"prompt": "a", "tokens": 3}, "tokens contradicts prompt"),
         ({"terms": 3}, "terms needs explain"),
-        ({"explain": "up"}, "is not a place in a tensor"),
+        ({"explain": "up"}, "is not an element of a tensor"),
         ({"explain": "nope[0,1]"}, "explain: no step 'nope'"),
         ({"keep": "nope"}, "keep: no step 'nope'"),
         ({"expert": 0}, "this layer of 4x8:relu has no experts"),
@@ -225,7 +225,7 @@ def test_the_input_is_a_copy():
         ([[1, 2, 3]], "its last axis must be d_model = 4"),
         ([], "has 0 values"),
         (numpy.float64(3), "has 1 values, which is not a multiple of d_model = 4"),
-        (5, r"input must be values \[tokens, d_model\] \(a list, a NumPy array, a tensor\), or text"),
+        (5, r"input must be values \[tokens, d_model\] \(a list, a NumPy array, a tensor\), or a string"),
         ({"x": 1}, "input must be values"),
     ],
 )

@@ -109,7 +109,7 @@ class CheckedBlock:
 
     @cached_property
     def ffn_weights(self) -> dict[str, Tensor]:
-        """The weights of the steps in `ffn`."""
+        """The weights that the steps in `ffn` use."""
         return {name: self.weights[name] for step in self.ffn for name in step.parameters()}
 
     @cached_property
@@ -212,7 +212,7 @@ def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float
 
 
 def not_finite(tensor: Tensor) -> str:
-    """Return `3 NaN` or `1 NaN and 2 Inf`; empty if all values are finite."""
+    """Return text such as `3 NaN` or `1 NaN and 2 Inf`; an empty string if all values are finite."""
     return in_words(*statistics.not_finite(tensor))
 
 

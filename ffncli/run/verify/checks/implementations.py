@@ -174,13 +174,13 @@ def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
     return out
 
 
-# Tensor parallelism: the sum over n ranks equals the whole.
+# Tensor parallelism: the sum of the n ranks' outputs equals the output of the whole block.
 
 RANKS = (2, 3, 4, 8)
 
 
 def shards(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check the block split over 2, 3, 4 and 8 ranks; a number that does not divide d_ff is skipped."""
+    """Check the block split over 2, 3, 4 and 8 ranks; a rank count that does not divide d_ff is skipped."""
     judge = case.judge("shards")
     whole = run(case.steps, case.weights, case.inputs)
     for ranks in RANKS:

@@ -29,7 +29,7 @@ from ffncli.system.host import busy_threads
 
 _FEW = 5  # tokens of a special input
 _ODD_WIDTHS = ((33, 70), (19, 101))  # d_model, d_ff
-_SOME = 17  # tokens in checks for which their number does not matter
+_SOME = 17  # tokens in checks for which the token count does not matter
 
 
 def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -177,8 +177,8 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
     """Check that tokens of a large batch give the same bits alone, in smaller batches from several positions, and in
     another order.
 
-    Unless batch invariance is demanded, a difference is reported but does not fail: even torch's own products round a
-    token differently in batches of other sizes.
+    Unless batch invariance is demanded, a difference is reported but does not fail: even torch's own matrix products
+    round a token differently in batches of other sizes.
     """
     most = trial.most_tokens
     x = trial.draw(most)
@@ -198,7 +198,7 @@ def _reported(trial: KernelTrial, row: CheckRow) -> CheckRow:
     return row if row.passed or trial.batch_invariant else replace(row, passed=None)
 
 
-# The precision of a kernel: its error, compared with the errors of fp32, TF32 and bf16 on the same numbers.
+# The precision of a kernel: its error, compared with the errors of fp32, TF32 and bf16 on the same input.
 
 LOWER = "lower"
 _TOKENS = 64
@@ -209,8 +209,8 @@ _TF32, _BF16 = 11, 8
 
 
 def precision(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Measure the rms error and name the arithmetic with an error of that size; fail if the kernel is less precise than
-    the dtype's own arithmetic.
+    """Measure the rms error and report which arithmetic has an error of that size; fail if the kernel is less precise
+    than the dtype's own arithmetic.
 
     If the user allows an error (`tolerance`), lower precision is reported but passes. A kernel that declares a format
     with fewer bits must meet that format's limit.
@@ -244,9 +244,9 @@ def rms_error(output: Tensor, reference: Tensor) -> float:
 def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
     """Return the largest rms error allowed for each class, the most precise class first: `fp32-true`, `tf32-like`, ...
 
-    `emulated` measures the error of products whose factors are rounded to 11 bits; with p bits it is 2¹¹⁻ᵖ times as
-    large. A sum of n products that is rounded to p bits after every addition has √(n/2) times the error of one
-    rounding, in the worst order (the k-th partial sum is √(k/n) of the total). Factors in a 16-bit dtype need no
+    `emulated` measures the error of matrix products whose factors are rounded to 11 bits; with p bits the error is
+    2¹¹⁻ᵖ times as large. A sum of n products that is rounded to p bits after every addition has √(n/2) times the error
+    of one rounding, in the worst order (the k-th partial sum is √(k/n) of the total). Factors in a 16-bit dtype need no
     rounding, so the bound of these dtypes is based on the error of the steps, each rounded to the dtype.
     """
     dtype, name = trial.block.dtype, dtype_name(trial.block.dtype)
@@ -266,7 +266,7 @@ def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
 
 
 def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
-    """Return the rms error of products with factors rounded to `bits` bits, all else in float64."""
+    """Return the rms error of matrix products with factors rounded to `bits` bits, computed otherwise in float64."""
     block = trial.block
     with RoundedProducts(bits):
         output, went = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
@@ -293,7 +293,7 @@ class RoundedProducts(TorchFunctionMode):
 
 
 def rounded(tensor: Tensor, bits: int) -> Tensor:
-    """Round every number to `bits` significant bits, the leading bit included, halves to even."""
+    """Round every value to `bits` significant bits, the leading bit included, halves to even."""
     mantissa, exponent = torch.frexp(tensor)
     return torch.ldexp((mantissa * 2.0**bits).round(), exponent - bits)
 
@@ -304,7 +304,7 @@ _CALLS = 8
 
 
 def threads(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Count the process's threads before and after some calls; a first call creates the pools."""
+    """Compare the process's thread counts before and after some calls; a first call creates the thread pools."""
     judge, x = trial.judge("threads"), trial.draw(_SOME)
     trial.call(x)
     before = trial.host.threads()
@@ -332,7 +332,7 @@ def untouched(trial: KernelTrial) -> Iterator[CheckRow]:
 # trusted.
 
 _REPEATS = 4  # calls per series on new inputs, and on one repeated input; the fastest counts
-_SERIES = 5  # a cache is reported only if every series shows it, which a disturbance does not
+_SERIES = 5  # a cache is reported only if every series shows it; a disturbance would affect only some
 _LEAST = 2e-3  # s; in a shorter call, transfers between the processes are too large a part
 _KEPT = 0.7  # fraction of the work for a new input; if a call takes less, part of the answer was cached
 # Relative distance of new inputs: small enough that the same experts are chosen, so their weights are in the caches.
@@ -376,7 +376,7 @@ def _work(trial: KernelTrial, x: Tensor) -> float | None:
     return 1e-9 * sum(time - before.get(thread, 0) for thread, time in after.items())
 
 
-# At most 8 counts: torch.compile creates a graph for each, and stops compiling after 8.
+# At most 8 token counts: torch.compile creates a graph for each count, and stops compiling after 8.
 _COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)
 _LARGE = 50_000_000  # above this many parameters, run fewer tokens
 _REDRAWS = 64
@@ -446,7 +446,7 @@ class KernelTrial:
         return in_float64(self.block.ffn, self.block.ffn_weights, {self.block.entry: x})[0]
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """Call the kernel on `x`, copied into the buffer number `place`."""
+        """Call the kernel on `x`, copied into the buffer with index `place`."""
         return self.host.call(x, place)
 
     def with_block(

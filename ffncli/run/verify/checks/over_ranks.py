@@ -55,7 +55,7 @@ def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
 
 
 def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
-    """Return `a rank has 24,576 of 49,152 parameters`."""
+    """Return text such as `a rank has 24,576 of 49,152 parameters`."""
     here = sum(tensor.numel() for tensor in block.local_weights.values())
     whole = sum(tensor.numel() for tensor in case.weights.values())
     return f"a rank has {here:,} of {whole:,} parameters"
@@ -72,7 +72,7 @@ def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall
 
 
 def expected_collectives(case: CheckedBlock, ranks: Ranks) -> Counter[str]:
-    """Count one all-reduce per AllReduce step and, for experts on other ranks, two all-to-alls and an all-gather."""
+    """Return one all-reduce per AllReduce step and, for experts on other ranks, two all-to-alls and an all-gather."""
     program = rank_steps(case.steps, 0, ranks)
     sent = sum(isinstance(s.op, Experts) and not s.op.always for s in program) if ranks.ep > 1 else 0
     reduced = sum(isinstance(step.op, AllReduce) for _, step in walk(program))

@@ -1,4 +1,4 @@
-"""Properties of every block: tokens are independent, without activation it is one matrix, zero stays zero."""
+"""Properties of every block: its tokens are independent; without its activation it is one matrix; zero stays zero."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -133,8 +133,8 @@ def _linear(dense: DenseFFN) -> DenseFFN:
 
 
 def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
-    """Return (M [rows, d_model], c [rows]), so that the first rows of block(... block(x)) equal M x + c. The product
-    starts with the last Linear, so every intermediate matrix has only `rows` rows."""
+    """Return (M [rows, d_model], c [rows]), so that the first rows of block(... block(x)) equal M x + c. The matrix
+    product starts with the last Linear, so every intermediate matrix has only `rows` rows."""
     linears = [step for step in steps if isinstance(step.op, Linear)] * depth
     wide = weights[f"{linears[-1].output}.weight"].shape[0]
     first = weights[f"{linears[0].output}.weight"]
