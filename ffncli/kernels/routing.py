@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import Activation, Add, Experts, Op, Route, Step, tables
-from ffncli.kernels.dense import Body, Dense, Place, Weights, activation, dense, layer, norm, places, plus
+from ffncli.kernels.dense import Body, Dense, Part, Place, Weights, activation, dense, layer, norm, places, plus
 from ffncli.kernels.kernel import Computes, Params, Steps
 
 Summed: TypeAlias = Callable[[Tensor, Tensor, Tensor, Weights], Tensor]
@@ -109,7 +109,8 @@ def looped(steps: Steps, place: Place) -> Summed:
     experts = routed_experts(steps)
     names = list(experts.sources[0].op.parameters())
     inner, weigh_input = places(names), experts.weigh == "input"
-    expert, normed = Body(experts.shape, inner).nested(functional.linear), norm(experts.after, "expert_norm", inner)
+    alone, normed = Body(experts.shape, inner).nested(functional.linear), norm(experts.after, "expert_norm", inner)
+    expert: Part = (lambda x, p: normed(alone(x, p), p)) if experts.after else alone
     entries = [
         (e, [(place(step.prefix + name), step.op.is_common(name)) for name in names])
         for step in experts.sources
@@ -124,7 +125,7 @@ def looped(steps: Steps, place: Place) -> Summed:
             weight = share[token, slot, None]
             e, parameters = entries[entry]
             weights = (*[p[at] if common else p[at][e] for at, common in parameters], None)
-            made = normed(expert(x[token] * weight if weigh_input else x[token], weights), weights)
+            made = expert(x[token] * weight if weigh_input else x[token], weights)
             out.index_add_(0, token, made if weigh_input else made * weight)
         return out
 
