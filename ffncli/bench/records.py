@@ -47,6 +47,10 @@ COLLECTIVES = "(collectives)"  # over ranks: only the block's communication, on 
 OWN_ARMS = (TWIN, ANCHOR, GEMM, COLLECTIVES)
 COMPUTE = " (compute)"  # over ranks: the suffix of an arm that is a kernel without its collectives
 
+DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})  # flags of a block that other work disturbed
+# Flags of a block on one thread: the thread's processor time in its calls, in s; the processor time of other threads as
+# a share of it, if that matters.
+THREAD, OTHER_THREADS = "thread", "others"
 # Flags of a block on a GPU: another stream was still working when the timed stream had finished; the seconds that the
 # host took to launch the block's calls.
 OTHER_STREAM, HOST_SECONDS = "other-stream", "host"

@@ -37,6 +37,7 @@ class FakeClock:
     seed: int = 0
     time_now: float = 0.0
     asked: list[tuple[Work, int]] = field(default_factory=list)
+    thread_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -75,13 +76,11 @@ class FakeCounters:
         return tuple(next(self._next, ()))
 
 
-def placing(
-    clock: FakeClock, seconds: dict[str, float], cost: float = 0.0, inner: dict[str, int] | None = None
-) -> Callable[[int], list[Arm]]:
+def placing(clock: FakeClock, seconds: dict[str, float], cost: float = 0.0) -> Callable[[int], list[Arm]]:
     """`place` for arms that take so many seconds; placing itself takes `cost`."""
 
     def place(placement: int) -> list[Arm]:
         clock.time_now += cost
-        return [Arm(name, Work(s), inner=(inner or {}).get(name)) for name, s in seconds.items()]
+        return [Arm(name, Work(s)) for name, s in seconds.items()]
 
     return place

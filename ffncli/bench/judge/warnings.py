@@ -8,11 +8,10 @@ from statistics import median
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.ratios import Means, differs
 from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.records import LEAST_TIME, Method, TimedBlock
+from ffncli.bench.records import DISTURBANCES, LEAST_TIME, Method, TimedBlock
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.text import percent
 
-DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
 _DRIFT = 0.02
 _SHARE = 0.1  # share of the blocks
 _STOLEN = 0.01  # share of the blocks

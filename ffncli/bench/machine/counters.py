@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from ffncli.bench.records import OTHER_THREADS
 from ffncli.system.cgroup import text
 
 try:
@@ -19,6 +20,7 @@ WAITED = 0.01  # fraction of a block, waiting for a core
 STOLEN = 0.1  # fraction of the busy time between two readings; a single stolen tick in ten may be chance
 WAITING = 0.9  # fraction of threads × wall time
 CLOCK = 0.75  # fraction of the rated clock
+OTHERS = 0.05  # processor time of other threads, as a fraction of the timing thread's
 _RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
 _SELDOM = 0.5  # s between two readings of values that change slowly
 
@@ -34,7 +36,8 @@ class Snapshot:
 
     preemptions: int = 0
     faults: int = 0
-    cpu_seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all threads
+    thread_seconds: float = 0.0  # of this thread
     throttled: int | None = None
     stolen: float | None = None
     load: float | None = None
@@ -53,7 +56,8 @@ class Counters(Protocol):
 
 
 def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-    """Return `preempted`, `throttled`, `stolen`, and values that matter: `faults=`, `cpu=`, `load=`, `clock=`.
+    """Return `preempted`, `throttled`, `stolen`, and values that matter: `faults=`, `cpu=`, `others=`, `load=`,
+    `clock=`.
 
     A block counts as preempted if involuntary context switches cost more than WAITED of its time; most switches are to
     kernel threads, which take microseconds. If the waiting time is unknown, one switch per SLICE of the block's time is
@@ -77,6 +81,10 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
         share = (after.cpu_seconds - before.cpu_seconds) / (threads * seconds)
         if share < WAITING:
             labels.append(f"cpu={share:.2f}")
+    thread = after.thread_seconds - before.thread_seconds
+    others = after.cpu_seconds - before.cpu_seconds - thread
+    if threads == 1 and others > OTHERS * thread > 0:
+        labels.append(f"{OTHER_THREADS}={others / thread:.2f}")
     if after.load is not None:
         labels.append(f"load={after.load:.1f}")
     if after.clock is not None and after.clock < CLOCK:
@@ -120,11 +128,12 @@ class SystemCounters:
         throttled = _throttled(self._throttle) if self._throttle else None
         waited = self._waiting.read()
         if resource is None:
-            return Snapshot(0, 0, time.process_time(), throttled, self._stolen, load, clock, waited)
+            return Snapshot(0, 0, time.process_time(), time.thread_time(), throttled, self._stolen, load, clock, waited)
         use = resource.getrusage(resource.RUSAGE_SELF)
         cpu = use.ru_utime + use.ru_stime
         faults = use.ru_minflt + use.ru_majflt
-        return Snapshot(use.ru_nivcsw, faults, cpu, throttled, self._stolen, load, clock, waited)
+        thread = time.thread_time()
+        return Snapshot(use.ru_nivcsw, faults, cpu, thread, throttled, self._stolen, load, clock, waited)
 
     flags = staticmethod(flags)
 

@@ -12,7 +12,7 @@ from ffncli.bench.records import GEMM
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm
-from ffncli.bench.timing.placement import Arena, Params
+from ffncli.bench.timing.placement import MANY_COPIES, Arena, Params
 from ffncli.block.steps import Experts, Linear, Step, block_inputs
 
 Thunk = Callable[[], object]
@@ -44,6 +44,7 @@ class Chain:
         self.copies: list[list[Thunk]] = []
         self.products: list[Product] = []
         self._shapes: list[tuple[int, int]] = []
+        self._sets: list[Params] = []  # the copies of the matrices
         self._filled: list[Tensor] = []  # random contents of the buffers, drawn once
         self._problem, self._shared = problem, shared
         self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
@@ -94,9 +95,10 @@ class Chain:
         (buffers,) = near.place([(*self._filled, *written)])
         names = list(dict.fromkeys(product.weight for product in self.products))
         matrices = tuple(problem.weights[name] for name in names)
-        sets = [matrices] if self._shared else far.place([matrices] * copies)
+        if not len(self._sets) == copies >= MANY_COPIES:
+            self._sets = [matrices] if self._shared else far.place([matrices] * copies)
         self.entry = buffers[0]
-        self.copies = [self._thunks(dict(zip(names, copy, strict=True)), buffers) for copy in sets]
+        self.copies = [self._thunks(dict(zip(names, copy, strict=True)), buffers) for copy in self._sets]
         turn = cycle(self.copies)
 
         def call() -> object:

@@ -14,7 +14,7 @@ from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped
-from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
+from ffncli.bench.timing.placement import MANY_COPIES, Arena, Caching, Params, nbytes, placeable, sharing
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Experts
@@ -92,13 +92,14 @@ class PlacedKernel:
         self.copies: list[Params] = []
         self._writable: list[Params] = []
         self._at = 0
-        self._problem = problem
+        self._problem, self._draw = problem, draw
         self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
         self._places: list[list[tuple[int, ...]]] = []
 
     def place(self, copies: int) -> None:
-        """Place x and `copies` copies of the weights at new addresses. Raises BrokenArm, also if its prepare raises."""
+        """Place x and `copies` copies of the weights at new addresses; many copies are only put into another order.
+        Raises BrokenArm, also if its prepare raises."""
         REPORTER.first_call(self.name)
         try:
             self._place(copies)
@@ -107,7 +108,8 @@ class PlacedKernel:
 
     def _place(self, copies: int) -> None:
         problem, backward = self._problem, self._problem.backward
-        self.out, self.copies = None, []  # frees the old buffers first
+        keeps = len(self.copies) == copies >= MANY_COPIES
+        self.out, self.copies = None, self.copies if keeps else []  # frees the old buffers first
         with torch.inference_mode(False), torch.no_grad():
             near, far = self.arenas
             entering, weights = self._sets(copies)
@@ -115,7 +117,9 @@ class PlacedKernel:
             # `.data` shares the memory, but not the version counter.
             self._writable = [tuple(t.data for t in buffers) for buffers in self.ring]
             self.turn(0)
-            if self.frozen:
+            if keeps:
+                self._draw.shuffle(self.copies)
+            elif self.frozen:
                 self.copies = [self.built.params]
             elif self.shared:
                 self.copies = [tuple(t.detach() for t in self.built.params)]
@@ -132,7 +136,7 @@ class PlacedKernel:
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
             self._places = [[_place_of(t) for t in copy] for copy in self.copies]
-            if self.built.kernel.per_weights:
+            if self.built.kernel.per_weights and not keeps:
                 for copy in self.copies:
                     self.built.compute(self.x, copy)
         self.call = self._backward() if backward else self._forward()
@@ -320,12 +324,15 @@ def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies
     All arenas get the size that the largest kernel needs, so that no arena has to be allocated again for another
     kernel.
     """
-    arenas = [placed.arenas for placed in kernels]
-    near, far = (max(needs) for needs in zip(*(placed.need(copies) for placed in kernels), strict=True))
-    draw.shuffle(arenas)
-    for placed, pair in zip(kernels, arenas, strict=True):
-        placed.arenas = pair
-        pair[0].least, pair[1].least = near, far
+    needs = [max(bytes_) for bytes_ in zip(*(placed.need(copies) for placed in kernels), strict=True)]
+    inputs, weights = (list(arenas) for arenas in zip(*(placed.arenas for placed in kernels), strict=True))
+    draw.shuffle(inputs)
+    if copies < MANY_COPIES:  # many copies stay where they are
+        draw.shuffle(weights)
+    for placed, *arenas in zip(kernels, inputs, weights, strict=True):
+        placed.arenas = arenas[0], arenas[1]
+        for arena, need in zip(arenas, needs, strict=True):
+            arena.least = need
 
 
 def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: int | None) -> Caching | None:

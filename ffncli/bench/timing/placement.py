@@ -25,6 +25,9 @@ Params: TypeAlias = tuple[Tensor, ...]
 CPU_LINE, GPU_LINE = 64, 256
 _GAP = 4096  # upper limit of the gap before every tensor: any position within a page
 _START = 1 << 16  # upper limit of the first offset: any page
+# From this many copies of the weights on, an arm's time is an average over as many addresses, so later placements keep
+# the copies, in another order: copying them again would take most of a process's time.
+MANY_COPIES = 8
 _MOST_COPIES = 1024  # maximum copies of the weights; with more, Python's objects would fill the caches
 _FACTOR = 3  # other data between two uses, in cache sizes: enough to certainly replace every cache line
 

@@ -10,26 +10,32 @@ from typing import TypeAlias
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.machine.counters import Counters
-from ffncli.bench.records import ANCHOR, GEMM, LEAST_TIME, TWIN, Method, TimedBlock
+from ffncli.bench.records import ANCHOR, DISTURBANCES, GEMM, LEAST_TIME, THREAD, Method, TimedBlock
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.bench.timing.reporter import REPORTER
 
 LONG_CALL = 0.02  # s; a call that takes longer needs only one lead-in call
-_LEAD_IN = 4
-_LONG_LEAD_IN = 2  # for a call as long as a block: only the first call, which fills the caches, is slow
+_LEAD_IN = 2  # minimum lead-in calls: the first one fills the caches
+_SHORT_LEAD_IN = 4  # minimum lead-in calls, if they take less than _SHORT_CALL each
+_SHORT_CALL = 50e-6
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _OF_MEDIANS = 1.2533  # standard error of a median divided by that of a mean, for normal values: √(π / 2)
 _PLACING = 0.15  # maximum fraction of the time, if more rounds can achieve it
+_LAST_PLACEMENT = 1.1  # of the budget: the last of the requested placements may end this late
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
-_LEAST_CALLS = 4  # minimum calls per block, however long they take
+_LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls takes most of the time
 _LED_IN_CALLS = 2  # minimum calls per block if its lead-in takes as many
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
-_STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these times a power of two, so that processes agree on it
-# s. On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, and a median ignores
-# that block, but they spoil a part of every long block. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4
-# and 1.0 %.
-BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
+_SHARE = 3  # a slow arm takes part in fewer rounds if its block would take more than this many typical blocks
+_CERTAIN = 4  # an arm whose log ratio is this many half-widths beyond the margin takes part in fewer rounds
+# s. A block of 4 ms costs little more than its calls; its lead-in and counters would be a third of a shorter block.
+BLOCK_SECONDS = {"cpu": 4e-3, "cuda": 1e-3}
+# On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, and a median ignores that
+# block, but they spoil a part of every long block: on a busy machine, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4
+# and 1.0 % in equal time. So after a placement in which more than this share of the blocks was disturbed, blocks are
+# half as long.
+_DISTURBED = 0.1
 
 
 class ChangedRecords(Exception):
@@ -38,8 +44,7 @@ class ChangedRecords(Exception):
 
 @dataclass(frozen=True)
 class Arm:
-    """A call that is timed in turn with the others. `before` runs untimed before every call; `inner`, if set, is the
-    arm's own number of calls per block.
+    """A call that is timed in turn with the others. `before` runs untimed before every call.
 
     `flushes` is true if `before` empties the caches; this takes so long that a block's processor time does not show
     what the calls do. `before_block` runs before a timed block, after its lead-in, and receives the number of calls;
@@ -50,7 +55,6 @@ class Arm:
     name: str
     call: Call
     before: Call | None = None
-    inner: int | None = None
     flushes: bool = False
     before_block: Callable[[int], object] | None = None
     after_block: Call | None = None
@@ -65,9 +69,12 @@ class Plan:
     """How much of a case to measure in this process. Times are in seconds.
 
     `kernels` are the arms whose log ratio to `baseline` must reach `target`, the half-width of this process's value
-    (derived by `plan_of`). `budget` is for the whole case in this process, including placing; `placements`, and
-    `rounds` in each of them, are always completed. `processes` is the number of processes in the final average;
-    `threads` is the number of computing threads (0: do not judge a block by its processor time, as on a GPU).
+    (derived by `plan_of`). `budget` is for the whole case in this process, including placing; within it, `placements`
+    are made, with `rounds` in each of them. One placement with one round is completed even if it takes longer (for a
+    single process: all placements, since its interval is over them). Without a budget, exactly these placements and
+    rounds are completed. `processes` is the number of processes in the
+    final average; `threads` is the number of computing threads (0: do not judge a block by its processor time, as on a
+    GPU). A ratio beyond `margin` is certain.
     """
 
     baseline: str
@@ -76,23 +83,22 @@ class Plan:
     placements: int
     rounds: int
     target: float
-    budget: float
+    budget: float | None
     seed: int
     processes: int = 5
     threads: int = 0
+    margin: float = 0.02
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Every block in chronological order; `inner` is the number of calls per block of all arms, except slow arms, which
-    have their own.
+    """Every block in chronological order.
 
     `reached` is true if the target was reached; `spent` holds the seconds in `blocks`, `lead_in`, `placing`, `warm_up`
     (finding `inner`) and the `rest`.
     """
 
     blocks: tuple[TimedBlock, ...]
-    inner: int
     reached: bool
     spent: Mapping[str, float]
 
@@ -115,6 +121,7 @@ def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str =
         seed=method.seed,
         processes=method.processes,
         threads=0 if device.startswith("cuda") else threads,
+        margin=method.margin,
     )
 
 
@@ -165,19 +172,6 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
                 yield tuple(reversed(row)) if reverse else tuple(row)
 
 
-def inner_for(block: float, per_call: float) -> int:
-    """Return how many calls last at least `block` seconds together: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
-    wanted = block / per_call if per_call > 0 else inf
-    if wanted <= _STEPS[-1]:
-        return next(step for step in _STEPS if step >= wanted)
-    if wanted > 2**30:  # a call that takes no measurable time
-        return 2**30
-    power = 1
-    while 4 * power < wanted:
-        power *= 2
-    return next(count for count in (2 * power, 3 * power, 4 * power) if count >= wanted)
-
-
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
     """Return the half-width of this process's value, given the log ratios of each placement. It is computed like the
     interval over all processes.
@@ -210,16 +204,18 @@ class _Measurement:
     spent: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
     )
-    inner: dict[str, int] = field(default_factory=dict)
+    inner: dict[str, int] = field(default_factory=dict)  # calls per block
+    cost: dict[str, float] = field(default_factory=dict)  # estimated s of a block with its lead-in
+    every: dict[str, int] = field(default_factory=dict)  # an arm is timed in every n-th round
     wall: dict[str, float] = field(default_factory=dict)  # s per call, including its untimed work
+    halved: bool = False  # the blocks are half as long as planned, because the machine is busy
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def run(self, place: Callable[[int], Sequence[Arm]], captured: Captured | None) -> Measured:
         plan, began = self.plan, self.clock.now()
         random = Random(f"{plan.seed} {self.process} {self.case}")
         placement, longest, reached = 0, 0.0, False
-        # Make another placement if it fits into the budget; the minimum number is made in any case.
-        while placement < plan.placements or self.clock.now() - began + longest <= plan.budget:
+        while self._affords(placement, self.clock.now() - began + longest):
             started = self.clock.now()
             with self._spending("placing"):
                 arms = {arm.name: arm for arm in place(placement)}
@@ -233,18 +229,29 @@ class _Measurement:
                 with self._spending("placing"):
                     arms = {arm.name: arm for arm in captured(self.inner)} or arms
                 placed += self.spent["placing"] - before
-            self._rounds(placement, arms, orders(list(arms), random), placed)
+            self._rounds(placement, arms, orders(list(arms), random), placed, self.clock.now() - began)
             REPORTER.rests()
             del arms  # free the tensors before the next placement allocates memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
-            reached = all(half_width(p, plan.processes) <= plan.target for p in self.log_ratios.values())
+            self._adapt()
+            reached = all(
+                half_width(p, plan.processes) <= plan.target or self._certain(p) for p in self.log_ratios.values()
+            )
             if reached and placement >= plan.placements:
                 break
         total = self.clock.now() - began
         spent = {**self.spent, "rest": max(0.0, total - sum(self.spent.values()))}
-        shared = [count for name, count in self.inner.items() if name != ANCHOR]
-        return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
+        return Measured(tuple(self.blocks), reached, spent)
+
+    def _affords(self, placement: int, seconds: float) -> bool:
+        """Return whether to make one more placement, if the process would then have taken `seconds`."""
+        plan, requested = self.plan, placement < self.plan.placements
+        if plan.budget is None:
+            return requested
+        if placement == 0 or (requested and plan.processes == 1):
+            return True
+        return seconds <= plan.budget * (_LAST_PLACEMENT if requested else 1)
 
     def rewritten(self) -> str:
         """Return a kernel whose blocks no longer yield the ratios that were computed during timing; empty if there is
@@ -268,26 +275,43 @@ class _Measurement:
             self.spent[on] += self.clock.now() - start
 
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
-        """Choose one number of calls for all arms, by the fastest kernel; the anchor has its own number.
+        """Choose each arm's number of calls per block, so that all blocks last equally long; and the rounds of slow
+        arms.
 
-        An arm whose block would last more than _MOST_WALL block lengths also has its own number: its ratio does not
-        need a precision of 1 %.
+        A disturbance then hits every arm's blocks equally often. With equal numbers of calls instead, the blocks of an
+        arm that takes twice as long would be hit twice as often, and the median of the ratios would be too high.
         """
-        block, per_call = self.plan.block, {}
         for arm in arms.values():
-            per_call[arm.name], self.wall[arm.name] = self._estimate(arm)
-        kernels = {self.plan.baseline, *self.plan.kernels, TWIN}
-        judged = [name for name in arms if name in kernels] or list(arms)
-        most = max(_LEAST_CALLS, int(_MOST_WALL * block / max(self.wall[name] for name in judged)))
-        fastest = min(per_call[name] for name in judged)
-        shared = max(inner_for(block, fastest), _LED_IN_CALLS if fastest < LONG_CALL else 1)
-        if any(arm.before for arm in arms.values()):
-            shared = min(shared, most)
-        for arm in arms.values():
-            slow = shared * per_call[arm.name] > _MOST_WALL * block
-            few = _LED_IN_CALLS if per_call[arm.name] < LONG_CALL else 1
-            separate = max(inner_for(block, per_call[arm.name]), few)
-            self.inner[arm.name] = arm.inner or (separate if arm.name == ANCHOR or slow else shared)
+            per_call, self.wall[arm.name] = self._estimate(arm)
+            calls = max(1, min(round(self.plan.block / per_call), 2**30))
+            if self.wall[arm.name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
+                calls = min(calls, max(_LEAST_CALLS, int(_MOST_WALL * self.plan.block / self.wall[arm.name])))
+            self.inner[arm.name] = max(calls, _LED_IN_CALLS if per_call < LONG_CALL else 1)
+        self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
+        typical = statistics.median(list(self.cost.values()))
+        for name, cost in self.cost.items():
+            share = 1 if name == self.plan.baseline else round(cost / (_SHARE * typical))
+            self.every[name] = max(_SELDOM.get(name, 1), min(share, self.plan.rounds))
+
+    def _adapt(self) -> None:
+        """Shorten the blocks if the last placement was disturbed; time arms less often whose ratio is certain."""
+        last = [block for block in self.blocks if block.placement == self.blocks[-1].placement]
+        disturbed = sum(not DISTURBANCES.isdisjoint(block.flags) for block in last) > _DISTURBED * len(last)
+        if disturbed and not self.halved:
+            self.halved = True
+            self.inner = {name: max(count // 2, min(count, _LED_IN_CALLS)) for name, count in self.inner.items()}
+        for kernel, placements in self.log_ratios.items():
+            if self._certain(placements):
+                self.every[kernel] = max(self.every[kernel], self.plan.rounds)
+
+    def _certain(self, placements: Sequence[Sequence[float]]) -> bool:
+        """Return whether a kernel's ratio is so far beyond the margin that a more precise value would change nothing.
+
+        This depends on the value, but only if the value is many half-widths from the margin, so its bias is far below
+        the interval.
+        """
+        away = abs(statistics.median([v for p in placements for v in p])) - log1p(self.plan.margin)
+        return away > max(_CERTAIN * half_width(placements, self.plan.processes), log1p(self.plan.margin))
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
         """Estimate the seconds of a call, without and with its untimed work: double the number of calls until they fill
@@ -313,38 +337,43 @@ class _Measurement:
                 return least, least_wall
             again -= 1
 
-    def _rounds(self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float) -> None:
-        """Run a placement's rounds: at least `plan.rounds`, and more if placing took long."""
-        plan = self.plan
+    def _rounds(
+        self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float, spent: float
+    ) -> None:
+        """Run a placement's rounds, as many as `_wanted`; `placed` is the seconds that placing took, and `spent` the
+        seconds since the beginning."""
         for log_ratios in self.log_ratios.values():
             log_ratios.append([])
-        number, wanted, first = 0, plan.rounds, self.clock.now()
+        number, wanted, first, done = 0, 1, self.clock.now(), 0.0
         while number < wanted:
-            due = [name for name in next(order) if number % _SELDOM.get(name, 1) == 0]
             times = {}
+            due = [name for name in next(order) if number % self.every[name] == 0]
+            done += sum(self.cost[name] for name in due)
             for position, name in enumerate(due):
                 self.blocks.append(self._block(placement, number, position, arms[name]))
                 times[name] = max(self.blocks[-1].per_call, LEAST_TIME)
             for kernel, log_ratios in self.log_ratios.items():
-                if kernel in times and plan.baseline in times:
-                    log_ratios[-1].append(log(times[kernel] / times[plan.baseline]))
+                if kernel in times and self.plan.baseline in times:
+                    log_ratios[-1].append(log(times[kernel] / times[self.plan.baseline]))
             number += 1
-            if number == plan.rounds:
-                wanted = self._wanted(placed, (self.clock.now() - first) / number)
+            expected = sum(cost / self.every[name] for name, cost in self.cost.items())
+            one_round = (self.clock.now() - first) * expected / done
+            wanted = max(number, self._wanted(placement, placed, one_round, spent))
 
-    def _wanted(self, placed: float, one_round: float) -> int:
-        """Return the number of rounds of a placement: twice the minimum, so that spikes can be recognised; more if
-        placing takes long.
+    def _wanted(self, placement: int, placed: float, one_round: float, spent: float) -> int:
+        """Return the number of rounds of a placement: twice the requested number, so that spikes can be recognised;
+        more if placing takes long.
 
-        The number is limited so that the minimum number of placements fits into the budget.
+        The number is limited so that this placement and those still to be made fit into the budget.
         """
         plan = self.plan
-        if one_round <= 0:
+        if one_round <= 0 or plan.budget is None:
             return plan.rounds
         # After this many rounds, placing is only the fraction _PLACING of the time.
         balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
-        affordable = int((plan.budget / plan.placements - placed) / one_round)
-        return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
+        share = (plan.budget - spent + placed) / max(1, plan.placements - placement)
+        affordable = int((share - placed) / one_round)
+        return min(max(2 * plan.rounds, balanced), affordable)
 
     def _block(self, placement: int, number: int, position: int, arm: Arm) -> TimedBlock:
         inner = self.inner[arm.name]
@@ -366,6 +395,8 @@ class _Measurement:
         # judged.
         counted, threads = (seconds, 0) if arm.flushes else (wall if arm.before else seconds, self.plan.threads)
         flags = self.counters.flags(before, after, counted, threads)
+        if self.plan.threads == 1 and self.clock.thread_seconds is not None:
+            flags += (f"{THREAD}={self.clock.thread_seconds:.9g}",)
         return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
 
     def _lead_in(self, arm: Arm) -> None:
@@ -375,12 +406,13 @@ class _Measurement:
             self.clock.time(arm.call, 1, arm.before)
             return
         last, start = inf, self.clock.now()
+        least = _SHORT_LEAD_IN if self.wall[arm.name] < _SHORT_CALL else _LEAD_IN
         for number in range(arm.calls, _MOST_LEAD_IN + arm.calls, arm.calls):
             REPORTER.calls(arm.name)
             seconds = self.clock.time(arm.call, 1, arm.before)
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)
-            long = self.clock.now() - start > self.plan.block
-            if (number >= _LEAD_IN and agree) or (number >= _LONG_LEAD_IN and long):
+            long = self.clock.now() - start > self.plan.block / 2
+            if number >= least and (agree or long):
                 return
             last = seconds
 

@@ -27,7 +27,7 @@ def measured(monkeypatch, total, kernels=("eager",), spec=MIXTURE, **fields):
     """A case on a device of so many bytes; (the unit, the peak)."""
     monkeypatch.setattr(measuring, "_roof", lambda *_: Roof())
     case = Case("s", "s", spec, **{"tokens": 4, **fields})
-    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+    method = Method(processes=2, block=1e-3, max_time=1.0, placements=2, rounds=2)
     with FakeMemory(total) as memory:
         monkeypatch.setattr(machine, "available_memory", lambda: total - memory.allocated)
         monkeypatch.setattr(machine, "freed_memory", lambda: 0)

@@ -45,7 +45,7 @@ def loud(x, up, down, up_bias, down_bias):
 
 def job(*kernels: str) -> Job:
     cases = tuple(Case("8x16", "8x16:relu", FFNSpec(8, 16), tokens) for tokens in (1, 4))
-    method = Method(processes=2, block=1e-4, max_time=0.1, placements=2, rounds=2)
+    method = Method(processes=2, block=1e-4, max_time=1.0, placements=2, rounds=2)
     return Job(1, cases, choices(kernels), None, method)
 
 
@@ -289,7 +289,7 @@ def _quick(monkeypatch):
 def measured(tmp_path, at: int, stages: list | None = None):
     file = tmp_path / "mine.py"
     file.write_text(FILE.format(at=at))
-    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+    method = Method(processes=2, block=1e-3, max_time=1.0, placements=2, rounds=2)
     job = Job(0, (CASE,), choices(["eager", f"mine={file}:mlp", "conv1x1"]), "eager", method)
     with REPORTER.speaking(lambda message: None if stages is None else stages.append(message[1:])):
         return measure_case(CASE, job, LaunchingClock(FaultyCuda()), Counters())

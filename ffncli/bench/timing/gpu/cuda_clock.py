@@ -113,6 +113,8 @@ class CudaClock:
     in seconds.
     """
 
+    thread_seconds: float | None = None
+
     def __init__(self, cuda: Cuda = torch.cuda, wall: Callable[[], float] = time.perf_counter) -> None:
         self.launch_bound = self.other_stream = False
         self.host_s: float | None = None

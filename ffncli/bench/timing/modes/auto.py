@@ -303,7 +303,7 @@ class Race:
             f"auto {name}": Arm(f"auto {name}", call, self._before, flushes=True) for name, call in self._in.items()
         }
         names = tuple(arms)
-        plan = Plan(names[0], names, _BLOCK, placements=1, rounds=rounds, target=0.0, budget=0.0, seed=seed)
+        plan = Plan(names[0], names, _BLOCK, placements=1, rounds=rounds, target=0.0, budget=None, seed=seed)
         measured = measure(0, "auto", lambda placement: tuple(arms.values()), self._clock, SystemCounters(), plan)
         self.seconds += sum(measured.spent[on] for on in ("blocks", "lead_in", "warm_up"))
         for block in measured.blocks:

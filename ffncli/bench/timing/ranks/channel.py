@@ -74,6 +74,8 @@ class RankClock:
     a `before` starts at its own barrier and is timed separately, so that its time does not include the wait for ranks
     whose `before` takes longer."""
 
+    thread_seconds: float | None = None  # ranks are timed by the slowest, so no thread's own time counts
+
     def __init__(self, clock: Clock, channel: RankChannel, each_call: bool = True) -> None:
         self.clock, self._channel, self._each_call = clock, channel, each_call
 

@@ -21,7 +21,7 @@ from tests.bench.timing.test_measure_case import Clock, Counters, measure_case
 
 SPEC = FFNSpec(8, 16, "swiglu")
 CASE = Case("s", "s", SPEC, 4, cache="warm")
-METHOD = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+METHOD = Method(processes=2, block=1e-3, max_time=1.0, placements=2, rounds=2)
 
 
 @pytest.fixture(autouse=True)
