@@ -34,7 +34,7 @@ BLOCK_SECONDS = {"cpu": 4e-3, "cuda": 1e-3}
 # On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, and a median ignores that
 # block, but they spoil a part of every long block: on a busy machine, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4
 # and 1.0 % in equal time. So after a placement in which more than this share of the blocks was disturbed, blocks are
-# half as long.
+# half as long, and a quarter from the start if the threads have waited for more than this share of the time before.
 _DISTURBED = 0.1
 
 
@@ -208,7 +208,6 @@ class _Measurement:
     cost: dict[str, float] = field(default_factory=dict)  # estimated s of a block with its lead-in
     every: dict[str, int] = field(default_factory=dict)  # an arm is timed in every n-th round
     wall: dict[str, float] = field(default_factory=dict)  # s per call, including its untimed work
-    halved: bool = False  # the blocks are half as long as planned, because the machine is busy
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def run(self, place: Callable[[int], Sequence[Arm]], captured: Captured | None) -> Measured:
@@ -281,12 +280,15 @@ class _Measurement:
         A disturbance then hits every arm's blocks equally often. With equal numbers of calls instead, the blocks of an
         arm that takes twice as long would be hit twice as often, and the median of the ratios would be too high.
         """
+        before, start = self.counters.read().waited or 0.0, self.clock.now()
         for arm in arms.values():
             per_call, self.wall[arm.name] = self._estimate(arm)
             calls = max(1, min(round(self.plan.block / per_call), 2**30))
             if self.wall[arm.name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
                 calls = min(calls, max(_LEAST_CALLS, int(_MOST_WALL * self.plan.block / self.wall[arm.name])))
             self.inner[arm.name] = max(calls, _LED_IN_CALLS if per_call < LONG_CALL else 1)
+        if (self.counters.read().waited or 0.0) - before > _DISTURBED * (self.clock.now() - start):
+            self._shorten(4)
         self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
         typical = statistics.median(list(self.cost.values()))
         for name, cost in self.cost.items():
@@ -297,12 +299,15 @@ class _Measurement:
         """Shorten the blocks if the last placement was disturbed; time arms less often whose ratio is certain."""
         last = [block for block in self.blocks if block.placement == self.blocks[-1].placement]
         disturbed = sum(not DISTURBANCES.isdisjoint(block.flags) for block in last) > _DISTURBED * len(last)
-        if disturbed and not self.halved:
-            self.halved = True
-            self.inner = {name: max(count // 2, min(count, _LED_IN_CALLS)) for name, count in self.inner.items()}
+        if disturbed:
+            self._shorten(2)
         for kernel, placements in self.log_ratios.items():
             if self._certain(placements):
                 self.every[kernel] = max(self.every[kernel], self.plan.rounds)
+
+    def _shorten(self, times: int) -> None:
+        """Divide all numbers of calls per block; more than one call stays more than one."""
+        self.inner = {name: max(count // times, min(count, _LED_IN_CALLS)) for name, count in self.inner.items()}
 
     def _certain(self, placements: Sequence[Sequence[float]]) -> bool:
         """Return whether a kernel's ratio is so far beyond the margin that a more precise value would change nothing.
