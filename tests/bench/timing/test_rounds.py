@@ -112,7 +112,9 @@ def test_a_certain_ratio_is_not_made_more_precise() -> None:
 def test_blocks_are_shorter_on_a_busy_machine() -> None:
     clock = FakeClock(jitter=0.01)
     busy = FakeCounters([("preempted",) if n % 5 == 0 else () for n in range(10_000)])
-    found = rounds.measure(0, "c", placing(clock, TIMES), clock, busy, replace(PLAN, target=0.0, budget=9.0))
+    found = rounds.measure(
+        0, "c", placing(clock, TIMES), clock, busy, replace(PLAN, kernels=("eager", TWIN), target=0.0)
+    )
     inner = {b.placement: b.inner for b in found.blocks if b.kernel == "eager"}
     assert [inner[n] for n in range(6)] == [25, 12, 6, 3, 2, 2]
 
