@@ -51,6 +51,7 @@ DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})  # flags of a blo
 # Flags of a block on one thread: the thread's processor time in its calls, in s; the processor time of other threads as
 # a share of it, if that matters.
 THREAD, OTHER_THREADS = "thread", "others"
+CORE_WAIT = "waited"  # flag of a preempted block: the s for which its threads waited for a core
 # Flags of a block on a GPU: another stream was still working when the timed stream had finished; the seconds that the
 # host took to launch the block's calls.
 OTHER_STREAM, HOST_SECONDS = "other-stream", "host"

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from math import expm1, isfinite, log, sqrt
 
 from ffncli.bench.judge import ratios, statistics
-from ffncli.bench.judge.warnings import disturbed_share
 from ffncli.bench.launch import environment
 from ffncli.bench.records import TWIN, TimedBlock
 from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
@@ -108,7 +107,7 @@ def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise 
         aa_high=statistics.exp_or_inf(interval.high),
         sequential_difference=expm1(min(one_after_another, 700.0)),
         sequential_times_longer=(one_after_another / half_width) ** 2 if half_width else float("inf"),
-        troubled=disturbed_share(blocks),
+        troubled=ratios.disturbed_share(blocks),
         processes=len(twin.of_processes),
         rounds=twin.rounds,
         threads=threads,

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from math import exp, inf, log, log1p
 from typing import TYPE_CHECKING
 
-from ffncli.bench.judge import statistics, warnings
-from ffncli.bench.judge.ratios import differs
-from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.judge.warnings import Code
+from ffncli.bench.judge import statistics
+from ffncli.bench.judge.statistics import Interval, log_or_inf
 from ffncli.bench.records import Method
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError
@@ -52,9 +50,9 @@ class Gate:
 def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
     """Judge all rows of a run by `threshold` (0.03: more than 3 % slower than the baseline is too slow).
 
-    Each row gets a one-sided Student t test over the log ratios of its processes, with Holm's correction over the rows.
-    So a single regression among many rows is found, and identical kernels raise an alarm in at most 5 % of runs,
-    regardless of the number of rows.
+    Each row gets a one-sided Student t test of its mean log ratio, with the standard error that its interval expresses,
+    and Holm's correction over the rows. So a single regression among many rows is found, and identical kernels raise an
+    alarm in at most 5 % of runs, regardless of the number of rows.
     """
     computes = {row.case: row.computes for row in rows if row.kernel == row.baseline}
     reasons = [
@@ -82,22 +80,28 @@ def unlike_precision(computes: str, other: str) -> str:
     return f"computes in {texts[0]}, the other in {texts[1]}"
 
 
-def one_sided(log_ratios: Sequence[float], edge: float) -> float:
-    """Return the probability of a mean this high if the true mean is `edge`: Student's t, independent values."""
-    error, above = statistics.standard_error(log_ratios), statistics.mean(log_ratios) - edge
+def one_sided(log_ratio: Interval, processes: int, edge: float) -> float:
+    """Return the probability of a mean this high if the true mean is `edge`, by Student's t. `log_ratio` is the mean
+    over the processes, with its 95 % interval."""
+    error, above = _error(log_ratio, processes), log_ratio.value - edge
     if error == 0:
         return 0.0 if above > 0 else 1.0
-    return statistics.t_sf(above / error, len(log_ratios) - 1)
+    return statistics.t_sf(above / error, processes - 1)
+
+
+def _error(log_ratio: Interval, processes: int) -> float:
+    return log_ratio.half_width / statistics.t_quantile(0.5 + statistics.CONFIDENCE / 2, processes - 1)
 
 
 def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
-    values = [[log(ratio) for ratio in row.process_ratios] for row in rows]
-    ps = [one_sided(v, edge) for v in values]
+    means = [Interval(*(log_or_inf(end or 0.0) for end in (row.ratio, row.ratio_low, row.ratio_high))) for row in rows]
+    ps = [one_sided(mean, len(row.process_ratios), edge) for mean, row in zip(means, rows, strict=True)]
     adjusted = statistics.holm(ps)
     ranks = {index: rank for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i]))}
     gated = []
     for i, row in enumerate(rows):
-        error, centre, df = statistics.standard_error(values[i]), statistics.mean(values[i]), len(values[i]) - 1
+        centre, df = means[i].value, len(row.process_ratios) - 1
+        error = _error(means[i], len(row.process_ratios))
         # Holm's level for this rank: the bound and the corrected p then decide alike.
         low = centre - statistics.t_quantile(1 - LEVEL / (len(rows) - ranks[i]), df) * error
         high = centre + statistics.t_quantile(1 - LEVEL, df) * error
@@ -113,17 +117,13 @@ def _not_gated(row: ResultRow, method: Method) -> str:
         return "no ratio"
     if len(row.process_ratios) < 2:
         return "1 process: its interval covers this process only"
-    if differs(aa_of(row), method.margin):
-        return f"this machine cannot resolve {percent(method.margin, 2)} here"
-    if warnings.has(row.warnings, Code.PREEMPTED):
-        return "other work ran on these cores"
-    return ""
+    return "" if row.ratio_low and row.ratio_high else "its interval is unbounded"
 
 
 def aa_of(row: ResultRow) -> Interval:
     """Return the log of the row's A/A ratio (the same code timed twice); an unknown end is infinite."""
     ends = (row.aa_ratio or 1.0, row.aa_low or 0.0, inf if row.aa_high is None else row.aa_high)
-    return Interval(*map(statistics.log_or_inf, ends))
+    return Interval(*map(log_or_inf, ends))
 
 
 # --- the run as a whole -----------------------------------------------------------------------------------------------

@@ -1,13 +1,20 @@
 """`paired` compares the times of two kernels in the same rounds, with an interval over processes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log, log1p
+from dataclasses import dataclass, replace
+from math import fsum, hypot, log, log1p
+from typing import Literal
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.records import LEAST_TIME, TimedBlock, Verdict
+from ffncli.bench.records import CORE_WAIT, DISTURBANCES, LEAST_TIME, OTHER_THREADS, THREAD, TimedBlock, Verdict
 
+BUSY = 0.1  # share of disturbed blocks above which a ratio is judged as on a busy machine
+_FEW = 3  # undisturbed rounds that a process must have for its value to come from them alone
+_ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this many times the other
+_UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
+
+Pair = tuple[TimedBlock, TimedBlock]  # a kernel's block and the baseline's block of the same round
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
 
 
@@ -18,6 +25,7 @@ class Means:
     For a single process the interval is over its placements: it describes the precision within this process only.
     `placements` and `rounds` are counts over all processes. `correlation` is the correlation of neighbouring processes
     (or placements, for a single process); if it exceeds `statistics.CORRELATED`, the interval has been widened.
+    `clock` is `thread` if the times are processor times of the timing thread.
     """
 
     interval: Interval
@@ -25,6 +33,7 @@ class Means:
     placements: int
     rounds: int
     correlation: float | None = None
+    clock: Literal["wall", "thread"] = "wall"
 
     @property
     def one_process(self) -> bool:
@@ -36,20 +45,110 @@ class Means:
         """The number of values that the interval is computed over."""
         return self.placements if self.one_process else len(self.of_processes)
 
+    @property
+    def error(self) -> float:
+        """The standard error that the interval expresses."""
+        return self.interval.half_width / statistics.t_quantile(0.5 + statistics.CONFIDENCE / 2, self.units - 1)
+
+    def widened(self, by: float) -> "Means":
+        """Return the same value with an interval that is wider by this much at both ends."""
+        return replace(self, interval=Interval(self.interval.value, self.interval.low - by, self.interval.high + by))
+
 
 def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | None:
-    """Return the log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both."""
-    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    """Return the log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both.
+
+    If more than BUSY of the blocks were disturbed, the ratio is one of processor times where these are valid. Elsewhere
+    it is that of the undisturbed rounds, which other work cannot have biased if the blocks of both last equally long.
+    The interval is then widened by what all rounds show beyond their own noise.
+    """
+    times: dict[tuple[int, int, int], dict[str, TimedBlock]] = {}
     for block in blocks:
         if block.kernel in (kernel, baseline):
-            key = (block.process, block.placement, block.round)
-            times.setdefault(key, {})[block.kernel] = max(block.per_call, LEAST_TIME)
+            times.setdefault((block.process, block.placement, block.round), {})[block.kernel] = block
+    pairs = [(both[kernel], both[baseline]) for _, both in sorted(times.items()) if len(both) == 2]
+    every = averaged(_log_ratios(pairs))
+    if every is None or disturbed_share([block for pair in pairs for block in pair]) <= BUSY:
+        return every
+    if all(_computes_alone([pair[side] for pair in pairs]) for side in (0, 1)):
+        alone = averaged(_log_ratios(pairs, "thread"))
+        return replace(alone, clock="thread") if alone else None
+    if not _alike(pairs):
+        # The longer blocks are disturbed more often, so the median is biased. The sum of all times is not, but it is
+        # noisy: the interval has to hold both.
+        return every.widened(abs(_of_sums(pairs) - every.interval.value))
+    calm = averaged(_log_ratios([pair for pair in pairs if not any(map(is_disturbed, pair))]))
+    if calm is None or calm.of_processes.keys() != every.of_processes.keys() or calm.rounds < _FEW * calm.units:
+        return every
+    shift = abs(calm.interval.value - every.interval.value) - every.interval.half_width
+    return calm.widened(max(0.0, shift))
+
+
+def _log_ratios(pairs: Iterable[Pair], clock: Literal["wall", "thread"] = "wall") -> Nested:
     nested: Nested = {}
-    for (process, placement, _), both in sorted(times.items()):
-        if len(both) == 2:
-            d = log(both[kernel]) - log(both[baseline])
-            nested.setdefault(process, {}).setdefault(placement, []).append(d)
-    return averaged(nested)
+    for pair in pairs:
+        seconds = [block.seconds if clock == "wall" else block.figure(THREAD) or 0.0 for block in pair]
+        one, base = (max(s / block.inner, LEAST_TIME) for s, block in zip(seconds, pair, strict=True))
+        nested.setdefault(pair[0].process, {}).setdefault(pair[0].placement, []).append(log(one) - log(base))
+    return nested
+
+
+def _computes_alone(blocks: Sequence[TimedBlock]) -> bool:
+    """Return whether the timing thread's processor time is the time of these calls: they compute in this thread only,
+    and wait for nothing but a core."""
+    unexplained = []
+    for block in blocks:
+        thread = block.figure(THREAD)
+        if thread is None:
+            return False
+        unexplained.append((block.seconds - thread - (block.figure(CORE_WAIT) or 0.0)) / max(block.seconds, LEAST_TIME))
+    others = sum(block.figure(OTHER_THREADS) is not None for block in blocks)
+    return others <= BUSY * len(blocks) and statistics.median(unexplained) <= _UNEXPLAINED
+
+
+def _alike(pairs: Sequence[Pair]) -> bool:
+    """Return whether the undisturbed blocks of both arms last equally long; the shortest stand for them if there are
+    none."""
+    lengths = []
+    for side in (0, 1):
+        blocks = [pair[side] for pair in pairs]
+        calm = [block.seconds for block in blocks if not is_disturbed(block)]
+        lengths.append(statistics.median(calm) if calm else min(block.seconds for block in blocks))
+    return max(lengths) <= _ALIKE * min(lengths)
+
+
+def _of_sums(pairs: Sequence[Pair]) -> float:
+    """Return the log ratio of the mean seconds per call of all blocks."""
+    one, base = (
+        fsum(pair[side].seconds for pair in pairs) / sum(pair[side].inner for pair in pairs) for side in (0, 1)
+    )
+    return log(max(one, LEAST_TIME)) - log(max(base, LEAST_TIME))
+
+
+def is_disturbed(block: TimedBlock) -> bool:
+    """Return whether other work took part of this block's time."""
+    return not DISTURBANCES.isdisjoint(block.flags)
+
+
+def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
+    """Return the share of blocks that were preempted, throttled or stolen from."""
+    return sum(map(is_disturbed, blocks)) / len(blocks) if blocks else 0.0
+
+
+def with_twins(means: Means, twins: Sequence[Means]) -> Means:
+    """Widen an interval by what twins of the baseline, which run identical code, differ from it beyond their noise.
+
+    The variance of that difference is the mean over the twins of value² − error², if positive; it adds to the variance
+    of the mean.
+    """
+    judged = [twin for twin in twins if twin.interval.bounded]
+    if not judged or not means.interval.bounded:
+        return means
+    variance = statistics.mean([twin.interval.value**2 - twin.error**2 for twin in judged])
+    if variance <= 0:
+        return means
+    t = statistics.t_quantile(0.5 + statistics.CONFIDENCE / 2, means.units - 1)
+    return means.widened(t * (hypot(means.error, variance**0.5) - means.error))
 
 
 def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:

@@ -8,7 +8,16 @@ from statistics import median
 from typing import Any
 
 from ffncli.bench.judge import roofline, warnings
-from ffncli.bench.judge.ratios import Means, differs, log_times, paired, verdict
+from ffncli.bench.judge.ratios import (
+    BUSY,
+    Means,
+    differs,
+    disturbed_share,
+    log_times,
+    paired,
+    verdict,
+    with_twins,
+)
 from ffncli.bench.judge.roofline import communication_bytes
 from ffncli.bench.judge.statistics import exp_or_inf
 from ffncli.bench.judge.warnings import Code
@@ -95,7 +104,11 @@ class _CaseUnits:
         return [block for kernel in dict.fromkeys(kernels) for block in self.arms.get(kernel, ())]
 
     def ratio(self, kernel: str, to: str) -> Means | None:
-        return paired(self.blocks(kernel, to), kernel, to)
+        ratio = paired(self.blocks(kernel, to), kernel, to)
+        busy = ratio is not None and disturbed_share(self.blocks(kernel, to)) > BUSY
+        if ratio is None or self.aa is None or not (busy or differs(self.aa.interval, self.method.margin)):
+            return ratio
+        return with_twins(ratio, [self.aa])
 
     @property
     def early(self) -> bool:
@@ -285,7 +298,7 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
             ratio=shown.value,
             ratio_low=finite(shown.low),
             ratio_high=finite(shown.high),
-            verdict=_verdict(stored, ratio, blocks),
+            verdict=verdict(ratio.interval, stored.method.margin),
             process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
         )
         mine, base = row.page_faults_per_call or 0.0, _faults(stored.blocks(stored.baseline)) or 0.0
@@ -294,14 +307,6 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
             notes = [*notes, text]
     order: list[str] = list(Code)
     return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes
-
-
-def _verdict(stored: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
-    """Return the verdict; always inconclusive if the machine was disturbed or the A/A ratio differs from 1."""
-    aa = stored.aa.interval if stored.aa else None
-    if warnings.disturbed(blocks) or differs(aa, stored.method.margin):
-        return "inconclusive"
-    return verdict(ratio.interval, stored.method.margin)
 
 
 def _faults(blocks: Sequence[TimedBlock]) -> float | None:

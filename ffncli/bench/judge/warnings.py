@@ -6,9 +6,9 @@ from math import ceil, exp, expm1, log, log1p
 from statistics import median
 
 from ffncli.bench.judge import statistics
-from ffncli.bench.judge.ratios import Means, differs
+from ffncli.bench.judge.ratios import BUSY, Means, differs, disturbed_share
 from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.records import DISTURBANCES, LEAST_TIME, Method, TimedBlock
+from ffncli.bench.records import LEAST_TIME, Method, TimedBlock
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.text import percent
 
@@ -43,10 +43,10 @@ class Code(StrEnum):
 
 ADVICE: Mapping[str, str] = {
     Code.ONE_PROCESS: "the interval covers this process only: use --processes 5 to compare or to gate",
-    Code.UNRESOLVED: "identical code timed twice differed by more than the margin, so nothing is gated: stop other"
-    " work, or use --threads 1 or a larger --max-time",
+    Code.UNRESOLVED: "identical code timed twice differed by more than the margin, which widens the intervals: stop"
+    " other work, or use --threads 1 or a larger --max-time",
     Code.PRECISION: "raise --max-time, or relax --precision",
-    Code.PREEMPTED: "other work ran on these cores, so there is no verdict: stop it, or use --threads 1",
+    Code.PREEMPTED: "other work ran on these cores, which widens the intervals: stop it, or use --threads 1",
     Code.THROTTLED: "the container used up its CPU quota: use fewer --threads, or raise the quota",
     Code.STOLEN: "the hypervisor took CPU time (steal): measure on a dedicated machine",
     Code.LOAD: "more tasks are waiting than there are cores: stop the other work",
@@ -65,9 +65,9 @@ ADVICE: Mapping[str, str] = {
 }
 
 ONE_THREAD: Mapping[str, str] = {
-    Code.UNRESOLVED: "identical code timed twice differed by more than the margin, so nothing is gated: stop other"
-    " work, or raise --max-time",
-    Code.PREEMPTED: "other work ran on this core, so there is no verdict: stop it",
+    Code.UNRESOLVED: "identical code timed twice differed by more than the margin, which widens the intervals: stop"
+    " other work, or raise --max-time",
+    Code.PREEMPTED: "other work ran on this core, so ratios are those of the thread's processor time",
     Code.THROTTLED: "the container used up its CPU quota: raise the quota",
     Code.WAITING: "the thread waited for a core: stop the other work",
 }
@@ -139,21 +139,11 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     return warnings
 
 
-def disturbed(blocks: Sequence[TimedBlock]) -> bool:
-    """Return whether too many blocks were preempted, throttled or stolen from for any verdict."""
-    return disturbed_share(blocks) > _SHARE
-
-
-def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
-    """Return the share of blocks that were preempted, throttled or stolen from."""
-    return _share(blocks, DISTURBANCES.__contains__)
-
-
 def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
     """Return the warnings that follow from the flags and figures of the blocks of a kernel and of the baseline."""
     warnings = []
-    if disturbed(blocks):
-        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks), 2)} of the blocks"))
+    if (share := disturbed_share(blocks)) > BUSY:
+        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(share, 2)} of the blocks"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
         if share > least:
@@ -223,11 +213,8 @@ def resolvable_difference(row: ResultRow, margin: float) -> float | None:
     fraction (0.05: a kernel that takes 5 % longer, or correspondingly less time).
 
     A verdict needs the whole interval beyond the margin, so this is the margin plus the interval's half-width, on the
-    log scale. None for the baseline, for a row without an interval, and if other work disturbed so many blocks that no
-    interval decides.
+    log scale. None for the baseline, and for a row without an interval.
     """
     if row.status != "ok" or row.kernel == row.baseline or not row.ratio_low or not row.ratio_high:
-        return None
-    if has(row.warnings, Code.PREEMPTED) or has(row.warnings, Code.UNRESOLVED):
         return None
     return expm1(log1p(margin) + (log(row.ratio_high) - log(row.ratio_low)) / 2)

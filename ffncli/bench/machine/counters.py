@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ffncli.bench.records import OTHER_THREADS
+from ffncli.bench.records import CORE_WAIT, OTHER_THREADS
 from ffncli.system.cgroup import text
 
 try:
@@ -56,7 +56,7 @@ class Counters(Protocol):
 
 
 def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-    """Return `preempted`, `throttled`, `stolen`, and values that matter: `faults=`, `cpu=`, `others=`, `load=`,
+    """Return `preempted`, `throttled`, `stolen`, and figures: `waited=`, `faults=`, `cpu=`, `others=`, `load=`,
     `clock=`.
 
     A block counts as preempted if involuntary context switches cost more than WAITED of its time; most switches are to
@@ -71,6 +71,8 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
         preempted = after.waited - before.waited > WAITED * seconds
     if switches > 0 and preempted:
         labels.append("preempted")
+        if before.waited is not None and after.waited is not None:
+            labels.append(f"{CORE_WAIT}={after.waited - before.waited:.6f}")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
         labels.append("throttled")
     if after.stolen is not None and after.stolen > STOLEN:

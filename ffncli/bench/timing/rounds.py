@@ -320,7 +320,7 @@ class _Measurement:
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
         """Estimate the seconds of a call, without and with its untimed work: double the number of calls until they fill
-        half a block.
+        a quarter of a block.
 
         Then time that number twice more. The minimum counts, because disturbances only add time, and too high an
         estimate would make the block too short.
@@ -334,7 +334,7 @@ class _Measurement:
             start = self.clock.now()
             seconds = self.clock.time(arm.call, count, arm.before)
             wall = max(self.clock.now() - start, seconds, LEAST_TIME)
-            if wall < self.plan.block / 2 and count < 2**20 and least == inf:
+            if wall < self.plan.block / 4 and count < 2**20 and least == inf:
                 count *= 2
                 continue
             least, least_wall = min(least, max(seconds / count, LEAST_TIME)), min(least_wall, wall / count)

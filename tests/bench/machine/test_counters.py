@@ -1,6 +1,7 @@
 """What counters say of a block, and that they are quiet where a system has no such counts."""
 
 import os
+from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def test_at_the_edges() -> None:
     assert flags(ZERO, Snapshot(cpu_seconds=0.8), 0.5, 0) == ()  # on a GPU the processor may well wait
 
 
+def test_other_threads_that_compute() -> None:
+    alone = Snapshot(cpu_seconds=0.52, thread_seconds=0.5)
+    assert flags(ZERO, alone, 0.5, 1) == ()
+    assert flags(ZERO, replace(alone, cpu_seconds=0.75), 0.5, 1) == ("others=0.50",)
+    assert flags(ZERO, replace(alone, cpu_seconds=0.99), 0.5, 2) == ()  # on two threads that is the point
+
+
 def test_a_long_block_may_be_switched_now_and_then() -> None:
     assert flags(ZERO, Snapshot(preemptions=3), 0.2, 0) == ()
     assert flags(ZERO, Snapshot(preemptions=20), 0.2, 0) == ("preempted",)
@@ -49,7 +57,7 @@ def test_a_long_block_may_be_switched_now_and_then() -> None:
 def test_switches_that_cost_nothing_are_none() -> None:
     before = Snapshot(waited=1.0)
     assert flags(before, Snapshot(preemptions=2, waited=1.00004), 5e-3, 0) == ()
-    assert flags(before, Snapshot(preemptions=2, waited=1.00006), 5e-3, 0) == ("preempted",)
+    assert flags(before, Snapshot(preemptions=2, waited=1.00006), 5e-3, 0) == ("preempted", "waited=0.000060")
     assert flags(before, Snapshot(preemptions=0, waited=1.00006), 5e-3, 0) == ()
     assert flags(before, Snapshot(preemptions=1, waited=1.00006), 0.2, 0) == ()
 

@@ -1,0 +1,125 @@
+"""Ratios on a busy machine, against a scheduler whose disturbances are drawn: the truth is known, and so is the bias of
+a plain median."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from ffncli.bench.judge.ratios import Means, disturbed_share, paired, verdict, with_twins
+from ffncli.bench.judge.statistics import Interval, t_quantile
+from ffncli.bench.records import TimedBlock
+
+CALL = 2e-4  # s of the baseline's call
+
+
+def run_of(
+    ratio: float, draw: random.Random, *, every: float = 6e-3, block: float = 4e-3, alike: bool = True,
+    thread: bool = False, processes: int = 5, noise: float = 0.01, rounds: int = 24,
+) -> list[TimedBlock]:  # fmt: skip
+    """Blocks of `base` and of `mine`, whose calls take `ratio` times as long. A thread is preempted once in `every`
+    seconds of computing, for 3 ms on average. `alike`: all blocks last equally long; otherwise they have as many calls.
+    """
+    blocks = []
+    for process in range(processes):
+        own = draw.gauss(0, 0.002)  # what a process does to a ratio
+        for at in range(rounds):
+            for position, (kernel, factor) in enumerate((("base", 1.0), ("mine", ratio))):
+                inner = max(1, round(block / (CALL * factor))) if alike else round(block / CALL)
+                computing = inner * CALL * factor * math.exp(draw.gauss(own if factor != 1 else 0, noise))
+                waited, left = 0.0, computing
+                while (left := left - draw.expovariate(1 / every)) > 0:
+                    waited += draw.expovariate(1 / 3e-3)
+                flags = ("preempted", f"waited={waited:.6f}") if waited > 0.01 * computing else ()
+                flags += (f"thread={computing:.9g}",) if thread else ()
+                blocks.append(
+                    TimedBlock(process, "c", at // 8, at % 8, position, kernel, inner, computing + waited, flags)
+                )
+    return blocks
+
+
+@pytest.mark.parametrize("thread", [True, False], ids=["thread's clock", "wall clock"])
+@pytest.mark.parametrize("ratio", [1.0, 1.05, 1.1, 1.3, 2.0])
+def test_intervals_hold_the_truth_and_verdicts_are_right(ratio, thread):
+    draw, held, words = random.Random(f"{ratio}"), 0, []
+    for _ in range(100):
+        blocks = run_of(ratio, draw, thread=thread)
+        assert disturbed_share(blocks) > 0.3
+        found = paired(blocks, "mine", "base")
+        assert found.clock == ("thread" if thread else "wall")
+        held += found.interval.low <= math.log(ratio) <= found.interval.high
+        words.append(verdict(found.interval, 0.02))
+    assert held >= 88
+    if ratio >= 1.1:
+        assert words.count("slower") >= 95
+    assert not [word for word in words if word not in ("slower" if ratio > 1 else "same", "inconclusive")]
+
+
+def test_as_many_calls_are_biased_and_equal_durations_are_not():
+    """What the blocks' equal durations are for: a kernel of twice the work, judged by the same number of calls."""
+    draw, values = random.Random(1), {True: [], False: []}
+    for alike, found in values.items():
+        for _ in range(30):
+            pairs = run_of(2.0, draw, alike=alike, every=4e-3)
+            times: dict[tuple[int, int, int], dict[str, float]] = {}
+            for b in pairs:
+                times.setdefault((b.process, b.placement, b.round), {})[b.kernel] = b.per_call
+            ratios = sorted(one["mine"] / one["base"] for one in times.values())
+            found.append(ratios[len(ratios) // 2])
+    assert sum(values[False]) / 30 > 2.1
+    assert sum(values[True]) / 30 == pytest.approx(2.0, rel=0.03)
+
+
+def test_unlike_blocks_widen_the_interval_until_it_holds_the_sum_of_all_times():
+    """A call of 24 times the length is longer than a block: it is disturbed nearly always."""
+    draw, held, narrow = random.Random(2), 0, 0
+    for _ in range(60):
+        blocks = run_of(100.0, draw, rounds=16)
+        found = paired(blocks, "mine", "base")
+        held += found.interval.low <= math.log(100) <= found.interval.high
+        calm = [replace(b, flags=()) for b in blocks]
+        plain = paired(calm, "mine", "base")
+        narrow += plain.interval.low <= math.log(100) <= plain.interval.high
+        assert verdict(found.interval, 0.02) == "slower"
+    assert held >= 54
+    assert narrow < 30
+
+
+def test_a_kernel_that_waits_or_computes_elsewhere_is_not_timed_by_its_thread():
+    """Its thread's clock stands still while another thread or process computes."""
+    draw = random.Random(3)
+    blocks = run_of(1.0, draw, thread=True)
+    asleep = [
+        replace(b, flags=(*(f for f in b.flags if not f.startswith("thread=")), f"thread={b.seconds / 10:.9g}"))
+        if b.kernel == "mine" else b
+        for b in blocks
+    ]  # fmt: skip
+    assert paired(asleep, "mine", "base").clock == "wall"
+    assert verdict(paired(asleep, "mine", "base").interval, 0.02) != "faster"
+    helped = [replace(b, flags=(*b.flags, "others=0.90")) if b.kernel == "mine" else b for b in blocks]
+    assert paired(helped, "mine", "base").clock == "wall"
+    unread = [replace(b, flags=()) if b.round == 3 else b for b in blocks]
+    assert paired(unread, "mine", "base").clock == "wall"
+
+
+def test_on_a_quiet_machine_nothing_changes():
+    draw = random.Random(4)
+    blocks = run_of(1.05, draw, every=10.0, thread=True)
+    assert disturbed_share(blocks) < 0.05
+    assert paired(blocks, "mine", "base") == paired([replace(b, flags=()) for b in blocks], "mine", "base")
+
+
+def test_twins_widen_by_hand():
+    means = Means(Interval(0.05, 0.05 - 0.0555289, 0.05 + 0.0555289), dict.fromkeys(range(5), 0.05), 15, 60)
+    t4 = t_quantile(0.975, 4)
+    assert means.error == pytest.approx(0.02)
+    quiet = Means(Interval(0.01, -0.03, 0.05), dict.fromkeys(range(5), 0.01), 15, 60)
+    assert with_twins(means, [quiet]) == means  # 0.01 is within its noise
+    off = replace(quiet, interval=Interval(0.05, 0.05 - t4 * 0.03, 0.05 + t4 * 0.03))
+    widened = with_twins(means, [off]).interval
+    assert widened.half_width == pytest.approx(t4 * math.sqrt(0.02**2 + 0.05**2 - 0.03**2))
+    assert widened.value == 0.05
+    both = with_twins(means, [off, quiet]).interval.half_width
+    assert means.interval.half_width < both < widened.half_width
+    assert with_twins(means, []) == means
