@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ffncli.bench.judge import warnings
 from ffncli.bench.judge.compare import CASE_COLUMNS, ComparedRow, Rules, compare
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
@@ -38,7 +39,7 @@ def results_parts(path: Path, name: str) -> PageParts:
         text = file.read().decode("utf-8-sig")
     data: dict[str, Any] = {f"{name}-table": _table(rows), f"{name}-csv": {"name": path.name, "text": text}}
     sections = [
-        Section(f"{name}-ratios", f"{path.name}: ratios", _ratios(rows, labels)),
+        Section(f"{name}-ratios", f"{path.name}: ratios", (*_warnings(rows), *_ratios(rows, labels))),
         *_optional(f"{name}-times", "Time against tokens", _times(rows)),
         *_optional(f"{name}-roofline", "Roofline", _roofline(rows)),
         *_optional(f"{name}-errors", "Error and speed", _errors(rows, labels)),
@@ -56,6 +57,16 @@ def results_parts(path: Path, name: str) -> PageParts:
         Section(f"{name}-reading", "How to read this", _HOW_TO_READ),
     ]
     return PageParts(tuple(sections), data, frozenset(["uplot"] if rounds is not None else []))
+
+
+def _warnings(rows: Sequence[ResultRow]) -> list[Child]:
+    """List every kind of warning once, with the number of rows that have it and with advice."""
+    items = []
+    for first, concerned in warnings.by_kind(rows):
+        advice = warnings.advice(first, max(row.threads or 0 for row in concerned))
+        who = f"{len(concerned):,} of {len(rows):,} {plural('row', len(rows))}: "
+        items.append(element("li", f"{who}{first}" + (f" - {advice}" if advice else "")))
+    return [element("p", "Warnings:"), element("ul", items)] if items else []
 
 
 def _optional(name: str, title: str, children: Sequence[Child]) -> list[Section]:
@@ -235,8 +246,6 @@ def _machine(rows: Sequence[ResultRow]) -> Child:
         if values:
             more = f" and {len(values) - 6} more" if len(values) > 6 else ""
             texts[name.replace("_", " ")] = ", ".join([*values][:6]) + more
-    if warnings := dict.fromkeys(warning.code for row in rows for warning in row.warnings):
-        texts["warnings"] = ", ".join(warnings)
     return definitions(texts.items())
 
 

@@ -88,6 +88,17 @@ def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
     return any(warning.code == code for warning in warnings)
 
 
+def by_kind(rows: Sequence[ResultRow]) -> list[tuple[BenchWarning, list[ResultRow]]]:
+    """Return the first warning of every kind with the rows that have a warning of this kind, most important first."""
+    kinds: dict[str, tuple[BenchWarning, list[ResultRow]]] = {}
+    for row in rows:
+        for warning in row.warnings:
+            _, concerned = kinds.setdefault(warning.code, (warning, []))
+            concerned += [row] if row not in concerned[-1:] else []
+    order: list[str] = list(Code)
+    return [kinds[code] for code in sorted(kinds, key=lambda code: order.index(code) if code in order else len(order))]
+
+
 def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
     """Return the warnings that apply to all rows of a case, derived from the anchor's blocks and the A/A interval."""
     warnings = []

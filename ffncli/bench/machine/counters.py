@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ffncli.bench.records import CORE_WAIT, OTHER_THREADS
 from ffncli.system.cgroup import text
 
 try:
@@ -72,7 +71,7 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     if switches > 0 and preempted:
         labels.append("preempted")
         if before.waited is not None and after.waited is not None:
-            labels.append(f"{CORE_WAIT}={after.waited - before.waited:.6f}")
+            labels.append(f"waited={after.waited - before.waited:.6f}")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
         labels.append("throttled")
     if after.stolen is not None and after.stolen > STOLEN:
@@ -86,7 +85,7 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     thread = after.thread_seconds - before.thread_seconds
     others = after.cpu_seconds - before.cpu_seconds - thread
     if threads == 1 and others > OTHERS * thread > 0:
-        labels.append(f"{OTHER_THREADS}={others / thread:.2f}")
+        labels.append(f"others={others / thread:.2f}")
     if after.load is not None:
         labels.append(f"load={after.load:.1f}")
     if after.clock is not None and after.clock < CLOCK:

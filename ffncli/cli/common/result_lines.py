@@ -52,8 +52,8 @@ _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits are enough 
 
 
 def remarks(rows: Sequence[ResultRow]) -> list[Line]:
-    """Return the remarks on one case: prescribed routing; the baseline timed against itself and against its bare matrix
-    products; what fusing could save; notes; warnings with advice."""
+    """Return the remarks on one case: warnings with advice; prescribed routing; the baseline timed against itself and
+    against its bare matrix products; what fusing could save; notes."""
     lines = _loads(rows)
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
@@ -65,7 +65,7 @@ def remarks(rows: Sequence[ResultRow]) -> list[Line]:
             if base.fusion_share_max is not None:
                 text += f"; fusing the activation can save about {percent(base.fusion_share_max, 2)} at most"
             lines.append(Line(text, quiet=True))
-    return [*lines, *notes(rows), *warned(rows)]
+    return [*warned(rows), *lines, *notes(rows)]
 
 
 def _loads(rows: Sequence[ResultRow]) -> list[Line]:
@@ -93,17 +93,13 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
     The first warning of each kind represents all warnings of that kind.
     """
     lines: list[Line] = []
-    kinds: dict[str, list[BenchWarning]] = {}
-    for row in rows:
-        for warning in row.warnings:
-            kinds.setdefault(warning.code, []).append(warning)
     several = len({row.case for row in rows}) > 1
-    for alike in kinds.values():
-        concerned = [row for row in rows if set(row.warnings) & set(alike)]
+    for first, concerned in warnings.by_kind(rows):
         who = f"{len(concerned)} of {len(rows)} {plural('row', len(rows))}: " if several else _who(rows, concerned)
-        more = f" ({_first(concerned, alike[0])}; others similar)" if len(set(alike)) > 1 else ""
-        advice = warnings.advice(alike[0], max(row.threads or 0 for row in concerned))
-        lines.append(Line(f"warning: {who}{alike[0]}{more}" + (f" - {advice}" if advice else "")))
+        alike = {warning for row in concerned for warning in row.warnings if warning.code == first.code}
+        more = f" ({_first(concerned, first)}; others similar)" if len(alike) > 1 else ""
+        advice = warnings.advice(first, max(row.threads or 0 for row in concerned))
+        lines.append(Line(f"warning: {who}{first}{more}" + (f" - {advice}" if advice else "")))
     return lines
 
 
