@@ -28,6 +28,7 @@ _LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls ta
 _LED_IN_CALLS = 2  # minimum calls per block if its lead-in takes as many
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
 _SHARE = 3  # a slow arm takes part in fewer rounds if its block would take more than this many typical blocks
+_LEAST_SAMPLES = 3  # number of rounds of a process in which even the slowest arm takes part
 _CERTAIN = 4  # an arm whose log ratio is this many half-widths beyond the margin takes part in fewer rounds
 # s. A block of 4 ms costs little more than its calls; its lead-in and counters would be a third of a shorter block.
 BLOCK_SECONDS = {"cpu": 4e-3, "cuda": 1e-3}
@@ -180,6 +181,7 @@ def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
     process is judged by its placements. A few placements may agree by chance, so the half-width is at least what the
     scatter of the rounds within placements implies.
     """
+    placements = [p for p in placements if p]  # a slow arm is not timed in every placement
     medians = [statistics.median(p) for p in placements]
     count = len(medians)
     if count < 2:
@@ -207,6 +209,7 @@ class _Measurement:
     inner: dict[str, int] = field(default_factory=dict)  # calls per block
     cost: dict[str, float] = field(default_factory=dict)  # estimated s of a block with its lead-in
     every: dict[str, int] = field(default_factory=dict)  # an arm is timed in every n-th round
+    rounds_done: int = 0  # over all placements
     wall: dict[str, float] = field(default_factory=dict)  # s per call, including its untimed work
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -290,10 +293,26 @@ class _Measurement:
         if (self.counters.read().waited or 0.0) - before > _DISTURBED * (self.clock.now() - start):
             self._shorten(4)
         self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
-        typical = statistics.median(list(self.cost.values()))
+        self._choose_rounds()
+
+    def _choose_rounds(self) -> None:
+        """Choose how often each arm is timed: arms that are not judged, and slow arms, not in every round.
+
+        A slow arm's blocks may take _SHARE times as long as a typical block, on average over all rounds; but an arm is
+        timed a few times in any case.
+        """
+        plan, typical = self.plan, statistics.median(list(self.cost.values()))
         for name, cost in self.cost.items():
-            share = 1 if name == self.plan.baseline else round(cost / (_SHARE * typical))
-            self.every[name] = max(_SELDOM.get(name, 1), min(share, self.plan.rounds))
+            self.every[name] = 1 if name in (plan.baseline, *plan.kernels) else _SELDOM.get(name, 1)
+            if name != plan.baseline and plan.budget is not None:
+                share = round(cost / (_SHARE * typical))
+                # An odd number, so that it is not always the same round of a placement, such as the first one.
+                self.every[name] = max(self.every[name], share | 1)
+        if plan.budget is None:
+            return
+        expected = plan.budget / sum(cost / self.every[name] for name, cost in self.cost.items())
+        most = plan.rounds if plan.processes == 1 else max(1, int(expected / _LEAST_SAMPLES))
+        self.every = {name: min(every, most) for name, every in self.every.items()}
 
     def _adapt(self) -> None:
         """Shorten the blocks if the last placement was disturbed; time arms less often whose ratio is certain."""
@@ -352,7 +371,7 @@ class _Measurement:
         number, wanted, first, done = 0, 1, self.clock.now(), 0.0
         while number < wanted:
             times = {}
-            due = [name for name in next(order) if number % self.every[name] == 0]
+            due = [name for name in next(order) if self.rounds_done % self.every[name] == 0]
             done += sum(self.cost[name] for name in due)
             for position, name in enumerate(due):
                 self.blocks.append(self._block(placement, number, position, arms[name]))
@@ -361,6 +380,7 @@ class _Measurement:
                 if kernel in times and self.plan.baseline in times:
                     log_ratios[-1].append(log(times[kernel] / times[self.plan.baseline]))
             number += 1
+            self.rounds_done += 1
             expected = sum(cost / self.every[name] for name, cost in self.cost.items())
             one_round = (self.clock.now() - first) * expected / done
             wanted = max(number, self._wanted(placement, placed, one_round, spent))

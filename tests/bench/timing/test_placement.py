@@ -141,6 +141,22 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
+    ("device", "kind", "way"),
+    [("cpu", "", "write"), ("cpu", "read", "read"), ("cuda:0", "", "read"), ("cuda:0", "write", "write")],
+)
+def test_a_gpu_reads_unless_told_otherwise(monkeypatch, device, kind, way):
+    monkeypatch.setenv("FFN_FLUSH", kind)
+    here, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, device, **k: (here.append(device), empty(*a, **k))[1])
+    with Operators() as operators:
+        flush = flusher(1000, device)
+        operators.called.clear()
+        flush()
+    assert operators.called == [{"read": "amax", "write": "fill_"}[way]]
+    assert set(here) == {device}
+
+
+@pytest.mark.parametrize(
     ("kind", "once", "each"), [("write", [], "fill_"), ("", [], "fill_"), ("read", ["fill_"], "amax")]
 )
 def test_a_flush_that_reads_writes_its_buffer_once(monkeypatch, kind, once, each):
@@ -154,7 +170,7 @@ def test_a_flush_that_reads_writes_its_buffer_once(monkeypatch, kind, once, each
         flush()
     assert operators.called == [each, each]
     note = caching("flush", [MIB], MIB, 32 * MIB, 200 * MIB).note
-    assert note == ("caches emptied by reading (FFN_FLUSH=read)" if kind == "read" else "")
+    assert note == (f"caches emptied by FFN_FLUSH={kind}" if kind else "")
     assert not caching("cold-weights", [MIB], MIB, MIB, 200 * MIB).note
 
 

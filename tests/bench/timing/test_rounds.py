@@ -89,7 +89,9 @@ def test_a_slow_arm_takes_part_in_fewer_rounds() -> None:
     found = measured(FakeClock(), times)
     of = {name: {b.round for b in found.blocks if b.kernel == name} for name in times}
     assert of["eager"] == of["fast"] == of["slowish"] == set(range(8))
-    assert of["slow"] == {0, 4}
+    count = Counter(b.kernel for b in found.blocks)
+    assert count["slow"] * 7 <= count["eager"] + 7
+    assert len(of["slow"]) == count["slow"] >= 3  # not always in the same round of a placement
     spent = {name: sum(b.seconds for b in found.blocks if b.kernel == name) for name in times}
     assert spent["slow"] < 0.5 * sum(spent.values())
 
