@@ -282,7 +282,7 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
     blocks = stored.blocks(row.kernel, stored.baseline)
     warned = [
         *stored.warnings,
-        *warnings.of_blocks(blocks),
+        *warnings.of_blocks(blocks, ratio.clock if ratio else "wall"),
         *warnings.of_roof(row.roof_fraction, row.datasheet_fraction),
     ]
     if is_baseline:

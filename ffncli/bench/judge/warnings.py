@@ -67,7 +67,7 @@ ADVICE: Mapping[str, str] = {
 ONE_THREAD: Mapping[str, str] = {
     Code.UNRESOLVED: "identical code timed twice differed by more than the margin, which widens the intervals: stop"
     " other work, or raise --max-time",
-    Code.PREEMPTED: "other work ran on this core, so ratios are those of the thread's processor time",
+    Code.PREEMPTED: "other work ran on this core: stop it",
     Code.THROTTLED: "the container used up its CPU quota: raise the quota",
     Code.WAITING: "the thread waited for a core: stop the other work",
 }
@@ -150,11 +150,13 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     return warnings
 
 
-def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
-    """Return the warnings that follow from the flags and figures of the blocks of a kernel and of the baseline."""
+def of_blocks(blocks: Sequence[TimedBlock], clock: str = "wall") -> list[BenchWarning]:
+    """Return the warnings that follow from the flags and figures of the blocks of a kernel and of the baseline; `clock`
+    is the clock of their ratio (`ratios.Means`)."""
     warnings = []
     if (share := disturbed_share(blocks)) > BUSY:
-        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(share, 2)} of the blocks"))
+        of = ", ratio of processor times" if clock == "thread" else ""
+        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(share, 2)} of the blocks{of}"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
         if share > least:

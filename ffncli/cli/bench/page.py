@@ -213,9 +213,7 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
     lines = [f"ratio: time divided by {request.baseline}'s in the same rounds, with its 95 % interval ({over})"]
     if any(row.verdict == "inconclusive" for row in rows):
-        lines.append(
-            "inconclusive: the interval is neither entirely inside nor entirely outside 1 ± 2 %, or the host was busy"
-        )
+        lines.append("inconclusive: the interval is neither entirely inside nor entirely outside 1 ± 2 %")
         lines += closing(rows, request)
     if request.ranks.world_size > 1:
         lines.append("time: of the slowest rank, including its collectives; compute: without them")
@@ -335,12 +333,9 @@ def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
         lines.append(text)
     left = len(sizes) - len(resolved)
     if left:
-        lines.append(
-            f"other work on the machine left {left} of {len(sizes)} {plural('row', len(sizes))} without a verdict"
-        )
-    before = "" if resolved else "once the machine is idle, "
+        lines.append(f"{left} of {len(sizes)} {plural('row', len(sizes))} have no interval")
     early = any("--processes" in warning.figures for row in compared for warning in row.warnings)
-    return [*lines, f"{before}run longer: {longer_command(request, early)}"]
+    return [*lines, f"run longer: {longer_command(request, early)}"]
 
 
 def longer_command(request: BenchRequest, more_processes: bool = False) -> str:

@@ -137,9 +137,11 @@ def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
     rows[1] = replace(rows[1], warnings=(sure,))
     assert closing(rows, request)[1].endswith("--max-time 5 --processes 20")
     busy = [replace(row, warnings=(BenchWarning("preempted", "20 %"),)) for row in rows]
-    left, longer = closing(busy, request)
-    assert left == "other work on the machine left 2 of 2 rows without a verdict"
-    assert longer.startswith("once the machine is idle, run longer: ffn bench ")
+    assert closing(busy, request)[0] == text  # other work widens an interval, and the interval says what it resolves
+    unbounded = [replace(row, ratio_high=None) for row in rows]
+    left, longer = closing(unbounded, request)
+    assert left == "2 of 2 rows have no interval"
+    assert longer.startswith("run longer: ffn bench ")
     alone = replace(request, method=Method(max_time=5.0, processes=1), asked={**asked, "--processes": "1"})
     for lines in (closing(rows, alone), closing(busy, alone)):  # one process cannot decide, however long it takes
         assert lines[-1].endswith(" --max-time 20s")
@@ -372,8 +374,7 @@ def test_a_warning_of_many_cases_is_one_line_with_its_count():
     found[1], found[3] = (replace(row, warnings=(busy,)) for row in (found[1], found[3]))
     (line,) = [part.text for part in sweep(cases, found, "eager") if getattr(part, "text", "").startswith("warning")]
     assert line == (
-        "warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core, so there is no verdict:"
-        " stop it"
+        "warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core: stop it"
     )
 
 
@@ -537,11 +538,10 @@ def test_strict_leaves_nothing_open():
     assert gate.failure(found, request_of(), None) is None
     assert gate.failure(found, request_of(strict=True), None).code == 4
     same = {"baseline": "eager", "status": "ok", "case": "c", "ratio": 1.0, "verdict": "same"}
-    fine = ResultRow(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
-    others = (BenchWarning("preempted", "20 % of the blocks"),)
-    busy = ResultRow(kernel="module", process_ratios=(1.0, 1.0), warnings=others, **same)
+    fine = ResultRow(kernel="packed", process_ratios=(1.0, 1.0, 1.0), ratio_low=1.0, ratio_high=1.0, **same)
+    alone = ResultRow(kernel="module", process_ratios=(1.0,), **same)
     asked = request_of(fail_if_slower=0.03, strict=True)
-    found = [ResultRow(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
+    found = [ResultRow(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, alone]
     judged = gate.gated(found, asked)
     assert gate.failure(found, asked, judged).code == 4
     summary = bench_page._gate(judged, found, asked)[-1].text
