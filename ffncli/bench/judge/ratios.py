@@ -135,6 +135,14 @@ def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
     return sum(map(is_disturbed, blocks)) / len(blocks) if blocks else 0.0
 
 
+def judged(means: Means, twin: Means | None, blocks: Sequence[TimedBlock], margin: float) -> Means:
+    """Return a kernel's ratio as it is reported: widened by what the baseline's twin shows if `blocks`, those of the
+    kernel and the baseline, were disturbed, or if the twin differs from the baseline by more than the margin."""
+    if twin is None or not (disturbed_share(blocks) > BUSY or differs(twin.interval, margin)):
+        return means
+    return with_twins(means, [twin])
+
+
 def with_twins(means: Means, twins: Sequence[Means]) -> Means:
     """Widen an interval by what twins of the baseline, which run identical code, differ from it beyond their noise.
 

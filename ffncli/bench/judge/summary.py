@@ -8,16 +8,7 @@ from statistics import median
 from typing import Any
 
 from ffncli.bench.judge import roofline, warnings
-from ffncli.bench.judge.ratios import (
-    BUSY,
-    Means,
-    differs,
-    disturbed_share,
-    log_times,
-    paired,
-    verdict,
-    with_twins,
-)
+from ffncli.bench.judge.ratios import Means, judged, log_times, paired, verdict
 from ffncli.bench.judge.roofline import communication_bytes
 from ffncli.bench.judge.statistics import exp_or_inf
 from ffncli.bench.judge.warnings import Code
@@ -105,10 +96,7 @@ class _CaseUnits:
 
     def ratio(self, kernel: str, to: str) -> Means | None:
         ratio = paired(self.blocks(kernel, to), kernel, to)
-        busy = ratio is not None and disturbed_share(self.blocks(kernel, to)) > BUSY
-        if ratio is None or self.aa is None or not (busy or differs(self.aa.interval, self.method.margin)):
-            return ratio
-        return with_twins(ratio, [self.aa])
+        return ratio and judged(ratio, self.aa, self.blocks(kernel, to), self.method.margin)
 
     @property
     def early(self) -> bool:

@@ -150,12 +150,14 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     return warnings
 
 
-def of_blocks(blocks: Sequence[TimedBlock], clock: str = "wall") -> list[BenchWarning]:
-    """Return the warnings that follow from the flags and figures of the blocks of a kernel and of the baseline; `clock`
-    is the clock of their ratio (`ratios.Means`)."""
+def of_blocks(blocks: Sequence[TimedBlock], ratio_clock: str = "wall") -> list[BenchWarning]:
+    """Return the warnings that follow from the flags and figures of the blocks of a kernel and of the baseline.
+
+    `ratio_clock` is the clock of their ratio (`ratios.Means`).
+    """
     warnings = []
     if (share := disturbed_share(blocks)) > BUSY:
-        of = ", ratio of processor times" if clock == "thread" else ""
+        of = ", ratio of processor times" if ratio_clock == "thread" else ""
         warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(share, 2)} of the blocks{of}"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
