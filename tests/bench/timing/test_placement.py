@@ -11,6 +11,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing.arms import Arms, twin_of
+from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, shuffle_buffers, touched
 from ffncli.bench.timing.placement import Arena, caching, flusher, nbytes, placeable
 from ffncli.block.recipe import FFNSpec
@@ -96,6 +97,34 @@ def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
         assert all(a[1] <= b[0] or b[1] <= a[0] for a in there for b in owned)
         places.append(tuple(t.data_ptr() for group in groups for t in group))
     assert places[0] != places[1]
+
+
+@pytest.mark.parametrize(("copies", "stay"), [(7, False), (8, True)])
+@pytest.mark.parametrize("name", ["eager", "packed", "onednn"])
+def test_many_copies_stay_and_only_change_their_order(name, copies, stay):
+    """Copying them again would take most of a process's time; the input moves in any case."""
+    case = Case("s", "s", FFNSpec(8, 16, "swiglu"), 3)
+    problem, draw = refereed(Problem.of(case, 5)), random.Random(1)
+    one, other = (
+        PlacedKernel(name, build_kernel(built_in(name), problem), problem, random.Random(n)) for n in range(2)
+    )
+    chain = Chain(problem, draw)
+    seen, inputs = [], []
+    for _ in range(4):
+        shuffle_buffers([one, other], draw, copies)
+        for placed in (one, other, chain):
+            placed.place(copies)
+        assert len(one.copies) == copies
+        seen.append([id(tensor) for own in one.copies for tensor in own])
+        inputs.append(one.x.data_ptr())
+        assert torch.equal(one.call(), other.call())
+        assert not one.changed()
+        assert not one.moved()
+    assert (len({frozenset(ids) for ids in seen}) == 1) == stay
+    assert len({tuple(ids) for ids in seen}) == 4  # in another order each time
+    assert len(set(inputs)) > 1
+    one.place(1)
+    assert len(one.copies) == 1
 
 
 def test_a_call_turns_through_the_copies():
