@@ -30,8 +30,8 @@ WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
 # A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM while a process is busy: 4.6 ms
 # bound, 16 ms unbound). Not set for a GPU: the binding puts the main thread on the first core, and torch's backward
-# thread and the driver's and NVML's threads inherit that one core. They launch the kernels, and the core may be on the
-# far socket.
+# thread and the driver's and NVML's threads inherit that one core. Launches on a GPU depend on these threads, and that
+# core may be on the socket farther from the GPU.
 _BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 # Freed memory stays with the process: otherwise every call would request memory for its outputs from the system again,
 # page by page. Because of those page faults, one kernel took 0.89 of another kernel's time (0.98 without page faults).
@@ -100,7 +100,7 @@ class Worker:
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
         """Return the worker's next message, or None if none arrives within `patience` seconds. Raises EOFError if the
-        worker has ended, even if a process that it started holds the connection open.
+        worker has ended, even if a process that the worker started keeps the connection open.
 
         If the message contains anything but records and plain values, return an error message instead.
         """
@@ -126,7 +126,7 @@ class Worker:
         return exit_code(self.process) if has_ended(self.process, _PATIENCE) else None
 
     def report(self, case: str) -> CaseReport | None:
-        """Return what the referee found in this case (see `report_on`)."""
+        """Return the referee's findings on this case (see `report_on`)."""
         return report_on(self.reports, case)
 
 

@@ -35,7 +35,7 @@ _LONGEST_WORD = 300  # characters
 
 @dataclass(frozen=True)
 class _Gone:
-    """A kernel that ended a worker in this case."""
+    """A kernel that ended a worker while it was measured on this case."""
 
     case: str
     outcome: Outcome
@@ -194,7 +194,7 @@ def variables(
 
 
 def _binding(place: Place, threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that bind OpenMP's threads to separate cores for each rank of a machine, if there are enough."""
+    """Return variables that bind OpenMP's threads to cores of this rank only, if the machine has enough cores."""
     from ffncli.system.host import affinity, one_cpu_per_core
 
     cores = one_cpu_per_core(affinity())

@@ -40,7 +40,7 @@ FIRST_CALL = 5  # multiplies the limit of a call while a kernel is built and fir
 LEAST_MEMORY = 200_000_000  # minimum limit in bytes; Python and torch alone take about 160 MB
 
 # Arms that are not the user's kernels, by their names in the rounds file.
-TWIN = "(aa)"  # the baseline once more, with its own buffers
+TWIN = "(aa)"  # the baseline built again, with its own buffers
 ANCHOR = "(anchor)"  # work without torch: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # only the matrix products, of the same shapes, in torch
 COLLECTIVES = "(collectives)"  # over ranks: only the block's communication, on the same tensors, without its computing
@@ -150,8 +150,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, and with which kernel; `kernel` is empty for no kernel, or for all kernels in
-    turn."""
+    """What a worker is doing in a case, and with which kernel; `kernel` is empty for no kernel, or for all kernels one
+    after the other."""
 
     process: int
     case: Case
@@ -163,7 +163,7 @@ class Stage:
 class Job:
     """The job of one worker process: every case with every kernel.
 
-    `gone` holds (case key, outcome) for kernels that have ended a worker in that case; they are not run in that case
+    `gone` holds (case key, outcome) for kernels that have ended a worker on that case; they are not run on that case
     again. `plain` holds (case key, reason) for cases that an earlier worker could not replay from CUDA graphs. `chosen`
     holds (case key, name, kernel) for names that stand for `auto`, with the kernel that an earlier worker chose.
     """
@@ -178,11 +178,11 @@ class Job:
     chosen: tuple[tuple[str, str, str], ...] = ()
 
     def chosen_in(self, case: Case) -> dict[str, str]:
-        """Map each name that stands for `auto` to the kernel chosen in this case."""
+        """Return a mapping from each name that stands for `auto` to the kernel chosen for this case."""
         return {name: kernel for key, name, kernel in self.chosen if key == case.key}
 
     def gone_in(self, case: Case) -> "dict[str, Outcome]":
-        """Return the outcomes of the kernels that have ended a worker in this case."""
+        """Return the outcomes of the kernels that have ended a worker on this case."""
         return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
 
     @property
@@ -233,7 +233,7 @@ class Outcome:
 
     `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` is the seconds that its build took, if it
     needs compilation. A kernel whose status is not ok in some process gets no time in the result. `computes` is the
-    format in which it declares to compute; if empty, the case's dtype. `chosen` is the kernel that `auto` stands for.
+    number format that the kernel declares (empty: the case's dtype). `chosen` is the kernel that `auto` stands for.
 
     In a model, `error_max` is the largest error over its FFNs, `logits_error` is the error of the logits relative to
     the unchanged model, and `logits_limit` is the error that rounding may cause. `ended_worker` is true if the kernel
@@ -269,7 +269,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CaseReport:
-    """The referee's findings in one case; a finding's kernel may be TWIN."""
+    """The referee's findings on one case, on its kernels and on TWIN, the baseline's copy."""
 
     case: str
     findings: tuple[Finding, ...]
@@ -278,8 +278,8 @@ class CaseReport:
 @dataclass(frozen=True)
 class Roof:
     """The limits of this machine, measured in the same process: the best GEMM of any shape, and the best memory
-    bandwidth of copies and reads. `llc_bytes` is the size of the last-level cache: data that fits into it is not
-    limited by memory bandwidth."""
+    bandwidth of copies and reads. `llc_bytes` is the size of the last-level cache: memory bandwidth does not limit
+    work on data that fits into it."""
 
     flops_per_s: Rate | None = None
     bytes_per_s: Rate | None = None

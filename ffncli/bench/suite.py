@@ -114,8 +114,8 @@ class _Run:
         self.known: Mapping[str, Case] = {}
 
     def work(self, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-        """Run one worker for these cases. If a kernel crashes its worker, or exceeds a limit so that the worker is
-        killed, the next worker leaves out that kernel.
+        """Run one worker for these cases. If a kernel crashes its worker, or if the worker is killed because a
+        kernel exceeds a limit, the next worker leaves out that kernel.
 
         If the kernel is unknown, the current case counts as finished, and the next worker gets the remaining cases.
         """
@@ -267,7 +267,7 @@ class _Run:
     # --- several ranks ------------------------------------------------------------------------------------------------
 
     def _broke(self, kernel: str, why: str) -> None:
-        """Handle a kernel that raised on one rank while all were timing it: it is not run again in this case."""
+        """Handle a kernel that raised on one rank while all were timing it: it is not run on this case again."""
         assert self.stage is not None
         outcome = ended_worker(kernel, "failed", clean(why)[:_LONGEST_NOTE])
         self.gone[self.stage.case.key, kernel] = outcome

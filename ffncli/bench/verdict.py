@@ -76,16 +76,16 @@ class Ruling:
         return f"{self.code}: {line}" if self.code and line else line
 
     def at(self, when: str, code: WrongCode | None = None) -> "Ruling":
-        """Return this ruling; a wrong ruling gets `when` as a prefix, and `code` if it has none."""
+        """Return this ruling; if it finds an answer wrong, add `when` as a prefix, and `code` if it has none."""
         return replace(self, wrong=when + self.wrong, code=self.code or code) if self.wrong else self
 
     def then(self, later: "Ruling") -> "Ruling":
-        """Combine this ruling with a later one: the first wrong ruling, with the larger errors of both."""
+        """Return the first of the two rulings that finds an answer wrong, with the larger errors of both."""
         return replace(self if self.wrong else later, error=self.error.worst(later.error))
 
 
 def ruled(outcome: Outcome, ruling: Ruling) -> Outcome:
-    """Apply a ruling to an outcome: the larger errors count, and the first wrong note is kept."""
+    """Apply a ruling to an outcome: the larger errors count, and the first note on a wrong answer is kept."""
     error = ruling.error
     if error.largest or error.rel:
         largest, rel = max(outcome.error_max or 0.0, error.largest), max(outcome.error_rel or 0.0, error.rel)
@@ -107,7 +107,7 @@ MEANING: Mapping[WrongCode, str] = {
     WrongCode.REPLAY_BY_ID: "repeats an answer if it gets the same tensor object",
     WrongCode.REPLAY_BY_ADDRESS: "repeats an answer if the input has the same address",
     WrongCode.REPLAY_BY_VERSION: "repeats an answer if torch counts no write to the input",
-    WrongCode.REPLAY_BY_CONTENT: "caches answers, or parts of them, by the values of the input",
+    WrongCode.REPLAY_BY_CONTENT: "caches answers, or parts of them, and finds them by the input's values",
     WrongCode.REPLAY_BY_PHASE: "repeats an answer once it has been called often, or in quick succession",
     WrongCode.DEFERRED_WORK: "returns before its work is done, or computes between calls",
     WrongCode.BATCHED_CALLS: "does the work of several calls in a single call",

@@ -463,7 +463,7 @@ def tables(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
 
 
 def experts_per_token(steps: Sequence[Step]) -> dict[str, int]:
-    """Return a mapping from the name of each Experts step to how many of its experts process each token."""
+    """Return a mapping from the name of each Experts step to the number of its experts that process each token."""
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
     return {
         step.output: step.op.experts.size if step.op.always else top_k[step.inputs[1]]

@@ -12,7 +12,7 @@ one matrix product, or several that read the same tensor, or the elementwise ste
 Patterson 2009).
 
 The same model gives a lower bound on the time of some work on some hardware (`time_floor`): at best, arithmetic and
-memory traffic overlap completely, so that the slower of the two is the floor. If both take the same time, the FLOPs per
+memory traffic overlap completely, and the longer of their times is the floor. If both take the same time, the FLOPs per
 byte equal the hardware's ridge point, its peak rate divided by its bandwidth.
 """
 

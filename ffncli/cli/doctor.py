@@ -66,8 +66,8 @@ class DoctorOptions(Options):
 
 @spread
 def command(*, options: DoctorOptions, show: OutputOptions) -> None:
-    """Show what this machine can do, and how small a difference it can measure: versions, processor, caches,
-    compiler, GPU, extras with the command that installs them, and a noise test of 10 seconds.
+    """Show what this machine can do (versions, processor, caches, compiler, GPU, extras with the command that installs
+    them), and test for 10 seconds how small a difference it can measure.
 
     Examples:
       ffn doctor

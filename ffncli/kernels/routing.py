@@ -105,7 +105,7 @@ def mixture(steps: Steps, place: Place, dtype: torch.dtype, summed: Summed) -> C
 
 
 def looped(steps: Steps, place: Place) -> Summed:
-    """Compute the chosen experts in turn. Reading the choice makes a GPU wait for the host."""
+    """Compute the chosen experts one after the other. Reading the choice makes a GPU wait for the host."""
     experts = routed_experts(steps)
     names = list(experts.sources[0].op.parameters())
     inner, weigh_input = places(names), experts.weigh == "input"

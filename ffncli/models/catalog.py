@@ -22,7 +22,7 @@ _NOT_RELEASED = "dtype: fp32, since no released weights are known"
 
 @cache
 def _sections() -> tuple[str, dict[str, str]]:
-    """Return the part of the file before the first model, and each model's part of the file, by name."""
+    """Return the part of the file before the first model, and a mapping from each model's name to its part."""
     # rows are parsed only when needed: parsing them all takes 40 ms, a quarter of `ffn params gpt2`
     text = files("ffncli.models").joinpath("catalog.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))

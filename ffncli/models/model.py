@@ -379,7 +379,7 @@ def require_runnable(resolved: Resolved) -> None:
 
 
 def is_runnable(resolved: Resolved) -> bool:
-    """Return whether transformers can load the model, so that it can run a prompt."""
+    """Return whether transformers can load the model, as a run on a prompt requires."""
     try:
         folder_of(resolved, option("prompt"))
     except FFNError:

@@ -107,7 +107,7 @@ def _path_hint(text: str) -> str:
         return f"the catalog has '{name}'" + (f"; hf://{text} reads it from the Hub" if on_hub else "")
     if on_hub:
         return f"for the model on the Hub: hf://{text}"
-    return "give a model directory, a config.json, a .safetensors, .gguf or .pt file"
+    return "give a model directory, a config.json, or a .safetensors, .gguf or .pt file"
 
 
 def _from_hub(text: str) -> Resolved:

@@ -1,7 +1,7 @@
 """An option is a field of a record: `tokens: Annotated[int | None, Opt("-n", "--tokens", accepts=COUNT, ...)] = None`.
 
-That one line defines the command line's option with its help, its completion and its error (`cli/common/spread.py`),
-and the argument of the library's call with its type and default (`call`).
+That one line defines both the command line's option, with its help, completion and error (`cli/common/spread.py`), and
+the argument of the library's call, with its type and default (`call`).
 """
 
 import inspect

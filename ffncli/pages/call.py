@@ -45,7 +45,7 @@ class ReportQuestion(Options):
     the JSON of `ffn verify`, `ffn compare`, `ffn experts` and `ffn trace --layer all`, as `ffn report` does. If there
     are several results, each is compared with the next. `about` is the line under the title.
 
-    If `output` ends in .json, a result of `--by-step` is written as a trace of events, which Perfetto and Chrome open.
+    If `output` ends in .json, a result of `ffn bench --by-step` becomes a trace of events for Perfetto or Chrome.
 
     Raises FFNError for any other kind of file, and (exit 3) if the page cannot be written.
     """

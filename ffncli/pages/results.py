@@ -144,7 +144,7 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
 
 
 def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
-    """Return pairs (token count, least time that the measured roof allows). The least time is a kernel's time
+    """Return pairs (token count, least time that the measured roof allows). This least time is a kernel's time
     multiplied by its roof fraction."""
     times: dict[int, float] = {}
     for row in rows:

@@ -232,6 +232,6 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _md(text: str) -> str:
-    """Escape an untrusted string for Markdown, so that a name after an @ notifies nobody."""
+    """Escape an untrusted string for Markdown; an `@name` in it notifies nobody."""
     escaped = re.sub(r"([\\|*_`~<>\[\]#])", r"\\\1", clean(text))
     return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", escaped)

@@ -78,7 +78,7 @@ def number_text(value: float, digits: int) -> str:
 
 
 def edges(size: int, most: int) -> tuple[int, ...]:
-    """Return the indices of an axis to show: all indices, or only the first and the last, `most` in total."""
+    """Return the indices of an axis to show: all indices, or only the first and last ones, at most `most` in total."""
     if size <= most:
         return tuple(range(size))
     first = (most + 1) // 2

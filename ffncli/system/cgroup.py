@@ -61,7 +61,7 @@ def text(path: Path) -> str:
 
 
 def _unified(root: Path) -> Iterator[Path]:
-    """Yield the folders of the process's v2 group, from its own folder up to the root."""
+    """Yield the folders of the process's group in cgroup v2: its own folder, then every parent up to the root."""
     base = root / "sys/fs/cgroup"
     for number, controllers, path in _groups(root):
         if number == "0" and not controllers:

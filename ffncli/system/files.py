@@ -189,7 +189,7 @@ class FileAtCommit:
 
 
 def file_at(ref: str, path: Path, option: str) -> FileAtCommit:
-    """Return a file at `ref` (a branch, a tag, a commit, `HEAD~2`), from the repository that contains the path.
+    """Return a file as it is at `ref` (a branch, a tag, a commit, `HEAD~2`) in the repository that contains the path.
 
     The file, and folders on its path, need not exist in the working tree. Raises FFNError, which names `option`, for a
     missing ref or file and for a path outside of any repository; exit 3 if git cannot be run.

@@ -215,7 +215,7 @@ _KNOWN: Mapping[str, Callable[[re.Match[str], Any, int, Path], GpuProblem]] = {
     r"out of memory": _full,
     r"no kernel image|invalid device function|not compatible with the current pytorch": _no_kernels,
     r"error 802|system not yet initialized": _plain(
-        "the GPUs are not ready: the fabric manager does not run", "start nvidia-fabricmanager"
+        "the GPUs are not ready: the fabric manager is not running", "start nvidia-fabricmanager"
     ),
     r"error 803|unsupported display driver|driver/library version mismatch": _plain(
         "the driver was updated, and its parts no longer match", "restart the machine"

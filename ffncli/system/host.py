@@ -238,7 +238,7 @@ def steal(root: Path = ROOT) -> float | None:
 
 
 def governor(root: Path = ROOT) -> str:
-    """Return the frequency governor of the CPUs in use, `mixed: ...` if they differ; "" if the machine reports none."""
+    """Return the frequency governor of the CPUs in use, `mixed: ...` if there are several; "" if none is reported."""
     folder = root / "sys/devices/system/cpu"
     governors = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
     return governors.pop() if len(governors) == 1 else "mixed: " + " ".join(sorted(governors)) if governors else ""

@@ -84,7 +84,7 @@ SITUATIONS = {
         fake.TOO_NEW,
     ),
     "not ready": told(
-        "the GPUs are not ready: the fabric manager does not run",
+        "the GPUs are not ready: the fabric manager is not running",
         "start nvidia-fabricmanager, or use --device cpu",
         fake.NOT_READY,
         0,

@@ -1,1 +1,1 @@
-"""Checks of what this machine can do, and how small a difference it can measure."""
+"""Checks of what this machine can do, and of how small a difference it can measure."""

@@ -337,7 +337,7 @@ def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
 
 
 def state_checks(index: int, state: GpuState) -> Iterator[DoctorCheck]:
-    """Yield rows on a GPU's memory and other processes, its clock and power limit, and its modes."""
+    """Yield rows on a GPU's state: its memory and the processes that share it, its clock, power limit and modes."""
     if state.memory_free is not None and state.memory_total is not None:
         value = f"{size_text(state.memory_free)} free of {size_text(state.memory_total)}"
         value += f", {state.neighbours}" if state.neighbours else ", no other process"

@@ -363,7 +363,7 @@ def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]
         _, raw, normalised = rows[at]
         assert raw is not None
         assert normalised is not None
-        # The larger p counts: a row is a regression only if both the times and the normalised times show it.
+        # The larger p counts: a row is a regression only if its times and its normalised times both show a slowdown.
         ps.append(max(raw.p_above(rules.limit), normalised.p_above(rules.limit)))
     adjusted = dict(zip(tested, holm(ps), strict=True))
     return tuple(

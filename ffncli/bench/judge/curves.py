@@ -99,7 +99,7 @@ def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
 
 
 def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
-    """Return whether the size determines the value of `name`, in which case `name` does not separate sweeps."""
+    """Return whether rows with equal `axis` have equal `name`, which then does not divide the rows into sweeps."""
     values: dict[Any, set[Any]] = {}
     for row in rows:
         values.setdefault(getattr(row, axis), set()).add(getattr(row, name))
@@ -237,7 +237,7 @@ def _share(row: ResultRow, op: str, flops: int, whole: int) -> StepShare:
 
 
 def _costs(case: Case) -> dict[str, tuple[str, int]]:
-    """Map each step to its op and its FLOPs on the case's tokens, including the block and the steps inside experts."""
+    """Return a mapping from BLOCK and each step, also those inside experts, to (op, FLOPs on the case's tokens)."""
     block = kernel_steps(steps(case.spec))
     inputs = input_shapes(block, (case.tokens,))
     costs = _of(block, inputs)

@@ -149,8 +149,8 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 
 def fusable_bytes(case: Case) -> int:
-    """Return the bytes between the matrix products that a fused kernel need not move: the outputs that the activation
-    reads.
+    """Return the bytes of memory traffic that a fused kernel saves by not writing, and not reading back, values between
+    the matrix products.
 
     Forward: fusing saves writing and reading gate and up (only up in a plain block); the activation's result must be
     written in any case. Forward+backward: backward needs gate and up, so forward saves only reading them; backward

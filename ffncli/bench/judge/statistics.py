@@ -277,7 +277,7 @@ class Shift:
         return self.log_ratio.map(exp_or_inf)
 
     def p_above(self, threshold: float) -> float:
-        """Return the one-sided p of "the true ratio is at most 1 + threshold": small if NEW is slower than that."""
+        """Return the one-sided p-value of "the true ratio is at most 1 + threshold"; small if NEW is slower."""
         distance = self.mean - math.log1p(threshold)
         if self.error == 0.0:
             return 0.0 if distance > 0 else 1.0
@@ -304,5 +304,5 @@ def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
 
 
 def mean_ratio(base: Sequence[float], new: Sequence[float]) -> float | None:
-    """Return e to the difference between the means of the logs; None if a side is empty."""
+    """Return the ratio of geometric means, NEW over BASE, given the logs of both sides; None if a side is empty."""
     return exp_or_inf(mean(new) - mean(base)) if base and new else None

@@ -1,4 +1,4 @@
-"""The parent of a grid over machines: gives each slot (a place on a machine that measures one
+"""The parent process of a grid over machines. It gives each slot (a place on a machine that measures one
 case at a time) its next case, and stores the answers.
 
 A case is the smallest unit of distribution: all its kernels and processes run in one slot, so that every ratio comes

@@ -30,7 +30,7 @@ from ffncli.version import __version__
 
 @dataclass(frozen=True)
 class _MeasuredUnit:
-    """A finished unit, with its blocks; `died` is true if its case ended a worker, so that no other unit follows."""
+    """A finished unit, with its blocks. If `died` is true, its case ended a worker, and no other unit follows."""
 
     unit: TimedUnit
     died: bool

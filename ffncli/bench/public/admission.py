@@ -2,8 +2,8 @@
 recomputed.
 
 Figures that follow from the timed blocks are recomputed from them and compared with the rows; columns that follow from
-the suite's definition are compared with the definition. Someone who also invents the blocks can still cheat, so an
-important result should be measured again.
+the suite's definition are compared with the definition. Someone who makes up the timed blocks, too, can still cheat, so
+an important result should be measured again.
 """
 
 import math

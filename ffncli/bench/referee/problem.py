@@ -52,8 +52,8 @@ class Inputs:
     `number` identifies them.
 
     `rows` are the tokens that are compared (None: all), and `out` [rows, d_model] is their reference. In a backward
-    pass, `g` [tokens, d_model] is the gradient of the output, and `grads` holds the gradients of `x` and of the
-    canonical weights, by name. `out` and `grads` are None if only the referee has them. `rounding` is the rms error of
+    pass, `g` [tokens, d_model] is the gradient of the output, and `grads` maps `x` and the canonical names of the
+    weights to their gradients. `out` and `grads` are None if only the referee has them. `rounding` is the rms error of
     the output if every step is rounded to the dtype, for 16-bit dtypes; otherwise 0.
     """
 
@@ -79,7 +79,7 @@ class Referee:
         return inputs
 
     def declare(self, kernel: str, computes: str) -> None:
-        """Declare a kernel's format, the case's dtype if empty. Raises FFNError for an unknown format."""
+        """Record a kernel's number format (empty: the case's dtype). Raises FFNError for an unknown format."""
         self._ask("declare", kernel, computes)
 
     def limit(self, kernel: str) -> float:
@@ -269,7 +269,7 @@ class Problem:
 
     def _forward(self, x: Tensor, left_out: Tensor, generator: torch.Generator) -> Inputs:
         rows = (~left_out).nonzero().flatten()
-        remark = _remark(len(rows), len(x), "for the others, rounding decides the experts")
+        remark = _remark(len(rows), len(x), "rounding decides which experts the others use")
         most = max(_FEW, int(_MOST_FLOPS / max(1, cost(self.steps).flops)))
         if most < len(rows):
             shuffled = torch.randperm(len(rows), generator=generator, device=generator.device)

@@ -76,7 +76,7 @@ class RefereeProcess(Referee):
             super().show(sample)
 
     def report(self) -> None:
-        """Make the referee report its findings in this case to the worker's parent."""
+        """Make the referee report its findings on this case to the worker's parent."""
         self._ask("report")
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class _Answers:
     rulings: "_ClockedRulings | None" = None
 
     def to(self, question: str, arguments: list[Any]) -> Any:
-        """Answer a question: a method of Referee, by its name, or one of three questions about this process."""
+        """Answer a question, which is the name of a method of Referee or of one of three tasks of this process."""
         match question, arguments:
             case "begin", [str(key)]:
                 return self._begin(key)

@@ -86,7 +86,7 @@ class Rulings(Referee):
         return self._known[number]
 
     def declare(self, kernel: str, computes: str) -> None:
-        """Declare a kernel's format; the first declaration counts. Raises FFNError for an unknown format."""
+        """Record a kernel's number format; only the first call counts. Raises FFNError for an unknown format."""
         if computes:
             declared_tolerance(computes)
         self._findings.setdefault(kernel, Finding(Outcome(kernel, computes=computes)))

@@ -122,7 +122,7 @@ class Grid(Dimensions):
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """The different token counts; () if none is given."""
+        """The token counts without duplicates; () if none is given."""
         return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len)))
 
 

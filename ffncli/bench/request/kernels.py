@@ -164,7 +164,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Return whether the file may bind names in ways that only running it would show."""
+    """Return whether the file may define names in ways that cannot be seen without running it."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:

@@ -331,7 +331,7 @@ CONFLICTS = (
     Conflict("launcher", contradicts="tp ep", why="a slot measures on one rank; submit torchrun yourself"),
     Conflict(
         "launcher", needs="threads", unless="resume",
-        why="the other machines may differ from this one; each case reserves a core for each thread",
+        why="the other machines may differ from this one; a case reserves as many cores as it has threads",
     ),
     Conflict(
         "launcher", needs="device", unless="resume",

@@ -141,7 +141,7 @@ def rounds_lines(
 
 
 def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
-    """Return (run_id, block) for every line of a rounds file called `name`; `raw` is its contents without the header.
+    """Return (run_id, block) for every line after the header of the rounds file `name`; `raw` has these lines.
 
     Raises FFNError, naming the file and line.
     """

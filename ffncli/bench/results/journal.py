@@ -146,7 +146,7 @@ class Journal:
         return total
 
     def add(self, unit: TimedUnit, died: bool = False) -> None:
-        """Store a finished unit, and if its case is now complete, the rows of the case.
+        """Store a finished unit; if its case is now complete, store the case's rows, too.
 
         Raises FFNError (exit 3) if a file cannot be written; earlier units are unchanged.
         """
@@ -421,7 +421,7 @@ def append(path: Path, text: str) -> tuple[int, int]:
 
 
 def first_bytes(path: Path, most: int) -> bytes:
-    """Return the file's first `most` bytes; empty if the file cannot be read."""
+    """Return at most the first `most` bytes of the file; empty if the file cannot be read."""
     try:
         with open_to_read(path) as file:
             return file.read(most)

@@ -146,7 +146,7 @@ def merged(question: MergeQuestion) -> Merged:
     missing = tuple(_missing(sources, grid, chosen))
     if grid is None:
         more = "other cases are" if missing else "cases are"  # the missing cases of unfinished runs are known
-        notes.append(f"no file is a part of a grid: cannot tell whether {more} missing")
+        notes.append(f"no file is a part of a grid, so it is unknown whether {more} missing")
     order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
     rows = tuple(row for case in order for row in chosen[case])
     with locked(files.csv):

@@ -186,7 +186,7 @@ class Arms:
                 self.rule(placed.name, ruling)
 
     def rule(self, name: str, ruling: Ruling) -> None:
-        """Add a ruling on a kernel; the first wrong ruling is kept."""
+        """Add a ruling on a kernel; the first ruling that finds the kernel wrong is kept."""
         self.rulings[name] = self.rulings.get(name, Ruling()).then(ruling)
 
     @property
@@ -212,7 +212,7 @@ class Arms:
             self.rule(name, Ruling(note))
 
     def _timed(self, fresh: FreshInputs, ruling: Ruling) -> Ruling:
-        """Return the ruling on an arm's timed answers, and on whether its weights are unchanged."""
+        """Return a ruling on an arm: on its timed answers, and on whether its weights are unchanged."""
         if (touched := correctness.untouched(fresh.placed)).wrong:
             return touched
         answers = fresh.ruling.then(ruling)
@@ -236,8 +236,8 @@ def arms_of(
     job: Job,
     **hooks: Any,
 ) -> Arms:
-    """Build the arms of a case, except our own arms in `without`, which could not be made; `hooks` are arguments of
-    Arms. Raises BrokenArm if the twin cannot be built."""
+    """Build the arms of a case. `without` has the names of our own arms that an earlier attempt could not build; they
+    are left out. `hooks` are arguments of Arms. Raises BrokenArm if the twin cannot be built."""
     case, draw, twin = problem.case, random.Random(problem.seed), None
     if baseline and TWIN not in without:
         try:

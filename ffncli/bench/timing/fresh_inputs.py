@@ -1,4 +1,4 @@
-"""Give every call new inputs, and sample a kernel's answer to one call of every timed block.
+"""Give every call new inputs, and keep a kernel's answer to one call of every timed block as a sample.
 
 A kernel that caches its answers finds no key for the cache. Before a call, outside the timed section, one of several
 buffers (a new address) is filled with values that it never held (new contents for every token), without raising torch's

@@ -117,7 +117,7 @@ class OneRank:
         return make()
 
     def llc_and_room(self, case: Case, job: Job) -> tuple[int, int | None]:
-        """Return the bytes of the last-level cache, and the bytes of memory that may be used."""
+        """Return (bytes of the last-level cache, bytes of memory that copies may use, or None)."""
         return machine.llc_and_room(case.device, job.method.memory_limit)
 
     def agree(self, outcome: Outcome) -> Outcome:

@@ -1,5 +1,5 @@
-"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark, which returns the units of a
-Job.
+"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]` is one process of a benchmark: it does a Job and returns
+the Job's units.
 
 The worker sends ("began", key), ("stage", doing, kernel) whenever the stage changes (records.Stage), and ("unit",
 TimedUnit) for every case, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a package

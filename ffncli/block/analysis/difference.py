@@ -110,7 +110,7 @@ def _within(d: Curve) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two activations at one x that the format can represent: their rounded values, and the steps between these."""
+    """Two activations at one x that the format can represent: their rounded values, and the distance in ulps."""
 
     x: float
     value: float
@@ -123,10 +123,10 @@ class Survival:
     """f and g at `inputs` values of a format, computed exactly and rounded once to the format.
 
     For x ~ N(0, std²) rounded to the format, `differ` is the probability that the two rounded values differ, and
-    `beyond_neighbours` the probability that they are more than one step apart. `largest` is the x with the most steps
-    between the two values, None if these never differ; `at_difference` holds the values at the points where |f - g| is
-    largest (see `Difference.places`). `noise` is the rms of g's rounding error for the same x; `ratio` is the rms of f
-    - g divided by `noise`, None if rounding leaves g unchanged.
+    `beyond_neighbours` the probability that they are more than one step of the format apart. `largest` describes the x
+    where they are the most steps apart (None if they never differ), `at_difference` the points where |f - g| is largest
+    (see `Difference.places`). `noise` is the rms of g's rounding error for the same x; `ratio` is the rms of f - g
+    divided by `noise`, None if rounding leaves g unchanged.
     """
 
     dtype: str
@@ -188,7 +188,7 @@ def _exact(name: str, form: NumberFormat, std: float) -> list[float]:
 
 @cache
 def _ordinals(name: str, form: NumberFormat, std: float) -> list[int]:
-    """Return the ordinal of f(x), rounded once, for each of the format's inputs."""
+    """Return the ordinal (see `NumberFormat.ordinal`) of f(x), rounded once, for each input x of the format."""
     return list(map(form.ordinal, _exact(name, form, std)))
 
 

@@ -163,7 +163,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class GatedFacts:
-    """The facts of a gated unit. A missing bound is None; `minimum_at` is (gate, up), or None if the bound is only
+    """Facts about a gated unit. A missing bound is None; `minimum_at` is (gate, up), or None if the bound is only
     approached.
 
     `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ in the plane of (gate, up), with the Euclidean norm.
@@ -297,7 +297,7 @@ def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
     """Return sup √((a' b)² + (a b')²). If up is linear within its limits, the supremum lies at the limit with the
     larger |b|.
 
-    With a soft cap c on up, b' is 1 - b²/c², so that the sum is a convex function of b², which is largest at b = 0 or b
+    With a soft cap c on up, b' is 1 - b²/c², so the sum is a convex function of b², which is largest at b = 0 or b
     = c.
     """
     size_b = max(abs(b.minimum), abs(b.maximum))
@@ -371,8 +371,8 @@ Interval = tuple[float, float]
 class GatedDifference:
     """y - z, where y is the unit `name` and z is `against`.
 
-    y and z are the same if the gate is in `same_gate` and up is in `same_up`; an end of an interval is ±inf if the
-    units never differ on that side; both intervals are None if the units differ next to 0. `rms` is √E[(y - z)²] for
+    y and z are the same while the gate is in the interval `same_gate` and up in `same_up`. An end of an interval is
+    ±inf if the units never differ on that side; both are None if the units differ next to 0. `rms` is √E[(y - z)²] for
     independent gate, up ~ N(0, std²); `relative_rms` is `rms` divided by √E[z²].
     """
 

@@ -150,7 +150,7 @@ def _counts(entered: ActivationInput) -> str:
 
 
 def _nearest(d: Distribution) -> str:
-    """Return the line with the --std of the normal input that is most like this input."""
+    """Return a line with the --std for which the normal input is most like this input."""
     if not d.rms or d.mean is None or d.std is None:
         return ""
     off = f" (the mean is {d.mean / d.std:+.2g} std off)" if d.std and abs(d.mean) > _FAR * d.std else ""

@@ -111,7 +111,7 @@ def _row(comparison: Comparison, at: int) -> dict[str, Any]:
 
 
 def _difference(one: RoundedDifference) -> dict[str, Any]:
-    """Return the keys that a row has if there is a reference."""
+    """Return the keys that a row has only if it is compared with a reference."""
     d = one.difference
     return {
         "against": d.against,
@@ -146,7 +146,7 @@ def _rounded(s: Survival) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a row for CSV: values as one list per key, operations as a total, format keys prefixed by its name."""
+    """Flatten a row for CSV: values as one list per key, operations as a total, a format's keys after its name."""
     values, nested = row["values"], ("values", "max_difference_within", "rounded")
     out = {key: value for key, value in row.items() if key not in nested}
     out |= {key: row[key]["total"] for key in ("operations", "slope_operations")}
@@ -217,7 +217,7 @@ def _normal(facts: Sequence[Facts]) -> list[Part]:
 def _mean(one: Facts) -> float:
     """Return the mean, or 0 if the mean is just rounding error compared with the spread: 1e-17 for tanh.
 
-    The spread is the yardstick because a narrow input has a small mean that is not rounding error.
+    A fixed limit would be wrong, because a narrow input has a small mean that is not rounding error.
     """
     return one.mean if abs(one.mean) > 1e-12 * math.sqrt(one.variance) else 0.0
 

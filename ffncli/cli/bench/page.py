@@ -341,7 +341,7 @@ def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
 def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
     """Return the command of this run with four times the time for each case, or with four times as many processes.
 
-    It omits --quick, and --processes 1, whose interval holds for that process only. The other options remain as typed.
+    It omits --quick, and --processes 1, whose interval holds for that process only. The other options stay as typed.
     """
     left_out = ("--quick", *(["--processes"] if request.method.processes == 1 else []))
     options = {name: value for name, value in request.asked.items() if name not in left_out}

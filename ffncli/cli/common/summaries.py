@@ -81,7 +81,7 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def agreement_text(agreement: Agreement) -> str:
-    """Return one line on the difference between our steps and the model's own FFN."""
+    """Return one line on how much our steps' result differs from that of the model's own FFN."""
     if not agreement.max_error:
         return "matches the model's own FFN exactly"  # NaN for NaN and 0 for -0 count as equal, so bits may differ
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulp at that element"

@@ -76,7 +76,7 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
     if undecided:
-        raise FFNError(undecided, "more --processes narrow the intervals", ExitCode.INCONCLUSIVE)
+        raise FFNError(undecided, "measure with more --processes to narrow the intervals", ExitCode.INCONCLUSIVE)
 
 
 def _same_screen(output: Output) -> bool:

@@ -102,7 +102,7 @@ def _totals(c: ModelCount) -> list[Row]:
 
 
 def _row(c: ModelCount, key: str, more: str = "") -> Row:
-    """Return one key as its label, its value, and a readable size if it counts bytes."""
+    """Return the row of one key: its label, its value and, if it counts bytes, a readable size."""
     value = getattr(c, key)
     return (label(key) + more, value, bytes_text(value) if key.endswith("_bytes") and value is not None else "")
 

@@ -46,7 +46,7 @@ class EvidenceOptions(Assumptions):
         bool,
         Opt(
             "--simulate", group="Accelerators", daily=True,
-            help="Also count collectives by running the split block on simulated ranks; exit 1 if they differ.",
+            help="Also count collectives by running the split block on simulated ranks; exit 1 if the counts differ.",
         ),
     ] = False  # fmt: skip
     measured: Annotated[

@@ -199,7 +199,7 @@ def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
     return {
         "active %": "share of tokens with an activation above 0, over the units that are not dead",
         "dead": f"units that no token activated (of {survey.tokens:,})",
-        "max": "largest input to the down projection; at: its text and token; unit: its unit",
+        "max": "largest input to the down projection; at: the text and token that have it; unit: the unit",
         "outliers": f"input dimensions with |x| ≥ {survey.limit:g} on at least 6 % of tokens",
         "massive": "residual values above 100 and above 1000 × the median of their text",
     }

@@ -181,8 +181,8 @@ def named(rule: LayerRule) -> LayerRule:
 
 
 def fixed_prefix(dense: int) -> LayerRule:
-    """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can override this; older
-    fields must give the same count."""
+    """Build the rule for models whose code makes the first `dense` layers dense. Only `mlp_layer_types` can override
+    this; older fields must give the same count."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
         sparse = config.integer("num_hidden_layers") - dense

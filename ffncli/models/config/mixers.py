@@ -24,7 +24,7 @@ _BIAS = ("attention_bias", False)
 
 
 def layer_kinds(config: Fields, default: Callable[[int, int], str], known: Sequence[str]) -> list[str]:
-    """Return each layer's kind by name. Raises FFNError if the list has the wrong length or an unknown name."""
+    """Return the name of each layer's kind. Raises FFNError if the list has the wrong length or an unknown name."""
     layers = config.integer("num_hidden_layers")
     kinds = config.get("layer_types", None)
     if kinds is None:

@@ -141,7 +141,7 @@ def _norm(config: Fields, d_model: int) -> int:
 
 
 def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
-    """Build a count of a learned position table with d_model columns; its rows are the field's value plus `extra`."""
+    """Build a function that counts a learned position table: the field's value + `extra` rows of d_model columns."""
 
     def count(config: Fields, d_model: int) -> int:
         rows = config.integer(names) if default is None else config.integer(names, default)
@@ -162,7 +162,7 @@ def _whisper_stem(config: Fields, d_model: int) -> int:
 
 
 def _bert_other(pooler: bool, types: int = 2) -> Once:
-    """Build a count of positions, token types and their norm, the embeddings' projection, and the pooler."""
+    """Build a function that counts positions, token types and norm, the embeddings' projection, and the pooler."""
 
     def count(config: Fields, d_model: int) -> int:
         width = config.integer("embedding_size", d_model)

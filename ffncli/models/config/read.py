@@ -243,7 +243,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """Return d_ff of a dense layer; None if no field has it, so that the family's `multiple` or `layer` decides."""
+    """Return d_ff of a dense layer; None if no field has it: then the family's `multiple` or `layer` decides."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:

@@ -356,7 +356,7 @@ class PredictedRow:
 
 
 def predictions(speeds: Mapping[str, MeasuredSpeeds]) -> Iterator[PredictedRow]:
-    """Predict every measured block's time from the blocks with other dimensions."""
+    """Predict the time of every measured block from the times of the blocks with other dimensions."""
     for device, one in speeds.items():
         for block in one.blocks:
             predicted = predicted_s(one.without(block), block)

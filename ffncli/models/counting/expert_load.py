@@ -137,7 +137,7 @@ def _largest_normal(counts: Mapping[tuple[float, float], int]) -> float:
     """Return the expected maximum of normally distributed counts ((mean, variance) → number of such counts), integrated
     over the range in which the product of their probabilities is neither 0 nor 1."""
     known = {(mean, sqrt(variance)): n for (mean, variance), n in counts.items()}
-    # beyond 8 deviations, the product is 0 or 1 in float64
+    # more than 8 deviations from the means, the product is 0 or 1 in float64
     low = max(0.0, *(mean - 8 * deviation for mean, deviation in known))
     high = max(mean + 8 * deviation for mean, deviation in known)
     step, total = (high - low) / _POINTS, 0.0

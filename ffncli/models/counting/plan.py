@@ -217,7 +217,7 @@ class Planner:
         )
 
     def _load(self, group: Group, ranks: Ranks, tokens: int, even: bool = False) -> Load:
-        """Return the busiest rank's part of a layer; if `even`, with equally many tokens on every rank."""
+        """Return the busiest rank's part of a layer; `even` assumes that the experts of all ranks get equal work."""
         steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
         activations, spread = activation_dtype(self.weights), self._spread(group, ranks, tokens)
         touched, share = None, 1.0  # the rank's expert work, relative to the expert work of the tokens it starts with

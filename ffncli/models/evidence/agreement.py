@@ -132,7 +132,7 @@ def absent_files(inventory: Inventory) -> str:
 def with_tensors(
     resolved: Resolved, blocks: "TensorBlocks", tensors: RecognisedTensors, outside: bool = True
 ) -> Resolved:
-    """Return the model with these blocks, its stored sizes and, if `outside`, the parameters outside the FFNs."""
+    """Return the model with these blocks and its stored sizes; if `outside`, also count what is outside the FFNs."""
     model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored
     if stored:
         row = dtypes.find(stored.formats[0])

@@ -111,7 +111,7 @@ _OF_ACTIVATIONS = ("act.scales", "gelu_impl.scales")
 
 
 def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> StoredTensor:
-    """Find the tensor with a logical name; `quantization` is the config's quantization_config.
+    """Return the stored tensor with this logical name; `quantization` is the config's quantization_config.
 
     Raises FFNError with exit code 2 if a tensor is missing, is packed in an unsupported way, lacks its scales, or has
     pieces that do not fit together; with exit code 3 if this torch or gguf library does not support a format.

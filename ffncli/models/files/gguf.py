@@ -310,7 +310,7 @@ def _tensor(cursor: _Cursor, formats: _Formats) -> tuple[GGUFTensor, int]:
     if params >= 2**63:
         raise FFNError(f"{label} has the shape {shown(list(reversed(sizes)))}, more than any file holds")
     if row % values:
-        raise FFNError(f"{label}: rows of {row} are not whole blocks of {values}, as {form} needs")
+        raise FFNError(f"{label}: {form} needs rows of whole blocks of {values} values, got rows of {row}")
     return GGUFTensor(name, tuple(reversed(sizes)), form, params, params // values * size), offset
 
 

@@ -53,7 +53,7 @@ class Columns(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Read the dtype and shape of every tensor in a safetensors file, by name."""
+    """Return a mapping from every tensor's name in a safetensors file to its dtype and shape."""
     return named(read_columns(path))
 
 

@@ -454,8 +454,8 @@ class Requests:
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
-        """Build the error for a request without a response. An error in sending the request may contain the token, so
-        it is not quoted."""
+        """Build the error for a request without a response. An error in sending the request may contain the access
+        token, so it is not quoted."""
         code = ExitCode.ENVIRONMENT
         if isinstance(error, self.http.TimeoutException):
             hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"

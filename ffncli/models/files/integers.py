@@ -94,7 +94,7 @@ def _check_stated_shape(packed: Packed) -> None:
 
 
 def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
-    """Return the zeros; all of them are 2^(bits - 1) for a symmetric quantizer."""
+    """Return the zero points; for a symmetric quantizer, all of them are 2^(bits - 1)."""
     import torch
 
     name, bits, shape = packed.base + "_zero_point", packed.means.bits, packed.shape

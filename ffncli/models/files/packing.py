@@ -207,7 +207,7 @@ def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
 
 
 def _values(anchor: Anchor, words: int, bits: int) -> int:
-    """Return the number of values in `words` int32; 32 values of 3 bits share 3 words."""
+    """Return the number of values packed in `words` words of 32 bits; 32 values of 3 bits share 3 words."""
     values, rest = divmod(32 * words, bits)
     if rest:
         raise anchor.wrong(f"cannot be whole {bits}-bit values")
@@ -215,7 +215,7 @@ def _values(anchor: Anchor, words: int, bits: int) -> int:
 
 
 def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
-    """Check that all groups have equally many inputs, except that the last group may be smaller."""
+    """Check that all groups have the same number of inputs, except that the last group may be smaller."""
     size = -(-inputs // groups)
     if groups > inputs or -(-inputs // size) != groups:
         raise anchor.wrong(f"has {inputs} inputs, but {shown(name, 120)} has {groups} groups")

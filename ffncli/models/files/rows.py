@@ -139,7 +139,7 @@ class Packed:
 
 
 def torch_dtype(place: ByteLocation, name: str) -> Any:
-    """Return torch's dtype by name. Raises FFNError if this torch does not have it."""
+    """Return torch's dtype with this name. Raises FFNError if this torch does not have it."""
     import torch
 
     dtype = getattr(torch, name, None)

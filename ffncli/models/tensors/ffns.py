@@ -103,7 +103,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """Return the role of a tensor other than gate, up and down, by its name: a key of _ROLES, or an empty string."""
+    """Return the role that a tensor's name shows, as a key of _ROLES; empty for other names and for gate, up, down."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 
@@ -135,7 +135,7 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
 
 
 def _fits(items: Mapping[str, Item], p: Projections) -> bool:
-    """Return whether up and down fit together: they have equally many values, or up has twice as many because it
+    """Return whether up and down fit together: they have the same number of values, or up has twice as many because it
     contains the gate."""
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     if not up.params or not down.params:

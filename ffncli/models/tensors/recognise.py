@@ -56,7 +56,7 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 
 @dataclass(frozen=True)
 class StoredFFN:
-    """One FFN according to its tensors. `shows` maps fields of FFNSpec and MoE, by name, to the values that the tensors
+    """One FFN according to its tensors. `shows` maps names of fields of FFNSpec and MoE to the values that the tensors
     reveal.
 
     `shows` lacks d_model and d_ff if a shape is unknown, and `gated` if the file that would show it is missing; it

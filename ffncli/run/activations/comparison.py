@@ -1,4 +1,4 @@
-"""Compute the results of `ffn activations` for functions and gated units before any of them are shown."""
+"""Compute all results of `ffn activations` for functions and gated units; they are shown only afterwards."""
 
 from __future__ import annotations
 

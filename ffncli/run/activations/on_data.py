@@ -107,7 +107,7 @@ def _ffn_input(ready: Prepared) -> Tensor:
 def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
     """Run one layer's FFN on `enters` [..., d_model] a few tokens at a time, with its own activation and with `others`.
 
-    No tensor as wide as d_ff is kept. Raise FFNError if no token reaches the layer.
+    Tensors of width d_ff are not kept. Raise FFNError if no token reaches the layer.
     """
     steps, layer, flat = ffn_steps(ready.steps), ready.layer, enters.reshape(-1, enters.shape[-1])
     start, _ = ffn_span(steps)

@@ -89,7 +89,7 @@ CONVENTIONS: Mapping[str, str] = {
     "errors": "computed in float64 against the target without noise, at points spread evenly over the domain that are"
     " not the samples (2,048; 64 × 64 for two inputs); best and median are over seeds; the largest error is the best"
     " seed's",
-    "floor": "root-mean-square error of the best-fitting straight line (two inputs: plane) at those points",
+    "floor": "root-mean-square error of the best-fitting straight line (or plane, for two inputs) at those points",
     "seeds": "a seed whose training ends in NaN or Inf counts as diverged and is left out of every other figure",
 }
 

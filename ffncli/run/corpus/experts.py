@@ -1,4 +1,4 @@
-"""Run a mixture of experts on a corpus and record the routes of every layer and the predictions without each expert."""
+"""Run a mixture of experts on a corpus; record each layer's routes, and predictions with each expert left out once."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ExpertsSurvey:
     each expert.
 
     `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count the texts and tokens that were
-    read once more without each expert.
+    read again for each expert, with that expert removed.
     """
 
     model: Resolved

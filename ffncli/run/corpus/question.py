@@ -167,9 +167,9 @@ class ExpertsQuestion(ReadingQuestion):
     `source` is a model's directory or GGUF file; `prompts` is a file's name or a list of texts, as in `ffncli.corpus`.
     `layers` has a record for each layer with experts: the load of each expert, pairs chosen together, the number of
     experts chosen within the first n tokens, and the hit rate of a cache of n experts; `frame()` has a row for each
-    expert. `ablate_texts` texts (default 4) are read once more without each expert, to measure how the predictions
-    change; 0 skips this. `save_routes` writes the routes of the given `layer` for `ffn bench --routing`. Raises
-    FFNError for whatever the command line refuses, and for an argument of the wrong type.
+    expert. `ablate_texts` texts (default 4) are read again for each expert, with that expert removed, to measure how
+    the predictions change; 0 skips this. `save_routes` writes the routes of the given `layer` for `ffn bench
+    --routing`. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
     """
 
     source: Annotated[Source | None, Opt(accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")] = (
@@ -186,7 +186,7 @@ class ExpertsQuestion(ReadingQuestion):
         int,
         Opt(
             "--ablate-texts", accepts=whole(0, 1_000_000), group="What to measure",
-            help="Texts to run again without each expert; 0 skips this.",
+            help="Texts to run again for each expert, with it removed; 0 skips this.",
         ),
     ] = ABLATE_TEXTS  # fmt: skip
     save_routes: Annotated[

@@ -1,4 +1,4 @@
-"""The figures of a corpus as records and as a table: layers, units, outliers, and tokens with their positions."""
+"""The figures of a run on a corpus, as records and as a table: layers, units, outliers, tokens and their positions."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[
 
 
 class _Places:
-    """Builds records of places in the corpus; the texts of these places are read and tokenized once more."""
+    """Builds records of places in the corpus; the texts of these places are read and tokenized again."""
 
     def __init__(self, results: CorpusResults, numbers: Iterable[int]) -> None:
         self._tokenizer = results.tokenizer

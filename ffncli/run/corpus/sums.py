@@ -83,7 +83,7 @@ class RunningFigures:
     """Figures kept as tensors, which an interrupted run can restore."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all figures so far, by name."""
+        """Return a mapping from the name of each figure to its value so far."""
         return {name: value.cpu() for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -39,7 +39,7 @@ class Corpus:
     as_json: bool = False
 
     def __iter__(self) -> Iterator[Text]:
-        """Yield the nonempty texts, in order; refuse a line that is not a text, giving the line's number."""
+        """Yield the nonempty texts in order. Raises FFNError with the line's number for a line that is not a text."""
         number = end = 0
         for at, line in enumerate(self.lines(), 1):
             end += len(line)
@@ -49,7 +49,7 @@ class Corpus:
                 number += 1
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Read the texts with these indices once more."""
+        """Read the corpus again, and return a mapping from these indices to their texts."""
         wanted = frozenset(numbers)
         return {one.number: one.text for one in self if one.number in wanted}
 
@@ -111,7 +111,7 @@ def _of_file(file: BinaryIO, where: str, as_json: bool) -> Corpus:
 
 
 def _text(line: bytes, where: str, as_json: bool) -> str:
-    """Return a line's text; refuse a line that has no text."""
+    """Return a line's text. Raises FFNError for a line that is not a text."""
     if len(line) > _MOST_BYTES:
         raise FFNError(f"{where}: the text is longer than {_MOST_BYTES:,} bytes")
     try:

@@ -62,8 +62,8 @@ def prepare(
     train: bool | None = None,
     vocab: int | None = None,
 ) -> Prepared:
-    """Prepare a layer of a model to run. By default, an example gets its own input and mask, any other model 4 tokens;
-    the dtype is fp32 and the mode eval.
+    """Prepare a layer of a model to run. By default, an example runs on its own input, and in train mode if it has a
+    dropout mask; any other model runs on 4 tokens, in eval mode. The default dtype is fp32.
 
     Weights are drawn first, then inputs, from one generator seeded with `seed` (default 0), so torch users can
     reproduce them. `vocab` adds a final layer of that width with random weights.

@@ -85,7 +85,7 @@ class Derivation:
 
 
 def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain Σ x[i] · W[out,i] + b[out], with the `most` largest products by magnitude (NaN counts as largest)."""
+    """Explain Σ x[i] · W[out,i] + b[out], with at most `most` products, the largest in magnitude (NaN is largest)."""
     read, unit = scene.read(place, 0, index[:-1]), index[-1]
     parameter = scene.weight(place, "weight")
     assert parameter is not None

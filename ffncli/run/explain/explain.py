@@ -22,7 +22,7 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
     the scale.
 
     The choice is read from the traced weights. `experts` lists the chosen experts by weight, and the requested expert.
-    A softmax over the whole axis chooses no experts; `experts` then lists the `most` experts with the largest weights.
+    A softmax over the whole axis chooses no experts; at most `most` experts, those of largest weight, are then listed.
     """
     op, expert = op_of(place, ops.Route), index[-1]
     read = scene.read(place, 0, index[:-1])
@@ -114,8 +114,8 @@ class Explanation:
 def explain(
     scene: Scene, name: str, index: tuple[int, ...], most: int = 8, depth: int = 1, option: str = "explain"
 ) -> list[Explanation]:
-    """Explain `name[index]` with its `most` largest terms, then the origin of its largest term, and so on for `depth`
-    steps.
+    """Explain `name[index]` with its largest terms (at most `most`), then the origin of its largest term, and so on for
+    `depth` steps.
 
     `scene` must contain the tensors listed by `needed` in `scene.py`. Negative indices count from the end. Error
     messages begin with `option`.

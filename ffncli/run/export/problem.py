@@ -64,7 +64,7 @@ class ExportProblem:
 
     @property
     def conventions(self) -> dict[str, str]:
-        """The definitions of the workloads' figures, by name."""
+        """A mapping from the names of the workloads' figures to their definitions."""
         names = ("matmul_flops", "elementwise_flops", "bytes", *(("bytes_of_experts",) if self.routed else ()))
         return {name: CONVENTIONS[name] for name in names}
 

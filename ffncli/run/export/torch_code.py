@@ -38,7 +38,7 @@ class Spelling:
         return self.names.get(name, name.replace(".", "__"))
 
     def of(self, step: Step) -> dict[str, str]:
-        """Return the expression of each of a step's parameters, by the last part of the parameter's name."""
+        """Return the expressions of a step's parameters, keyed by the last part of each parameter's name."""
         names = (*step.parameters(), *step.tables())
         return {name.rpartition(".")[2]: self.parameters[name] for name in names if name in self.parameters}
 

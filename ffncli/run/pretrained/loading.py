@@ -257,7 +257,7 @@ def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = 
 
 
 def _has_head(kind: Any, config: Any) -> bool:
-    """Return whether a class has a head; False if it cannot be built from this config."""
+    """Return whether a model class has an output head; False if no model can be built from this config."""
     try:
         with torch.device("meta"):
             return kind(config).get_output_embeddings() is not None
@@ -268,7 +268,7 @@ def _has_head(kind: Any, config: Any) -> bool:
 def _without_head(module: Any) -> None:
     """Remove an untied head: it may take a gigabyte, and the run stops before it.
 
-    FSMT declares its decoder's embedding as its head; this embedding is kept.
+    FSMT returns its decoder's embedding as its output head; that embedding is kept.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     tied = {part for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for part in pair}

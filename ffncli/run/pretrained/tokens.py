@@ -59,7 +59,7 @@ def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
 
 
 def token_text(tokenizer: Any, number: int) -> str | None:
-    """Return one token as a string, including a leading space; None if the tokenizer does not have the token."""
+    """Return one token as a string, with its leading space if it has one; None if the tokenizer lacks the token."""
     raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
     if raw is None:
         return None

@@ -317,7 +317,7 @@ class ExpertStep:
     def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
         """Return every expert's results for its rows, concatenated; one all-reduce, if needed, serves them all."""
         rows = rows if self.divided else self.spread(rows)
-        # One expert even if there are no rows, so the autograd graph stays connected.
+        # Run at least one expert, even without rows, so that the autograd graph stays connected.
         busy = [e for e, count in enumerate(per_expert) if count] or [0]
         ends = list(accumulate(per_expert))
         for number, stage in enumerate(stages(self.op.program)):

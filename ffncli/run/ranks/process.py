@@ -1,4 +1,4 @@
-"""The behaviour of a process as one of several ranks, and the start of local ranks.
+"""How a process behaves as one of several ranks, and how local ranks are started.
 
 Only rank 0 prints; if several ranks have an error, only one prints it. Local ranks are processes with the same command,
 started by torch's elastic launcher, as torchrun does.

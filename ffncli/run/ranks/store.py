@@ -51,11 +51,11 @@ class RankStore:
             time.sleep(_BETWEEN if others else 0)
 
     def answer(self, how: str) -> None:
-        """Tell the other ranks how this rank ends."""
+        """Tell the other ranks how this rank has ended."""
         self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:
-        """Return how each rank ends, by rank; ranks that do not answer in time are left out."""
+        """Return a mapping from each rank to how it has ended, without ranks that do not answer in time."""
         until = time.monotonic() + _ANSWERING
         silent = list(range(self.place.world_size))
         while (silent := self._without("ended", silent)) and time.monotonic() < until:

@@ -171,7 +171,7 @@ def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Ten
 
 
 def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> TensorRow:
-    """Compare a weight in both traces; refuse different shapes."""
+    """Compare a weight in both traces. Raises FFNError if its shapes differ."""
     a, b = new.weight(name), base.weight(name)
     if a.shape != b.shape:
         raise FFNError(

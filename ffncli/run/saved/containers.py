@@ -217,7 +217,7 @@ class _Npz:
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """Return the arrays by name; refuse duplicate names, and compressed arrays, which could have any size."""
+    """Return a mapping from names to arrays; refuse duplicate names, and compressed arrays, which could be huge."""
     total = path.stat().st_size
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():

@@ -48,7 +48,7 @@ def error(value: float, bound: float) -> str:
 
 
 def agrees(value: float, bound: float) -> Verdict:
-    """Return the verdict: `holds` if the error is only due to rounding."""
+    """Return the verdict: `holds` if the error `value` is so small that rounding explains it."""
     return "holds" if value < bound else "wrong"
 
 
@@ -70,7 +70,7 @@ def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = 
 
 
 def intermediates(ready: Prepared) -> dict[str, Tensor]:
-    """Return every tensor of the run by its name, in the prepared mode."""
+    """Run in the prepared mode, and return a mapping from the tensors' names to the tensors."""
     events = execute(ready.steps, ready.weights, ready.inputs, ready.mode)
     return dict(ready.inputs) | {event.name: event.tensor for event in events if event.expert is None}
 

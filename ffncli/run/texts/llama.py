@@ -89,7 +89,7 @@ def _whole(split: RankTrace) -> Fact:
 
 
 def _collectives(split: RankTrace) -> list[Fact]:
-    """Return the number of collectives in a node's steps, and the bytes that one node sends for one float32 token."""
+    """Return facts about a node's collectives: how many there are, and the bytes sent for one token in float32."""
     tokens = split.shares[0].tokens
     gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
     figure = f"collectives: {split.all_reduces}; the All-Gather is not needed and would cost {gather:,} bytes"

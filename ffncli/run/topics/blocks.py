@@ -125,8 +125,8 @@ def neuron_topic(line: TopicLine) -> Topic:
             "It writes: it adds the strength times its row of W2 to the output, to which b2 is also added.",
             f"Below, neuron {most} fires most, {fixed(strength[most])}, and writes {fixed(written[most][-1])} "
             f"to out 3; the sum with b2 there is {fixed(out[-1])}.",
-            f"gpt2 has {layers} layers of {width:,} neurons, {layers * width:,} patterns, each with the vector that it "
-            "writes: a kind of memory (Geva et al. 2021).",
+            f"gpt2 has {layers} layers of {width:,} neurons, so {layers * width:,} patterns, each with the vector that "
+            "its neuron writes: a kind of memory (Geva et al. 2021).",
         ),
         NumberTable(
             "ffn trace --tokens 1 --explain 'down[0,3]'",

@@ -66,7 +66,7 @@ def fixed(value: float) -> str:
 
 @dataclass(frozen=True)
 class TinyRun:
-    """A finished run of a small block: its inputs and weights, and the record of each step by name."""
+    """A finished run of a small block: its inputs and weights, and its steps' records, keyed by the steps' names."""
 
     prepared: Prepared
     trace: Trace

@@ -388,7 +388,7 @@ def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
     if text == "all":
         return None
     if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
-        raise FFNError(f"{option('expert')} must be a number, a list such as 0,3, or all, got {shown(text)}")
+        raise FFNError(f"{option('expert')} must be an expert's index, a list such as 0,3, or all, got {shown(text)}")
     experts = frozenset(int(word) for word in text.split(","))
     if max(experts) >= moe.experts:
         raise FFNError(

@@ -261,7 +261,7 @@ def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[s
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
         out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
     if subject.model.example and subject.model.example.dropped and question.train is False:
-        out.append("dropout is off: the example's statements, which need dropout, are not checked")
+        out.append("dropout is off, but the example's statements need it: they are not checked")
     names = [record.name for record in result.steps]
     idle = [e for e in sorted(subject.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
     return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])

@@ -230,7 +230,7 @@ def _direct(one: Added, head: Head, limits: TokenLimits) -> DirectLogits | None:
 
 
 def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[TokenLogit, ...]:
-    """Return the tokens with the `most` largest or smallest logits."""
+    """Return at most `most` tokens, those with the largest or the smallest logits."""
     if logits.isnan().any():
         return ()
     values, ids = logits.topk(min(most, len(logits)), largest=largest)
@@ -370,7 +370,7 @@ def _units(
 
 
 def _unit_ends(units: Sequence[UnitLogit], most: int) -> tuple[tuple[UnitLogit, ...], tuple[UnitLogit, ...]]:
-    """Return the `most` units with the largest and the smallest contribution (if unknown, `alone`)."""
+    """Return the units with the largest and the smallest contribution (if unknown, `alone`), at most `most` each."""
     reached = [unit for unit in units if unit.logit is not None] or units
     order = sorted(reached, key=lambda unit: unit.alone if unit.logit is None else unit.logit)
     return tuple(order[: -most - 1 : -1]), tuple(order[:most])

@@ -258,8 +258,8 @@ def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, 
 def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
     """Yield every arrangement of the module's matrices as a plain or gated block, with their biases.
 
-    Each matrix has one role, unless there is only one matrix. A bias belongs to its matrix by name; if a matrix has no
-    such bias, its projection has no bias.
+    Each matrix has one role, unless there is only one matrix. A matrix's bias is recognised by its name (`biases`); a
+    projection whose matrix has no such bias has none.
     """
     sizes = matrices(shapes, d_model)
     rises, falls = _projections(sizes, d_model), _projections(sizes, d_model, fall=True)

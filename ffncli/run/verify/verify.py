@@ -67,7 +67,7 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verification's rows, in the order of CHECKS, with their model and block; a referee adds a certificate."""
+    """A verification's rows, in the order of CHECKS, with the model and the block; a referee adds a certificate."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved

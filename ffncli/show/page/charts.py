@@ -18,7 +18,7 @@ _COLOURS = 8  # further lines repeat the colours with hollow points
 @dataclass(frozen=True)
 class RatioBar:
     """A row of an interval chart: `value` between `low` and `high`; `kind` is the CSS class that sets the row's colour.
-    The group's name is shown above consecutive rows of the same `group`."""
+    Consecutive rows of the same `group` appear below the group's name."""
 
     label: str
     value: float

@@ -1,8 +1,8 @@
 """A plot as lines of text: curves of Braille dots, two across and four down in each character, inside a frame.
 
-This is our own code for two reasons: the maintained terminal plotters import numpy, which takes longer than all of `ffn
-activations`, and they distinguish curves only by colour. Here every curve has a letter, so that a pipe, a log and
-NO_COLOR show the same picture. An output that cannot encode Braille gets only the letters.
+This is our own code for two reasons: the maintained terminal plotters import numpy, which takes longer than a whole run
+of `ffn activations`, and they distinguish curves only by colour. Here every curve has a letter, so that a pipe, a log
+and NO_COLOR show the same picture. An output that cannot encode Braille gets only the letters.
 """
 
 import math
@@ -200,7 +200,7 @@ def dots(points: Sequence[Point], columns: int, rows: int) -> Dots:
 
 
 def place_of(point: Point, columns: int, rows: int) -> Place | None:
-    """Return the character that a point lies in; None outside the frame."""
+    """Return the column and row of the character that contains a point; None if the point is outside the frame."""
     x, y = _near(point[0] * (columns * ACROSS - 1)), _near((1 - point[1]) * (rows * DOWN - 1))
     if not (-0.5 <= x < columns * ACROSS - 0.5 and -0.5 <= y < rows * DOWN - 0.5):
         return None

@@ -130,7 +130,7 @@ def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
 
 
 def _scale(axes: Axes, plot: Plot) -> None:
-    """Set log scales, the plot's frame, ticks at measured points, and lines at zero if zero is inside."""
+    """Set log scales, the plot's frame, ticks at measured points, and lines at zero if zero is inside the frame."""
     drawn = [_drawable(line, plot) for line in plot.lines]
     xs, ys = [x for some, _ in drawn for x in some], [y for _, some in drawn for y in some]
     if plot.log_x:

@@ -197,13 +197,13 @@ def test_without_grids_results_that_do_not_collide_are_merged_with_a_note():
             journal.finish()
     merged = merge(["a.csv", "b.csv"], "all.csv")
     assert (merged.complete, merged.grid, len(merged.rows)) == (None, None, 6)
-    assert merged.notes == ("no file is a part of a grid: cannot tell whether cases are missing",)
+    assert merged.notes == ("no file is a part of a grid, so it is unknown whether cases are missing",)
     with new_run(Path("killed.csv"), request(tokens=(4,))):
         state = contents()
     Path("killed.partial.jsonl").write_bytes(state["killed.partial.jsonl"])
     some = merge(["a.csv", "killed.partial.jsonl"], "some.csv")
     assert [one.resume for one in some.missing] == ["killed.csv"]
-    assert some.notes == ("no file is a part of a grid: cannot tell whether other cases are missing",)
+    assert some.notes == ("no file is a part of a grid, so it is unknown whether other cases are missing",)
     assert not Path("all.grid.json").exists()
     assert merge(["all.csv", "a.csv"], "again.csv").rows == merged.rows
     Path("x.grid.json").write_text("of what is replaced")

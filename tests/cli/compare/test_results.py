@@ -84,7 +84,7 @@ def test_strict_asks_for_a_decision(call, tmp_path, base, one_slower):
     code, _, err = call("compare", base, single, *GATE, "--strict", "-q")
     assert code == 4
     assert err.startswith("error: 6 of 6 rows are inconclusive: packed (")
-    assert "; and 1 more; more --processes" in err
+    assert "; and 1 more; measure with more --processes" in err
     assert call("compare", base, single, "--strict")[0] == 4
     assert call("compare", base, base, "--strict")[0] == 0
     assert call("compare", base, one_slower, *GATE, "--strict")[0] == 1  # a failure is a decision

@@ -241,7 +241,7 @@ def test_a_neuron():
         f"neuron {most} fires most, {float(fires[most]):.4f}, and writes {float(written[most][3]):.4f} to out 3; the "
     )
     assert f"{said}sum with b2 there is {float(out[3]):.4f}." in text(topic)
-    assert f"12 layers of 3,072 neurons, {12 * 3072:,} patterns" in text(topic)
+    assert f"12 layers of 3,072 neurons, so {12 * 3072:,} patterns" in text(topic)
 
 
 def test_a_mixture_of_experts():

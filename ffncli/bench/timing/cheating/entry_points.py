@@ -54,8 +54,8 @@ _TORCH = (
     "torch.nn.modules.activation", "torch.nn.modules.linear", "torch.nn.modules.module",
     "torch.nn.modules.normalization", "torch.overrides", "torch.special",
 )  # fmt: skip
-# Hooks that programs set for their own reports. The next constants: the attributes of torch that torch.compile
-# replaces, and the module whose code replaces them.
+# _FREE has hooks that programs set for their own reports. _BY_TORCH maps attributes of torch that torch.compile
+# replaces to the module whose code replaces them.
 _FREE = frozenset(
     {"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook", "torch.manual_seed"}
 )

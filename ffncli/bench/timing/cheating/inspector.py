@@ -177,7 +177,7 @@ class _Calls:
         self._placed, self._problem, self._source = placed, problem, source
 
     def cause(self) -> WrongCode:
-        """Return the first cause that these calls show."""
+        """Call the kernel in several ways, and return the first cause that explains its wrong answers."""
         if self._changes_later():
             return WrongCode.DEFERRED_WORK
         if code := self._filled_later():

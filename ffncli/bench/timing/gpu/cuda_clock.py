@@ -49,7 +49,7 @@ _SM_CYCLES = torch.version.hip is None  # the waiting kernel counts cycles of th
 class _Pace:
     """The pace of the call timed last: the host's seconds to launch a call, and the GPU's seconds to run it.
 
-    `waits` is true if the call itself waits for the GPU, so that no lead helps; None until that is known. `late` is the
+    `waits` is true if the call itself waits for the GPU: then no lead helps; None until that is known. `late` is the
     host's time for the first segment if it was as long as the GPU's wait, otherwise 0. Either the call waits, or the
     host stalled; waiting twice as long next time shows which is true.
     """
@@ -106,11 +106,11 @@ class _Block:
 class CudaClock:
     """Times calls on the current GPU. Everything runs in the current stream; the host waits only at the ends of blocks.
 
-    Attributes of the block timed last: `launch_bound` is true if the GPU's queue was empty at some point, so that the
-    time includes launches. `other_stream` is true if the GPU still had other, untimed work when the current stream had
-    finished. `host_s` is the time that the host took to launch the block's calls. `sm_hz` is the SM clock before the
-    block or at its lead-in, or None if unknown. Arguments: `cuda` is torch.cuda or a stand-in, `wall` the host's clock
-    in seconds.
+    Its attributes describe the block timed last. `launch_bound` is true if the GPU's queue was empty at some point, so
+    the time includes launches. `other_stream` is true if the GPU still had other, untimed work when the current stream
+    had finished. `host_s` is the time that the host took to launch the block's calls. `sm_hz` is the SM clock before
+    the block or at its lead-in, or None if unknown. Arguments: `cuda` is torch.cuda or a stand-in, `wall` the host's
+    clock in seconds.
     """
 
     thread_seconds: float | None = None
@@ -328,8 +328,8 @@ class GpuCounters:
         return GpuSnapshot(**counts, gpu=self._probe.read() if self._probe else Sample())
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """Return the flags of a block: `launch-bound` with the host's flags, or only `preempted`; `other-stream` if the
-        GPU had untimed work left; `host=0.00025`, the seconds of launching; then the GPU's flags (`clock_flags`)."""
+        """Return a block's flags: the host's, as the class says; `launch-bound` if the GPU waited, `other-stream` if it
+        had untimed work left; `host=0.00025`, the seconds spent launching; then the GPU's own (`clock_flags`)."""
         clock, host = self._clock, self._host.flags(before, after, seconds, 0)
         flags = ["launch-bound", *host] if clock.launch_bound else [flag for flag in host if flag == "preempted"]
         if clock.other_stream:

@@ -93,9 +93,9 @@ def captured(
 
     Outputs are freed as in normal use, so the next call overwrites them. The graphs are replayed one after another,
     never at the same time, so they share one memory pool. Each graph is replayed once here, because the first replay
-    uploads it. A few `judged` calls are captured in a graph of their own and replayed once; it comes before or after
-    the others at random, so that a kernel cannot know which graph is judged. Raises NotCaptured with the reason;
-    exceptions of the plain call pass through.
+    uploads it. A few `judged` calls are captured in a graph of their own, which is replayed once. It is
+    captured before or after the others, at random, so that a kernel cannot know which graph is judged. Raises
+    NotCaptured with the reason; exceptions of the plain call pass through.
     """
     graphs = -(-len(copies) // calls)
     order = repeated(copies, graphs * calls)
@@ -201,7 +201,7 @@ def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
 
 
 def _graph(call: Callable[[Copy], object], copies: Sequence[Copy], pool: Any, cuda: Cuda) -> Call:
-    """Capture the calls on these copies as a graph; return its replay."""
+    """Capture the calls on these copies as a graph; return a call that replays it."""
     graph = cuda.CUDAGraph()
     reason: Exception | None = None
     out: object = None

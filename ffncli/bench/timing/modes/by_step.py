@@ -38,8 +38,8 @@ StepCall = Callable[[], object]
 def step_calls(
     steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor = torch.clone
 ) -> dict[str, StepCall]:
-    """Return calls by name: of the whole block, which is the baseline, and of each step, in order; `experts[e].gate`
-    (the gates of all experts together) comes after the experts.
+    """Return a mapping from names to calls: of the whole block, which is the baseline, and of each step, in order;
+    `experts[e].gate` (the gates of all experts together) comes after the experts.
 
     `steps` are kernel steps, `weights` has canonical names, x [tokens, d_model] is the input. No call changes its
     inputs, so a call returns the same output every time. `copy` copies a tensor to new memory for one call; every call

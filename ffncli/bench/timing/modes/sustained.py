@@ -29,7 +29,7 @@ _TRIES = 4  # repeated because a clock that rises under load makes the first tur
 class Turns:
     """The turns of one arm: the seconds per call in each turn, and the GPU's clock in MHz and power in W, if known.
 
-    `launch_bound` is true if the GPU waited for the host in some turn, so that its clock and power are not those under
+    `launch_bound` is true if the GPU waited for the host in some turn; its clock and power are then not those under
     full load.
     """
 

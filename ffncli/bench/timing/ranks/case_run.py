@@ -174,8 +174,8 @@ class _RankReferee(Referee):
 
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
-    """Return the first wrong ruling, which names its rank if it comes from another rank; if all are right, a ruling
-    with the largest errors."""
+    """Return the first ruling that finds an answer wrong, with its rank if that is another rank; if all answers are
+    right, return a ruling with the largest errors."""
     first = [rulings[here], *(ruling.at(f"on rank {rank}, ") for rank, ruling in enumerate(rulings))]
     return reduce(Ruling.then, first)
 

@@ -148,7 +148,7 @@ def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
 def part_of(steps: Sequence[Step], channel: RankChannel) -> tuple[Step, ...]:
     """Return the steps of one rank, up to the all-reduce of the output. Raises Skipped if there are other collectives.
 
-    If only rank 0 adds a bias, the other ranks get that bias filled with zeros, so that a kernel is the same on all
+    If only rank 0 adds a bias, the other ranks get a bias of zeros in its place, so that a kernel is the same on all
     ranks.
     """
     ranks = channel.group.ranks

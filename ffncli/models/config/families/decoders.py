@@ -370,11 +370,11 @@ def _switch_routing(config: Fields) -> Extra:
 
 
 def _nllb_routing(config: Fields) -> Extra:
-    """Route to two experts with renormalised weights; in evaluation, their outputs shrink by the share that training
-    drops.
+    """Route to two experts with renormalised weights. As in evaluation, the experts' outputs are multiplied by the
+    share that training keeps.
 
-    transformers 5.23 encodes the choice twice, so it sends every first choice to expert 1 and every second choice to
-    expert 0; here, the router's weights decide.
+    transformers 5.23 one-hot encodes the choice a second time, so it sends every first choice to expert 1 and every
+    second choice to expert 0; here, the router's weights decide.
     """
     only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
     only(config, "second_expert_policy", "all", "the second expert would be chosen at random; only all is covered")

@@ -135,7 +135,7 @@ class CheckedBlock:
         return DenseFFN(self.ffn, self.ffn_weights, self.x, "the FFN")
 
     def _within(self, name: str) -> Tensor:
-        """Run the FFN and return its input or one of its intermediate tensors by name."""
+        """Run the FFN and return the tensor with this name: its input or an intermediate tensor."""
         events = execute(self.ffn, self.ffn_weights, {self.entry: self.x})
         return self.x if name == self.entry else next(e.tensor for e in events if e.name == name)
 

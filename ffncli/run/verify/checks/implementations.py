@@ -1,4 +1,4 @@
-"""Other ways to compute the block that must agree with its steps: an nn.Module, kernels, shards."""
+"""Checks that other ways to compute the block agree with its steps: an nn.Module, kernels, shards."""
 
 import copy
 from collections.abc import Callable, Iterator

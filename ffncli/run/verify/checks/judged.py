@@ -76,7 +76,7 @@ def special(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
-    """Return inputs [few tokens, d_model] by name. With a router, leave out inputs on which experts could tie."""
+    """Return a mapping from names to inputs [few tokens, d_model]; with a router, none on which experts could tie."""
     dtype, d_model = trial.block.dtype, trial.spec.d_model
     drawn, numbers = trial.draw(_FEW), torch.finfo(dtype)
     past_overflow = math.log(numbers.max)  # exp overflows beyond this; drawn |x| reaches about 4 times as far
@@ -352,7 +352,7 @@ def replay(trial: KernelTrial) -> Iterator[CheckRow]:
         other = min(_work(trial, _near(trial, x)) or 0.0 for _ in range(_REPEATS))
         same = min(_work(trial, x) or 0.0 for _ in range(1 + _REPEATS))
         if other < _LEAST:
-            yield judge.skips(subject, f"a call takes {time_text(other)}, too short to tell whether answers are cached")
+            yield judge.skips(subject, f"a call of {time_text(other)} is too short to tell whether answers are cached")
             return
         share = max(share, same / other)
         if share >= _KEPT:
@@ -366,7 +366,7 @@ def _near(trial: KernelTrial, x: Tensor) -> Tensor:
 
 
 def _work(trial: KernelTrial, x: Tensor) -> float | None:
-    """Return the processor seconds of one call, over all threads of the kernel's process; None if unknown."""
+    """Return the processor seconds of one call, summed over the threads of the kernel's process; None if unknown."""
     number = str(trial.host.process.pid)
     before = busy_threads(number)
     trial.call(x)

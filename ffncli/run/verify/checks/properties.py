@@ -19,7 +19,7 @@ _ALONE = 4  # tokens to run one at a time; few, because each reads all weights
 
 
 def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check that every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
+    """Check that Conv1d layers with kernel 1 over [1, d_in, tokens] equal every Linear, and together the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
     tensors = {dense.entry: dense.x}
@@ -83,7 +83,7 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
     if case.layer.spec.moe:
         yield judge.skips(
             "mixture",
-            "the router depends on the input, so the mixture is not a matrix; the rows below check one expert",
+            "the routes depend on the input, so the mixture is not one matrix; the rows below check one expert",
         )
     if any(isinstance(step.op, Norm) for step in dense.steps):
         yield judge.skips(dense.label, "its norm over d_ff is not linear")
@@ -133,7 +133,7 @@ def _linear(dense: DenseFFN) -> DenseFFN:
 
 
 def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
-    """Return (M [rows, d_model], c [rows]), so that the first rows of block(... block(x)) equal M x + c. The matrix
+    """Return (M [rows, d_model], c [rows]) such that the first rows of block(... block(x)) equal M x + c. The matrix
     product starts with the last Linear, so every intermediate matrix has only `rows` rows."""
     linears = [step for step in steps if isinstance(step.op, Linear)] * depth
     wide = weights[f"{linears[-1].output}.weight"].shape[0]
@@ -210,7 +210,7 @@ def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
 
 
 def zero(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check the FFN's output for zeros: without biases, with random biases, and token by token."""
+    """Check the output for a zero input: without biases, with random biases, and that all tokens have the same."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
     bare, biased = with_biases(case.ffn, False), with_biases(case.ffn, True)

@@ -151,7 +151,7 @@ def test_collapse_of_a_gated_block_is_a_figure_and_it_is_quadratic(monkeypatch):
 def test_collapse_says_what_it_cannot():
     assert verified(SPECS["norm inside"], "collapse").rows[0].note == "its norm over d_ff is not linear"
     mixed = verified(SPECS["mixture"], "collapse").rows
-    assert "the mixture is not a matrix" in mixed[0].note
+    assert "the mixture is not one matrix" in mixed[0].note
     assert mixed[2].passed is True
 
 
