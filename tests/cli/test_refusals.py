@@ -290,7 +290,7 @@ REFUSED = [
     ("activations --at inf", "not a finite number"),
     ("activations --std 0", "--std must be a number above 0, got '0'"),
     ("activations --std 1e7", "--std must be from 1e-06 to 1e+06"),
-    ("activations --expect 1", "--expect: '1' is not X=Y"),
+    ("activations --expect 1", "--expect: '1' is not of the form X=Y"),
     ("activations silu --against gelo", "error: --against: unknown activation 'gelo'; did you mean 'gelu'"),
     ("activations silu --against swiglu", "swiglu is a gated unit, a function of two inputs; name only gated units"),
     ("activations silu --against swiglu_oia", "--against: unknown activation 'swiglu_oia'; did you mean 'swiglu_oai'"),
