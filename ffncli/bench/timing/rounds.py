@@ -14,7 +14,7 @@ from ffncli.bench.records import ANCHOR, DISTURBANCES, GEMM, LEAST_TIME, THREAD,
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.bench.timing.reporter import REPORTER
 
-LONG_CALL = 0.02  # s; a call that takes longer needs only one lead-in call
+LONG_CALL = 1e-3  # s; a call that takes longer needs only one lead-in call, which fills the caches
 _LEAD_IN = 2  # minimum lead-in calls: the first one fills the caches
 _SHORT_LEAD_IN = 4  # minimum lead-in calls, if they take less than _SHORT_CALL each
 _SHORT_CALL = 50e-6
@@ -25,7 +25,9 @@ _PLACING = 0.15  # maximum fraction of the time, if more rounds can achieve it
 _LAST_PLACEMENT = 1.1  # of the budget: the last of the requested placements may end this late
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls takes most of the time
-_LED_IN_CALLS = 2  # minimum calls per block if its lead-in takes as many
+_LED_IN_CALLS = 3  # minimum calls per block, so that the lead-in is a small part
+_ONE_CALL = 0.1  # s; a call that takes longer is a block by itself
+_LONG_ESTIMATE = 0.02  # s; a call that takes longer is not timed again to estimate its time
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
 _SHARE = 3  # a slow arm takes part in fewer rounds if its block would take more than this many typical blocks
 _LEAST_SAMPLES = 3  # number of rounds of a process in which even the slowest arm takes part
@@ -173,6 +175,11 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
                 yield tuple(reversed(row)) if reverse else tuple(row)
 
 
+def block_calls(per_call: float, block: float) -> int:
+    """Return how many calls last about `block` seconds, or the least number of calls in a block."""
+    return max(min(round(block / per_call), 2**30), _LED_IN_CALLS if per_call < _ONE_CALL else 1)
+
+
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
     """Return the half-width of this process's value, given the log ratios of each placement. It is computed like the
     interval over all processes.
@@ -286,10 +293,10 @@ class _Measurement:
         before, start = self.counters.read().waited or 0.0, self.clock.now()
         for arm in arms.values():
             per_call, self.wall[arm.name] = self._estimate(arm)
-            calls = max(1, min(round(self.plan.block / per_call), 2**30))
+            calls = block_calls(per_call, self.plan.block)
             if self.wall[arm.name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
                 calls = min(calls, max(_LEAST_CALLS, int(_MOST_WALL * self.plan.block / self.wall[arm.name])))
-            self.inner[arm.name] = max(calls, _LED_IN_CALLS if per_call < LONG_CALL else 1)
+            self.inner[arm.name] = calls
         if (self.counters.read().waited or 0.0) - before > _DISTURBED * (self.clock.now() - start):
             self._shorten(4)
         self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
@@ -357,7 +364,7 @@ class _Measurement:
                 count *= 2
                 continue
             least, least_wall = min(least, max(seconds / count, LEAST_TIME)), min(least_wall, wall / count)
-            if not again or wall > LONG_CALL:
+            if not again or wall > _LONG_ESTIMATE:
                 return least, least_wall
             again -= 1
 
@@ -436,7 +443,7 @@ class _Measurement:
             REPORTER.calls(arm.name)
             seconds = self.clock.time(arm.call, 1, arm.before)
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)
-            long = self.clock.now() - start > self.plan.block / 2
+            long = self.clock.now() - start > self.plan.block / 4
             if number >= least and (agree or long):
                 return
             last = seconds

@@ -91,7 +91,7 @@ def test_a_slow_arm_takes_part_in_fewer_rounds() -> None:
     assert of["eager"] == of["fast"] == of["slowish"] == set(range(8))
     count = Counter(b.kernel for b in found.blocks)
     assert count["slow"] * 7 <= count["eager"] + 7
-    assert len(of["slow"]) == count["slow"] >= 3  # not always in the same round of a placement
+    assert len(of["slow"]) == count["slow"] >= 2  # not always in the same round of a placement
     spent = {name: sum(b.seconds for b in found.blocks if b.kernel == name) for name in times}
     assert spent["slow"] < 0.5 * sum(spent.values())
 
@@ -118,7 +118,7 @@ def test_blocks_are_shorter_on_a_busy_machine() -> None:
         0, "c", placing(clock, TIMES), clock, busy, replace(PLAN, kernels=("eager", TWIN), target=0.0)
     )
     inner = {b.placement: b.inner for b in found.blocks if b.kernel == "eager"}
-    assert [inner[n] for n in range(6)] == [25, 12, 6, 3, 2, 2]
+    assert [inner[n] for n in range(6)] == [25, 12, 6, 3, 3, 3]
 
     class Waiting(FakeCounters):
         def read(self):  # type: ignore[no-untyped-def]
@@ -156,10 +156,10 @@ def test_lead_in_of_quick_and_of_long_calls() -> None:
     work = {"eager": Work(2e-3), "fast": Work(0.03)}
     rounds.measure(0, "c", lambda _: [Arm(n, w) for n, w in work.items()], clock, FakeCounters(), PLAN)
     after = clock.asked[::-1]
-    inner = {"eager": 2, "fast": 1}
+    inner = {"eager": 3, "fast": 3}
     blocks = [w for w, n in clock.asked if n > 1 and w is work["eager"]]
     assert blocks
-    for name, calls in (("eager", 2), ("fast", 1)):
+    for name, calls in (("eager", 1), ("fast", 1)):
         asked = list(itertools.takewhile(lambda a: a[0] is work[name], (a for a in after if a[0] is work[name])))  # noqa: B023
         assert asked[0][1] == inner[name]
         assert [n for _, n in asked[1 : 1 + calls]] == [1] * calls, name
@@ -180,8 +180,8 @@ def test_lead_in_goes_on_until_calls_agree_and_has_an_end() -> None:
     assert max(lead_in(0, jitter=2.0) for _ in range(3)) <= 12
     assert lead_in(0, seconds=1e-4) == 2  # longer calls need fewer
     assert lead_in(1, seconds=1e-4) == 3
-    assert lead_in(1, seconds=0.0012) == 2  # bounded in time, too
-    assert lead_in(0, seconds=0.019) == 2
+    assert lead_in(3, seconds=0.0009) == 2  # bounded in time, too
+    assert lead_in(0, seconds=0.0012) == 1  # the first call fills the caches
 
 
 def test_precise_enough_ends_at_the_least() -> None:

@@ -12,7 +12,7 @@ caller verifies the chosen kernel.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
-from math import ceil, exp, log, log1p
+from math import exp, log, log1p
 from statistics import median
 
 import torch
@@ -32,7 +32,7 @@ from ffncli.bench.timing.outcomes import require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.bench.timing.reporter import REPORTER
-from ffncli.bench.timing.rounds import LONG_CALL, Arm, Plan, measure
+from ffncli.bench.timing.rounds import LONG_CALL, Arm, Plan, block_calls, measure
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
@@ -289,7 +289,7 @@ class Race:
         each = wall = 0.0  # s per round: timed, and in total
         for name in self._in:
             once = exp(median(self._latest(name)))
-            calls = 2 if once > LONG_CALL else _CALLS + max(2, ceil(_BLOCK / once))
+            calls = (1 if once > LONG_CALL else _CALLS) + block_calls(once, _BLOCK)
             each, wall = each + calls * once, wall + (_CALLS + 2) * self._wall
         fitting = [(self._most - self.seconds) / each]
         fitting += [self._wall_left / wall] if self._before else []
