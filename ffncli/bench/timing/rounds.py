@@ -22,6 +22,7 @@ _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _OF_MEDIANS = 1.2533  # standard error of a median divided by that of a mean, for normal values: √(π / 2)
 _PLACING = 0.15  # maximum fraction of the time, if more rounds can achieve it
+_WITHIN = 0.6  # of the half-width: 36 % of the variance, the rest is for the differences between processes
 _LAST_PLACEMENT = 1.1  # of the budget: the last of the requested placements may end this late
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls takes most of the time
@@ -109,8 +110,8 @@ class Measured:
 def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str = "cpu", threads: int = 0) -> Plan:
     """Return one process's part of a method.
 
-    The half-width of a mean over K processes is 1/√K of the half-width of one process, so each process may reach √K
-    times the requested half-width.
+    The half-width of a mean over K processes is 1/√K of the half-width of one process, so each process could reach √K
+    times the requested half-width. But processes differ, so the noise within them may take only _WITHIN of that.
     """
     block = method.block if method.block is not None else BLOCK_SECONDS["cuda" if device.startswith("cuda") else "cpu"]
     return Plan(
@@ -119,7 +120,7 @@ def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str =
         block=block,
         placements=method.placements,
         rounds=method.rounds,
-        target=log1p(method.precision) * sqrt(method.processes),
+        target=log1p(method.precision) * sqrt(method.processes) * _WITHIN,
         budget=method.max_time / method.processes,
         seed=method.seed,
         processes=method.processes,
