@@ -219,10 +219,10 @@ class Arms:
         answers = answers if answers.wrong else answers.then(fresh.checked_ruling())
         return answers.at("", WrongCode.WRONG_WHEN_TIMED)
 
-    def refresh(self) -> None:
-        """Check the kernels' outputs on new tokens."""
+    def refresh(self, kernels: Iterable[PlacedKernel]) -> None:
+        """Check these kernels' outputs on new tokens."""
         inputs = self.problem.inputs(2)
-        for placed in self.kernels:
+        for placed in kernels:
             if placed.name not in self.wrong:
                 self.rule(placed.name, correctness.fresh(placed, self.problem, inputs))
 

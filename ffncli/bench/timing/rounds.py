@@ -27,7 +27,7 @@ _LAST_PLACEMENT = 1.1  # of the budget: the last of the requested placements may
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls takes most of the time
 _LED_IN_CALLS = 3  # minimum calls per block, so that the lead-in is a small part
-_ONE_CALL = 0.1  # s; a call that takes longer is a block by itself
+_ONE_CALL = 0.1  # s; a call that takes longer is a block by itself, without a lead-in
 _LONG_ESTIMATE = 0.02  # s; a call that takes longer is not timed again to estimate its time
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
 _SHARE = 3  # a slow arm takes part in fewer rounds if its block would take more than this many typical blocks
@@ -354,7 +354,10 @@ class _Measurement:
         """
         count, again = 1, 2
         REPORTER.calls(arm.name)
-        self.clock.time(arm.call, 1, arm.before)  # the first call is always slow
+        start = self.clock.now()
+        seconds = self.clock.time(arm.call, 1, arm.before)  # the first call is always slow, though a long one hardly
+        if (wall := max(self.clock.now() - start, seconds)) > _ONE_CALL:
+            return seconds, wall
         least, least_wall = inf, inf
         while True:
             REPORTER.calls(arm.name)
@@ -436,7 +439,8 @@ class _Measurement:
         """Make untimed calls until two in a row agree, up to a maximum number and for about the time of a block."""
         REPORTER.calls(arm.name)
         if self.wall[arm.name] > LONG_CALL:
-            self.clock.time(arm.call, 1, arm.before)
+            if self.wall[arm.name] < _ONE_CALL:
+                self.clock.time(arm.call, 1, arm.before)
             return
         last, start = inf, self.clock.now()
         least = _SHORT_LEAD_IN if self.wall[arm.name] < _SHORT_CALL else _LEAD_IN

@@ -335,7 +335,7 @@ def test_drift_of_20_percent_leaves_two_of_one_the_same() -> None:
 def test_plan_of_a_method() -> None:
     plan = rounds.plan_of(Method(), "eager", ["eager"], "cpu", 2)
     assert (plan.block, plan.budget, plan.threads, plan.processes) == (4e-3, 4.0, 2, 5)
-    assert plan.target == pytest.approx(log(1.01) * sqrt(5))
+    assert plan.target == pytest.approx(log(1.01) * sqrt(5) * 0.6)  # the rest is for differences between processes
     cuda = rounds.plan_of(Method(block=None), "eager", ["eager"], "cuda:0", 2)
     assert (cuda.block, cuda.threads) == (1e-3, 0)
 

@@ -35,10 +35,12 @@ from tests.system import fake_gpu
 pytestmark = pytest.mark.runs
 
 USER = """
+import os
 print("loaded")
+calls = iter(range(100))  # more would fill the pipe, which is read at the end
 def loud(x, up, down, up_bias, down_bias):
-    import os
-    os.write(1, b"called")
+    if next(calls, None) is not None:
+        os.write(1, b"called")
     return (x @ up.T + up_bias).relu() @ down.T + down_bias
 """
 
