@@ -10,7 +10,8 @@ from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import CORE_WAIT, DISTURBANCES, LEAST_TIME, OTHER_THREADS, THREAD, TimedBlock, Verdict
 
 BUSY = 0.1  # share of disturbed blocks above which a ratio is judged as on a busy machine
-_FEW = 3  # undisturbed rounds that a process must have for its value to come from them alone
+_FEW = 3  # undisturbed blocks that a process must have, and processes that must have them
+_STOPPED = 0.1  # of a block's time: neither computing nor waiting for a core, so something stopped the process
 _ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this many times the other
 _UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
 
@@ -59,7 +60,7 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     """Return the log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both.
 
     If more than BUSY of the blocks were disturbed, the ratio is one of processor times where these are valid. Elsewhere
-    it is that of the undisturbed rounds, which other work cannot have biased if the blocks of both last equally long.
+    it is that of the undisturbed blocks, which other work cannot have biased if the blocks of both last equally long.
     The interval is then widened by what all rounds show beyond their own noise.
     """
     times: dict[tuple[int, int, int], dict[str, TimedBlock]] = {}
@@ -77,8 +78,8 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
         # The longer blocks are disturbed more often, so the median is biased. The sum of all times is not, but it is
         # noisy: the interval has to hold both.
         return every.widened(abs(_of_sums(pairs) - every.interval.value))
-    calm = averaged(_log_ratios([pair for pair in pairs if not any(map(is_disturbed, pair))]))
-    if calm is None or calm.of_processes.keys() != every.of_processes.keys() or calm.rounds < _FEW * calm.units:
+    calm = _undisturbed(pairs)
+    if calm is None:
         return every
     shift = abs(calm.interval.value - every.interval.value) - every.interval.half_width
     return calm.widened(max(0.0, shift))
@@ -96,14 +97,11 @@ def _log_ratios(pairs: Iterable[Pair], clock: Literal["wall", "thread"] = "wall"
 def _computes_alone(blocks: Sequence[TimedBlock]) -> bool:
     """Return whether the timing thread's processor time is the time of these calls: they compute in this thread only,
     and wait for nothing but a core."""
-    unexplained = []
-    for block in blocks:
-        thread = block.figure(THREAD)
-        if thread is None:
-            return False
-        unexplained.append((block.seconds - thread - (block.figure(CORE_WAIT) or 0.0)) / max(block.seconds, LEAST_TIME))
+    shares = [share for block in blocks if (share := _unexplained(block)) is not None]
+    if len(shares) < len(blocks):
+        return False
     others = sum(block.figure(OTHER_THREADS) is not None for block in blocks)
-    return others <= BUSY * len(blocks) and statistics.median(unexplained) <= _UNEXPLAINED
+    return others <= BUSY * len(blocks) and statistics.median(shares) <= _UNEXPLAINED
 
 
 def _alike(pairs: Sequence[Pair]) -> bool:
@@ -117,6 +115,27 @@ def _alike(pairs: Sequence[Pair]) -> bool:
     return max(lengths) <= _ALIKE * min(lengths)
 
 
+def _undisturbed(pairs: Sequence[Pair]) -> Means | None:
+    """Return the ratio of the undisturbed blocks: in each process, the median of the kernel's blocks over that of the
+    baseline's. None if fewer than _FEW processes have _FEW such blocks of each.
+
+    The blocks are not paired: on a busy machine, few rounds have two undisturbed blocks, and the machine drifts little
+    within a process in comparison.
+    """
+    by: dict[int, tuple[list[float], list[float]]] = {}
+    for pair in pairs:
+        sides = by.setdefault(pair[0].process, ([], []))
+        for side, block in zip(sides, pair, strict=True):
+            if not is_disturbed(block):
+                side.append(log(max(block.per_call, LEAST_TIME)))
+    used = {process: sides for process, sides in by.items() if min(map(len, sides)) >= _FEW}
+    if len(used) < _FEW:
+        return None
+    values = {process: statistics.median(one) - statistics.median(base) for process, (one, base) in used.items()}
+    rounds, units = sum(min(map(len, sides)) for sides in used.values()), list(values.values())
+    return Means(statistics.t_interval(units), values, len(used), rounds, statistics.autocorrelation(units))
+
+
 def _of_sums(pairs: Sequence[Pair]) -> float:
     """Return the log ratio of the mean seconds per call of all blocks."""
     one, base = (
@@ -126,8 +145,18 @@ def _of_sums(pairs: Sequence[Pair]) -> float:
 
 
 def is_disturbed(block: TimedBlock) -> bool:
-    """Return whether other work took part of this block's time."""
-    return not DISTURBANCES.isdisjoint(block.flags)
+    """Return whether other work took part of this block's time, or something stopped the process, as a hypervisor does
+    with a virtual processor."""
+    return not DISTURBANCES.isdisjoint(block.flags) or (_unexplained(block) or 0.0) > _STOPPED
+
+
+def _unexplained(block: TimedBlock) -> float | None:
+    """Return the share of a block's time that is neither the thread's processor time nor waiting for a core; None if
+    the thread's time is unknown."""
+    thread = block.figure(THREAD)
+    if thread is None:
+        return None
+    return (block.seconds - thread - (block.figure(CORE_WAIT) or 0.0)) / max(block.seconds, LEAST_TIME)
 
 
 def disturbed_share(blocks: Sequence[TimedBlock]) -> float:

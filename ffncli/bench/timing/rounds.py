@@ -27,6 +27,7 @@ _LAST_PLACEMENT = 1.1  # of the budget: the last of the requested placements may
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls takes most of the time
 _LED_IN_CALLS = 3  # minimum calls per block, so that the lead-in is a small part
+_LEAST_BLOCK = 5e-4  # s, on a busy machine
 _ONE_CALL = 0.1  # s; a call that takes longer is a block by itself, without a lead-in
 _LONG_ESTIMATE = 0.02  # s; a call that takes longer is not timed again to estimate its time
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
@@ -38,7 +39,8 @@ BLOCK_SECONDS = {"cpu": 4e-3, "cuda": 1e-3}
 # On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, and a median ignores that
 # block, but they spoil a part of every long block: on a busy machine, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4
 # and 1.0 % in equal time. So after a placement in which more than this share of the blocks was disturbed, blocks are
-# half as long, and a quarter from the start if the threads have waited for more than this share of the time before.
+# half as long, down to _LEAST_BLOCK; they are a quarter as long from the start if the threads have waited for more than
+# this share of the time before.
 _DISTURBED = 0.1
 
 
@@ -215,6 +217,8 @@ class _Measurement:
         default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
     )
     inner: dict[str, int] = field(default_factory=dict)  # calls per block
+    block: float = 0.0  # s; shorter than planned on a busy machine
+    per_call: dict[str, float] = field(default_factory=dict)  # estimated s
     cost: dict[str, float] = field(default_factory=dict)  # estimated s of a block with its lead-in
     every: dict[str, int] = field(default_factory=dict)  # an arm is timed in every n-th round
     rounds_done: int = 0  # over all placements
@@ -293,11 +297,8 @@ class _Measurement:
         """
         before, start = self.counters.read().waited or 0.0, self.clock.now()
         for arm in arms.values():
-            per_call, self.wall[arm.name] = self._estimate(arm)
-            calls = block_calls(per_call, self.plan.block)
-            if self.wall[arm.name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
-                calls = min(calls, max(_LEAST_CALLS, int(_MOST_WALL * self.plan.block / self.wall[arm.name])))
-            self.inner[arm.name] = calls
+            self.per_call[arm.name], self.wall[arm.name] = self._estimate(arm)
+        self._shorten(1)
         if (self.counters.read().waited or 0.0) - before > _DISTURBED * (self.clock.now() - start):
             self._shorten(4)
         self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
@@ -333,8 +334,18 @@ class _Measurement:
                 self.every[kernel] = max(self.every[kernel], self.plan.rounds)
 
     def _shorten(self, times: int) -> None:
-        """Divide all numbers of calls per block; more than one call stays more than one."""
-        self.inner = {name: max(count // times, min(count, _LED_IN_CALLS)) for name, count in self.inner.items()}
+        """Make blocks shorter by this factor, but not shorter than a call of the kernels, so that their blocks still
+        last equally long."""
+        plan, self.block = self.plan, self.block or self.plan.block
+        calls = [self.per_call[name] for name in (plan.baseline, *plan.kernels) if name in self.per_call]
+        least = max([_LEAST_BLOCK, *(seconds for seconds in calls if seconds < plan.block / 2)])
+        self.block = max(self.block / times, min(self.block, least))
+        for name, per_call in self.per_call.items():
+            quiet = self.block == plan.block
+            count = block_calls(per_call, plan.block) if quiet else max(1, min(round(self.block / per_call), 2**30))
+            if self.wall[name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
+                count = min(count, max(_LEAST_CALLS, int(_MOST_WALL * plan.block / self.wall[name])))
+            self.inner[name] = count
 
     def _certain(self, placements: Sequence[Sequence[float]]) -> bool:
         """Return whether a kernel's ratio is so far beyond the margin that a more precise value would change nothing.
