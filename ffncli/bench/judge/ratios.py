@@ -116,24 +116,32 @@ def _alike(pairs: Sequence[Pair]) -> bool:
 
 
 def _undisturbed(pairs: Sequence[Pair]) -> Means | None:
-    """Return the ratio of the undisturbed blocks: in each process, the median of the kernel's blocks over that of the
-    baseline's. None if fewer than _FEW processes have _FEW such blocks of each.
-
-    The blocks are not paired: on a busy machine, few rounds have two undisturbed blocks, and the machine drifts little
-    within a process in comparison.
+    """Return the ratio of the undisturbed blocks: a process's value is the median over its rounds in which both blocks
+    are undisturbed or, if there are fewer than _FEW, the difference of the medians of both kernels' undisturbed blocks.
+    None if fewer than _FEW processes have a value.
     """
-    by: dict[int, tuple[list[float], list[float]]] = {}
+    by: dict[int, list[Pair]] = {}
     for pair in pairs:
-        sides = by.setdefault(pair[0].process, ([], []))
-        for side, block in zip(sides, pair, strict=True):
-            if not is_disturbed(block):
-                side.append(log(max(block.per_call, LEAST_TIME)))
-    used = {process: sides for process, sides in by.items() if min(map(len, sides)) >= _FEW}
-    if len(used) < _FEW:
+        by.setdefault(pair[0].process, []).append(pair)
+    values, rounds = {}, 0
+    for process, mine in by.items():
+        sides = [[_log_time(pair[side]) for pair in mine if not is_disturbed(pair[side])] for side in (0, 1)]
+        both = [_log_time(one) - _log_time(base) for one, base in mine if not (is_disturbed(one) or is_disturbed(base))]
+        if min(map(len, sides)) < _FEW:
+            continue
+        together = len(both) >= _FEW
+        values[process] = (
+            statistics.median(both) if together else statistics.median(sides[0]) - statistics.median(sides[1])
+        )
+        rounds += len(both) if together else min(map(len, sides))
+    if len(values) < _FEW:
         return None
-    values = {process: statistics.median(one) - statistics.median(base) for process, (one, base) in used.items()}
-    rounds, units = sum(min(map(len, sides)) for sides in used.values()), list(values.values())
-    return Means(statistics.t_interval(units), values, len(used), rounds, statistics.autocorrelation(units))
+    units = list(values.values())
+    return Means(statistics.t_interval(units), values, len(values), rounds, statistics.autocorrelation(units))
+
+
+def _log_time(block: TimedBlock) -> float:
+    return log(max(block.per_call, LEAST_TIME))
 
 
 def _of_sums(pairs: Sequence[Pair]) -> float:
