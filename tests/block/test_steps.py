@@ -93,7 +93,7 @@ def test_an_op_without_an_arm_is_noticed():
     block = (MODEL, Step("odd", Unknown(), ("up",)))
     with pytest.raises(AssertionError, match="no branch for Unknown"):
         cost(block)
-    with pytest.raises(AssertionError, match="no arm for Unknown"):
+    with pytest.raises(AssertionError, match="no branch for Unknown"):
         run(block, random_weights((MODEL,), torch.Generator()), {"x": torch.ones(1, 6)})
 
 

@@ -65,14 +65,15 @@ def test_what_cannot_be_replayed_is_timed_all_the_same(name, tmp_path):
 
 
 def test_the_peak_memory_of_a_block_is_the_count_by_hand(tmp_path):
-    """gate, up, silu(gate) and their product are there at once, [2048, 11008] in 2 bytes each. torch's allocator leaves
-    the rest of a 2 MiB step that is too small to be used with the tensor: 43 MiB may be taken as 44."""
+    """silu(gate), up and their product are there at once, [2048, 11008] in 2 bytes each; gate is freed before up is
+    computed. torch's allocator leaves the rest of a 2 MiB step that is too small to be used with the tensor: 43 MiB may
+    be taken as 44."""
     words = ["bench", "4096x11008:swiglu", "--tokens", "2048", "--dtype", "bf16", "--kernel", "eager"]
     command = [sys.executable, "-m", "ffncli", *words, "--device", "cuda", "--quick", "--json"]
     command += ["--save", str(tmp_path / "gpu.csv")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
     (row,) = json.loads(done.stdout)["rows"]
-    assert 0 <= row["peak_memory_bytes"] - 4 * 2048 * 11008 * 2 <= 4 << 20
+    assert 0 <= row["peak_memory_bytes"] - 3 * 2048 * 11008 * 2 <= 3 << 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
