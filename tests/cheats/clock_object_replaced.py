@@ -14,6 +14,10 @@ class Clock:
     def __init__(self, real, mine):
         self.real, self.mine = real, mine
 
+    @property
+    def thread_seconds(self):
+        return self.real.thread_seconds
+
     def now(self):
         return self.real.now()
 

@@ -27,7 +27,7 @@ def wrong(x, gate, up, down):
 
 def raises(x, gate, up, down, calls=[]):
     calls.append(x)
-    if RANK == "1" and len(calls) > 30:
+    if RANK == "1" and len(calls) > 12:
         raise ValueError("out of luck")
     return right(x, gate, up, down)
 
@@ -38,7 +38,7 @@ def dies(x, gate, up, down):
 
 def hangs(x, gate, up, down, calls=[]):
     calls.append(x)
-    if RANK == "1" and len(calls) > 30:
+    if RANK == "1" and len(calls) > 12:
         time.sleep(600)
     return right(x, gate, up, down)
 """
