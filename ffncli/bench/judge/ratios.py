@@ -74,13 +74,16 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     if all(_computes_alone([pair[side] for pair in pairs]) for side in (0, 1)):
         alone = averaged(_log_ratios(pairs, "thread"))
         return replace(alone, clock="thread") if alone else None
+    # Some kernels suffer more from other work than others, as do threads that wait for each other. The shortest blocks
+    # suffered least: without undisturbed blocks, the interval has to hold their ratio, too.
+    shift = abs(_of_shortest(pairs) - every.interval.value)
     if not _alike(pairs):
         # The longer blocks are disturbed more often, so the median is biased. The sum of all times is not, but it is
         # noisy: the interval has to hold both.
-        return every.widened(abs(_of_sums(pairs) - every.interval.value))
+        return every.widened(max(shift, abs(_of_sums(pairs) - every.interval.value)))
     calm = _undisturbed(pairs)
     if calm is None:
-        return every
+        return every.widened(shift)
     shift = abs(calm.interval.value - every.interval.value) - every.interval.half_width
     return calm.widened(max(0.0, shift))
 
@@ -142,6 +145,12 @@ def _undisturbed(pairs: Sequence[Pair]) -> Means | None:
 
 def _log_time(block: TimedBlock) -> float:
     return log(max(block.per_call, LEAST_TIME))
+
+
+def _of_shortest(pairs: Sequence[Pair]) -> float:
+    """Return the log ratio of the least seconds per call of any block."""
+    one, base = (min(map(_log_time, (pair[side] for pair in pairs))) for side in (0, 1))
+    return one - base
 
 
 def _of_sums(pairs: Sequence[Pair]) -> float:

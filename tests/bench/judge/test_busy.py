@@ -86,6 +86,19 @@ def test_unlike_blocks_widen_the_interval_until_it_holds_the_sum_of_all_times():
     assert narrow < 30
 
 
+def test_a_kernel_that_suffers_more_from_other_work_is_not_called_slower():
+    """Threads that wait for each other stall in nearly every block; the few short blocks show what the kernel takes."""
+    draw = random.Random(5)
+    blocks = run_of(0.9, draw, every=1e-3)
+    stalled = [
+        replace(b, seconds=b.seconds * draw.uniform(5, 30), flags=("preempted", "waited=0.05"))
+        if b.kernel == "mine" and b.round % 8 else b
+        for b in blocks
+    ]  # fmt: skip
+    assert paired(stalled, "mine", "base").interval.value > math.log(2)
+    assert verdict(paired(stalled, "mine", "base").interval, 0.02) == "inconclusive"
+
+
 def test_a_kernel_that_waits_or_computes_elsewhere_is_not_timed_by_its_thread():
     """Its thread's clock stands still while another thread or process computes."""
     draw = random.Random(3)
