@@ -177,7 +177,7 @@ def _unexplained(block: TimedBlock) -> float | None:
 
 
 def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
-    """Return the share of blocks that were preempted, throttled or stolen from."""
+    """Return the share of blocks that were preempted, throttled, stolen from or stopped."""
     return sum(map(is_disturbed, blocks)) / len(blocks) if blocks else 0.0
 
 
@@ -195,10 +195,10 @@ def with_twins(means: Means, twins: Sequence[Means]) -> Means:
     The variance of that difference is the mean over the twins of value² − error², if positive; it adds to the variance
     of the mean.
     """
-    judged = [twin for twin in twins if twin.interval.bounded]
-    if not judged or not means.interval.bounded:
+    bounded = [twin for twin in twins if twin.interval.bounded]
+    if not bounded or not means.interval.bounded:
         return means
-    variance = statistics.mean([twin.interval.value**2 - twin.error**2 for twin in judged])
+    variance = statistics.mean([twin.interval.value**2 - twin.error**2 for twin in bounded])
     if variance <= 0:
         return means
     t = statistics.t_quantile(0.5 + statistics.CONFIDENCE / 2, means.units - 1)

@@ -78,9 +78,9 @@ class Plan:
     (derived by `plan_of`). `budget` is for the whole case in this process, including placing; within it, `placements`
     are made, with `rounds` in each of them. One placement with one round is completed even if it takes longer (for a
     single process: all placements, since its interval is over them). Without a budget, exactly these placements and
-    rounds are completed. `processes` is the number of processes in the
-    final average; `threads` is the number of computing threads (0: do not judge a block by its processor time, as on a
-    GPU). A ratio beyond `margin` is certain.
+    rounds are completed. `processes` is the number of processes in the final average; `threads` is the number of
+    computing threads (0: do not judge a block by its processor time, as on a GPU). A ratio far beyond `margin` is
+    certain.
     """
 
     baseline: str
