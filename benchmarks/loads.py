@@ -58,16 +58,18 @@ def _job(load: str, tuning: bool, seed: int) -> Iterator[None]:
 
 @contextmanager
 def _stopping(worker: int, tuning: bool, seed: int) -> Iterator[None]:
-    """Stop the worker at random and let it go on, as a hypervisor does with a virtual processor."""
+    """Stop the worker and its descendants at random and let them go on, as a hypervisor does to a virtual processor."""
     over, draw = threading.Event(), random.Random(seed)
     runs, stops = (0.03, 0.01) if tuning else (0.06, 0.02)  # mean s
 
     def stop_and_go() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            while not over.wait(draw.expovariate(1 / runs)):
-                os.kill(worker, signal.SIGSTOP)
-                time.sleep(min(draw.expovariate(1 / stops), 0.2))
-                os.kill(worker, signal.SIGCONT)
+        while not over.wait(draw.expovariate(1 / runs)):
+            family = list(_family(worker))
+            for number, seconds in ((signal.SIGSTOP, min(draw.expovariate(1 / stops), 0.2)), (signal.SIGCONT, 0.0)):
+                for process in family:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, number)
+                time.sleep(seconds)
 
     thread = threading.Thread(target=stop_and_go)
     thread.start()
@@ -76,6 +78,15 @@ def _stopping(worker: int, tuning: bool, seed: int) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def _family(process: int) -> Iterator[int]:
+    """Yield a process and its descendants."""
+    yield process
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in path.read_text("ascii").split():
+                yield from _family(int(child))
 
 
 @contextmanager

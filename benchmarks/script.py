@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -356,22 +356,26 @@ def benched(columns: Sequence[str], *words: str, **same: object) -> list[dict[st
     return [{name: row.get(renamed.get(name, name), "") for name in columns} | stamp for row in answer.rows]
 
 
-def bench(*arguments: str) -> Answer:
-    """Run `ffn bench` in a separate process. Ends the script if the command refuses its input or is interrupted."""
+def bench(*arguments: str, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Answer:
+    """Run `ffn bench` in a separate process, within `around(process id)` if given. Ends the script if the command
+    refuses its input or is interrupted."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "bench.csv")
         words = command("bench", *arguments, "--save", str(path), "--json", "-q")
         start = time.perf_counter()
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment())
+        with around(process.pid) if around else nullcontext():
+            output, errors = process.communicate()
         wall = time.perf_counter() - start
         rows, blocks = read(path), read(path.with_suffix(".rounds.csv"))
-    if done.returncode in (2, 130) or not rows:
-        raise SystemExit(f"ffn bench {' '.join(arguments)}: exit {done.returncode}\n{done.stderr}")
+    if process.returncode in (2, 130) or not rows:
+        raise SystemExit(f"ffn bench {' '.join(arguments)}: exit {process.returncode}\n{errors}")
     try:
-        printed = json.loads(done.stdout)
+        printed = json.loads(output)
     except json.JSONDecodeError:
         printed = {}
-    return Answer(done.returncode, rows, blocks, printed, wall, " ".join(arguments))
+    return Answer(process.returncode, rows, blocks, printed, wall, " ".join(arguments))
 
 
 def in_background(*arguments: str) -> subprocess.Popen[str]:

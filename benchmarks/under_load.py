@@ -18,25 +18,33 @@ Marks: false verdicts at most 1 % of the drawn runs of a cell, the wrong directi
 
     python -m benchmarks.under_load record FOLDER [--count 60] [--loads busy,...] [--threads 1,2] [--tuning]
     python -m benchmarks.under_load judge FOLDER [--draws 2000] [--save FILE] [--tuning]
+    python -m benchmarks.under_load real FILE [--count 25]
+    python -m benchmarks.under_load hyperfine FILE [--count 25]
 
-60 processes of every load and number of threads take about three hours. The exit code is 1 where a mark is
-missed.
+60 processes of every load and number of threads take about three hours; a file named `pause` in FOLDER makes `record`
+wait. `real` runs `ffn bench --max-time 10s` on kernels that compute a block 20, 21, ... 480 times, and adds a row for
+each ratio to FILE; so does `hyperfine`, with loops in awk, a program of one process and one thread. The exit code
+is 1 where a mark is missed.
 """
 
 import argparse
 import csv
+import json
 import os
 import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
-from math import exp, log
+from math import exp, hypot, log
 from pathlib import Path
+from typing import Any
 
 from benchmarks import script
 from benchmarks.loads import LOADS, has_quota, under
@@ -112,6 +120,8 @@ def record(options: argparse.Namespace) -> None:
             path = path_of(options, load, threads)
             if process in processes_of(path):
                 continue
+            while (options.folder / "pause").exists():
+                time.sleep(1)
             words = [sys.executable, "-m", "benchmarks.under_load", "worker", str(process), str(threads)]
             child = subprocess.Popen(
                 [*words, str(options.seconds)], cwd=ROOT, env=environment(threads, "fixed") | {"PYTHONPATH": str(ROOT)},
@@ -150,6 +160,70 @@ def processes_of(path: Path) -> set[int]:
         return set()
     with path.open(encoding="utf-8", newline="") as file:
         return {int(line[1]) for line in csv.reader(file)}
+
+
+# --- real runs --------------------------------------------------------------------------------------------------------
+
+REAL = (
+    "tool", "load", "threads", "run", "truth", "verdict", "ratio", "low", "high", "wall_s", "measuring_s",
+)  # fmt: skip
+
+
+def real(options: argparse.Namespace) -> None:
+    """Add the runs that a file lacks."""
+    kept = script.Kept(str(options.folder), REAL, script.machine("torch"))
+    tool, measure = ("hyperfine", _by_hyperfine) if options.what == "hyperfine" else ("ffn bench", _by_ffn)
+    done = {(row["tool"], row["load"], row["threads"], row["run"]) for row in kept.rows}
+    for run in range(options.count):
+        for load, threads in cells(options):
+            if (tool, load, str(threads), str(run)) in done or (tool == "hyperfine" and threads > 1):
+                continue
+            rows = measure(partial(under, load, tuning=options.tuning, seed=1000 * run + 500), threads, run)
+            same = {"tool": tool, "load": load, "threads": threads, "run": run}
+            kept.add_all([same | dict(row) for row in rows])
+            words = ", ".join(f"×{row['truth']:g} {row['verdict']} {float(str(row['ratio'])):.3g}" for row in rows)
+            print(f"{load}, {threads} threads, run {run}, {rows[0]['wall_s']:.0f} s: {words}", flush=True)
+
+
+def _by_ffn(load: Callable[..., AbstractContextManager[None]], threads: int, run: int) -> list[dict[str, Any]]:
+    kernels = [f"base={script.KNOWN}:times_20", *(f"{arm}={script.KNOWN}:times_{n}" for arm, n in ARMS.items())]
+    answer = script.bench(
+        "64x256:relu", "--tokens", "16", "--kernel", ",".join(kernels), "--baseline", "base", "--threads", str(threads),
+        "--max-time", "10s", "--cache", "warm", "--seed", str(run), around=load,
+    )  # fmt: skip
+    seconds = {"wall_s": answer.wall_s, "measuring_s": sum(answer.spent.get(name, 0.0) for name in _MEASURING)}
+    return [
+        {"truth": TRUTHS[row["kernel"]], "verdict": row["verdict"] or row["status"], "ratio": row["ratio"],
+         "low": row["ratio_low"], "high": row["ratio_high"], **seconds}
+        for row in answer.rows if row["kernel"] in TRUTHS
+    ]  # fmt: skip
+
+
+_MEASURING = ("blocks", "lead_in", "placing", "rest")
+
+
+def _by_hyperfine(load: Callable[..., AbstractContextManager[None]], threads: int, run: int) -> list[dict[str, Any]]:
+    """hyperfine's mean ± standard deviation of ten runs of a command, against those of the baseline's command.
+
+    It has no verdicts. A reader takes a ratio for real that is more than its ± away from 1, so this does, too.
+    """
+    loops = [f"awk 'BEGIN {{ for (i = 0; i < {25_000 * calls}; i++) s += i }}'" for calls in (20, *ARMS.values())]
+    with tempfile.TemporaryDirectory() as folder:
+        path, start = Path(folder, "out.json"), time.perf_counter()
+        words = ["hyperfine", "-N", "--runs", "10", "--warmup", "1", "--export-json", str(path), *loops]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with load(process.pid):
+            process.wait()
+        wall = time.perf_counter() - start
+        base, *others = [(one["mean"], one["stddev"]) for one in json.loads(path.read_text("utf-8"))["results"]]
+    rows = []
+    for truth, (mean, deviation) in zip(TRUTHS.values(), others, strict=True):
+        ratio = mean / base[0]
+        away = ratio * hypot(deviation / mean, base[1] / base[0])
+        word = "slower" if ratio - away > 1 else "faster" if ratio + away < 1 else "inconclusive"
+        rows.append({"truth": truth, "verdict": word, "ratio": ratio, "low": ratio - away, "high": ratio + away,
+                     "wall_s": wall, "measuring_s": wall})  # fmt: skip
+    return rows
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -307,8 +381,8 @@ def main() -> int:
         return 0
     listed = partial(str.split, sep=",")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("record", "judge"))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", choices=("record", "judge", "real", "hyperfine"))
+    parser.add_argument("folder", type=Path, help="for real runs, a CSV file")
     parser.add_argument("--loads", type=listed, default=LOADS)
     parser.add_argument("--threads", type=lambda text: tuple(map(int, text.split(","))), default=(1, 2))
     parser.add_argument("--count", type=int, default=60, help="processes of each cell [60]")
@@ -319,6 +393,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.what == "record":
         record(options)
+        return 0
+    if options.what != "judge":
+        real(options)
         return 0
     return int(not judge(options))
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import fsum, hypot, log, log1p
+from itertools import chain
+from math import fsum, hypot, inf, log, log1p, sqrt
 from typing import Literal
 
 from ffncli.bench.judge import statistics
@@ -10,10 +11,12 @@ from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import CORE_WAIT, DISTURBANCES, LEAST_TIME, OTHER_THREADS, THREAD, TimedBlock, Verdict
 
 BUSY = 0.1  # share of disturbed blocks above which a ratio is judged as on a busy machine
-_FEW = 3  # undisturbed blocks that a process must have, and processes that must have them
+_FEW = 3  # processes that must have undisturbed blocks of both kernels
 _STOPPED = 0.1  # of a block's time: neither computing nor waiting for a core, so something stopped the process
 _ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this many times the other
 _UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
+
+_LEVEL = 0.8
 
 Pair = tuple[TimedBlock, TimedBlock]  # a kernel's block and the baseline's block of the same round
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
@@ -64,9 +67,9 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     The interval is then widened by what all rounds show beyond their own noise.
     """
     times: dict[tuple[int, int, int], dict[str, TimedBlock]] = {}
-    for block in blocks:
-        if block.kernel in (kernel, baseline):
-            times.setdefault((block.process, block.placement, block.round), {})[block.kernel] = block
+    mine = [block for block in blocks if block.kernel in (kernel, baseline)]
+    for block in mine:
+        times.setdefault((block.process, block.placement, block.round), {})[block.kernel] = block
     pairs = [(both[kernel], both[baseline]) for _, both in sorted(times.items()) if len(both) == 2]
     every = averaged(_log_ratios(pairs))
     if every is None or disturbed_share([block for pair in pairs for block in pair]) <= BUSY:
@@ -76,16 +79,24 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
         return replace(alone, clock="thread") if alone else None
     # Some kernels suffer more from other work than others, as do threads that wait for each other. The shortest blocks
     # suffered least: without undisturbed blocks, the interval has to hold their ratio, too.
-    shift = abs(_of_shortest(pairs) - every.interval.value)
+    shortest = _of_shortest(pairs)
     if not _alike(pairs):
-        # The longer blocks are disturbed more often, so the median is biased. The sum of all times is not, but it is
-        # noisy: the interval has to hold both.
-        return every.widened(max(shift, abs(_of_sums(pairs) - every.interval.value)))
+        return _held(every, shortest, _of_sums(mine, kernel))
     calm = _undisturbed(pairs)
     if calm is None:
-        return every.widened(shift)
+        return every.widened(abs(shortest - every.interval.value))
     shift = abs(calm.interval.value - every.interval.value) - every.interval.half_width
     return calm.widened(max(0.0, shift))
+
+
+def _held(every: Means, shortest: float, sums: Interval) -> Means:
+    """Return the ratio of blocks of unlike durations: its interval holds all three estimates.
+
+    The longer blocks are disturbed more often, so the median of the ratios is too high; the ratio of the sums of all
+    times is not, but it is noisy, and too low if the shorter calls seldom meet a long disturbance.
+    """
+    value = every.interval.value
+    return replace(every, interval=Interval(value, min(value, shortest, sums.low), max(value, shortest, sums.high)))
 
 
 def _log_ratios(pairs: Iterable[Pair], clock: Literal["wall", "thread"] = "wall") -> Nested:
@@ -119,28 +130,33 @@ def _alike(pairs: Sequence[Pair]) -> bool:
 
 
 def _undisturbed(pairs: Sequence[Pair]) -> Means | None:
-    """Return the ratio of the undisturbed blocks: a process's value is the median over its rounds in which both blocks
-    are undisturbed or, if there are fewer than _FEW, the difference of the medians of both kernels' undisturbed blocks.
-    None if fewer than _FEW processes have a value.
+    """Return the ratio of the undisturbed blocks; None unless _FEW processes have such blocks of both kernels.
+
+    If both blocks are undisturbed in most rounds, only these rounds count, since pairs within rounds cancel what
+    drifts. Otherwise a process's value is the difference of its mean logarithms, with the weight n·m / (n + m) for n
+    and m blocks. A few processes with two or three such blocks may agree by chance, so the standard error is at least
+    what the scatter of the blocks within processes implies.
     """
-    by: dict[int, list[Pair]] = {}
+    together = [pair for pair in pairs if not any(map(is_disturbed, pair))]
+    if 2 * len(together) > len(pairs) and len({one.process for one, _ in together}) >= _FEW:
+        return averaged(_log_ratios(together))
+    calm: dict[int, tuple[list[float], list[float]]] = {}
     for pair in pairs:
-        by.setdefault(pair[0].process, []).append(pair)
-    values, rounds = {}, 0
-    for process, mine in by.items():
-        sides = [[_log_time(pair[side]) for pair in mine if not is_disturbed(pair[side])] for side in (0, 1)]
-        both = [_log_time(one) - _log_time(base) for one, base in mine if not (is_disturbed(one) or is_disturbed(base))]
-        if min(map(len, sides)) < _FEW:
-            continue
-        together = len(both) >= _FEW
-        values[process] = (
-            statistics.median(both) if together else statistics.median(sides[0]) - statistics.median(sides[1])
-        )
-        rounds += len(both) if together else min(map(len, sides))
-    if len(values) < _FEW:
+        sides = calm.setdefault(pair[0].process, ([], []))
+        for block, side in zip(pair, sides, strict=True):
+            if not is_disturbed(block):
+                side.append(_log_time(block))
+    calm = {process: sides for process, sides in calm.items() if all(sides)}
+    if len(calm) < _FEW:
         return None
-    units = list(values.values())
-    return Means(statistics.t_interval(units), values, len(values), rounds, statistics.autocorrelation(units))
+    values = {process: statistics.mean(one) - statistics.mean(base) for process, (one, base) in calm.items()}
+    counts = [(len(one), len(base)) for one, base in calm.values()]
+    units, weights = list(values.values()), [n * m / (n + m) for n, m in counts]
+    within = [value - statistics.mean(side) for sides in calm.values() for side in sides for value in side]
+    degrees = len(within) - 2 * len(calm)
+    least = sqrt(fsum(d * d for d in within) / degrees / fsum(weights)) if degrees else inf
+    interval = statistics.weighted_interval(units, weights, least)
+    return Means(interval, values, len(values), sum(map(min, counts)), statistics.autocorrelation(units))
 
 
 def _log_time(block: TimedBlock) -> float:
@@ -153,12 +169,23 @@ def _of_shortest(pairs: Sequence[Pair]) -> float:
     return one - base
 
 
-def _of_sums(pairs: Sequence[Pair]) -> float:
-    """Return the log ratio of the mean seconds per call of all blocks."""
-    one, base = (
-        fsum(pair[side].seconds for pair in pairs) / sum(pair[side].inner for pair in pairs) for side in (0, 1)
-    )
-    return log(max(one, LEAST_TIME)) - log(max(base, LEAST_TIME))
+def _of_sums(blocks: Sequence[TimedBlock], kernel: str) -> Interval:
+    """Return the log ratio of the mean seconds per call of all blocks of `kernel` to those of the baseline, with an
+    interval over processes (over placements, for a single process). Its level is _LEVEL, since it is one of three
+    bounds."""
+    one_process = len({block.process for block in blocks}) == 1
+    units: dict[int, list[TimedBlock]] = {}
+    for block in blocks:
+        units.setdefault(block.placement if one_process else block.process, []).append(block)
+
+    def log_ratio(chosen: Sequence[Sequence[TimedBlock]]) -> float:
+        sides: tuple[list[TimedBlock], list[TimedBlock]] = ([], [])
+        for block in chain.from_iterable(chosen):
+            sides[block.kernel != kernel].append(block)
+        means = [fsum(b.seconds for b in side) / max(1, sum(b.inner for b in side)) for side in sides]
+        return log(max(means[0], LEAST_TIME)) - log(max(means[1], LEAST_TIME))
+
+    return statistics.jackknife(list(units.values()), log_ratio, _LEVEL)
 
 
 def is_disturbed(block: TimedBlock) -> bool:

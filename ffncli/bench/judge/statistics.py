@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
+from typing import TypeVar
+
+Unit = TypeVar("Unit")
 
 CONFIDENCE = 0.95  # level of an interval
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
@@ -216,6 +219,35 @@ def t_interval(values: Sequence[float]) -> Interval:
         return Interval(centre, -inf, inf)
     half = t_quantile(0.5 + CONFIDENCE / 2, len(values) - 1) * error
     return Interval(centre, centre - half, centre + half)
+
+
+def weighted_interval(values: Sequence[float], weights: Sequence[float], least: float) -> Interval:
+    """Return the weighted mean of two or more values and its two-sided 95 % interval (df = n − 1), widened if
+    neighbours correlate. The standard error of the mean is at least `least`.
+
+    The standard error is that of a ratio of two sums (Cochran 1977, 2.11), the weights being as random as the values.
+    """
+    n, total = len(values), fsum(weights)
+    centre = fsum(w * v for w, v in zip(weights, values, strict=True)) / total
+    square = fsum((w / total * (v - centre)) ** 2 for w, v in zip(weights, values, strict=True)) * n / (n - 1)
+    error = max(sqrt(square), least) * widening(autocorrelation(values))
+    if isinf(error):
+        return Interval(centre, -inf, inf)
+    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * error
+    return Interval(centre, centre - half, centre + half)
+
+
+def jackknife(
+    units: Sequence[Unit], function: Callable[[Sequence[Unit]], float], level: float = CONFIDENCE
+) -> Interval:
+    """Return a function of all units and its two-sided interval (df = n − 1) by Tukey's jackknife (1958): from its
+    values where one unit is left out. The interval is unbounded for one unit."""
+    value, n = function(units), len(units)
+    if n < 2:
+        return Interval(value, -inf, inf)
+    without = [function([*units[:at], *units[at + 1 :]]) for at in range(n)]
+    half = t_quantile(0.5 + level / 2, n - 1) * deviation(without) * (n - 1) / sqrt(n)
+    return Interval(value, value - half, value + half)
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:

@@ -19,7 +19,7 @@ from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, drawn, in_turn, source_of
 from ffncli.bench.timing.gpu.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
+from ffncli.bench.timing.placed_kernel import PlacedKernel, pooled, shuffle_buffers
 from ffncli.bench.timing.placement import Caching, flusher
 from ffncli.bench.timing.reference_arms import anchor, gpu_anchor, slowed_kernel
 from ffncli.bench.timing.reporter import REPORTER
@@ -101,7 +101,9 @@ class Arms:
         self.problem, self._copies, self._more, self._hear = problem, caching.copies, more, hear
         self._draw = random.Random(problem.seed)
         self.flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
-        self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
+        self._pools = pooled([*kernels, *([twin] if twin else [])], caching.copies, problem, self._draw)
+        pool = next(iter(self._pools), None)
+        self.chain: Chain | None = Chain(problem, self._draw, caching.shared, pool)
         self.source = source or source_of(problem)
         checked = problem.inputs(_CHECKED + drawn(_CHECKED)) if problem.backward else None
         self._fresh = [
@@ -119,6 +121,8 @@ class Arms:
         self.by_name = {}  # frees the old buffers first
         self.source.draw()
         shuffle_buffers(placed, self._draw, self._copies)
+        for pool in self._pools:
+            pool.shuffle()
         for one in placed:
             one.place(self._copies)
             machine.finish(self.problem.case.device)  # raises an error that its prepare caused on a GPU

@@ -12,7 +12,7 @@ from ffncli.bench.records import GEMM
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm
-from ffncli.bench.timing.placement import MANY_COPIES, Arena, Params
+from ffncli.bench.timing.placement import MANY_COPIES, Arena, Params, Pool
 from ffncli.block.steps import Experts, Linear, Step, block_inputs
 
 Thunk = Callable[[], object]
@@ -35,10 +35,10 @@ class Chain:
 
     In an MoE block, the products belong to the experts that receive tokens, and use only these tokens' rows. In a
     backward pass, each product is followed by two more: the gradient times W, and the transposed gradient times x.
-    `shared`: use the drawn weights instead of copies.
+    `shared`: use the drawn weights instead of copies; `pool`: use its copies, in turn with the kernels.
     """
 
-    def __init__(self, problem: Problem, draw: random.Random, shared: bool = False) -> None:
+    def __init__(self, problem: Problem, draw: random.Random, shared: bool = False, pool: Pool | None = None) -> None:
         self.call: Thunk
         self.entry: Tensor  # the first buffer, which holds the block's input
         self.copies: list[list[Thunk]] = []
@@ -50,6 +50,9 @@ class Chain:
         self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         first = self._buffer(problem.case.tokens, problem.case.spec.d_model)
         self._walk(problem.steps, {problem.entry: first}, None)
+        self._matrices = {product.weight: problem.weights[product.weight] for product in self.products}
+        drawn = {id(tensor) for tensor in pool.drawn} if pool else set()
+        self._pool = pool if drawn.issuperset(map(id, self._matrices.values())) else None
 
     def _buffer(self, rows: int, width: int) -> int:
         self._shapes.append((rows, width))
@@ -93,16 +96,23 @@ class Chain:
             gradients += [self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])]
         written = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in gradients]
         (buffers,) = near.place([(*self._filled, *written)])
-        names = list(dict.fromkeys(product.weight for product in self.products))
-        matrices = tuple(problem.weights[name] for name in names)
-        if not len(self._sets) == copies >= MANY_COPIES:
-            self._sets = [matrices] if self._shared else far.place([matrices] * copies)
+        drawn = self._pool.drawn if self._pool else tuple(self._matrices.values())
+        if self._pool:
+            self._sets = self._pool.copies
+        elif not len(self._sets) == copies >= MANY_COPIES:
+            self._sets = [drawn] if self._shared else far.place([drawn] * copies)
         self.entry = buffers[0]
-        self.copies = [self._thunks(dict(zip(names, copy, strict=True)), buffers) for copy in self._sets]
-        turn = cycle(self.copies)
+        at = {id(tensor): number for number, tensor in enumerate(drawn)}
+        places = {name: at[id(tensor)] for name, tensor in self._matrices.items()}
+        thunks = {
+            id(copy): self._thunks({name: copy[place] for name, place in places.items()}, buffers)
+            for copy in self._sets
+        }
+        self.copies = list(thunks.values())
+        turn = self._pool.turn if self._pool else cycle(self._sets)
 
         def call() -> object:
-            for thunk in next(turn):
+            for thunk in thunks[id(next(turn))]:
                 thunk()
             return None
 

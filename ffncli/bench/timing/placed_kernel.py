@@ -14,7 +14,7 @@ from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped
-from ffncli.bench.timing.placement import MANY_COPIES, Arena, Caching, Params, nbytes, placeable, sharing
+from ffncli.bench.timing.placement import MANY_COPIES, Arena, Caching, Params, Pool, nbytes, placeable, sharing
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Experts
@@ -37,6 +37,24 @@ class BuiltKernel:
     compute: Computes
     params: Params
     compile_s: float | None = None
+
+
+def pooled(kernels: Iterable["PlacedKernel"], copies: int, problem: Problem, draw: random.Random) -> list[Pool]:
+    """Make kernels of the package that read the same weights as they were drawn share one pool of copies; return the
+    pools.
+
+    A user's kernel has copies of its own. A GPU's graphs are captured with their copies, in the order of one kernel.
+    """
+    pools: dict[tuple[int, ...], Pool] = {}
+    if copies < MANY_COPIES or problem.case.device != "cpu" or problem.case.ranks.world_size > 1:
+        return []
+    drawn = {id(tensor) for tensor in problem.weights.values()}
+    for placed in kernels:
+        key = tuple(id(tensor) for tensor in placed.built.params)
+        kernel = placed.built.kernel
+        if not (placed.shared or kernel.origin or kernel.per_weights) and drawn.issuperset(key):
+            placed.pool = pools.setdefault(key, Pool(placed.built.params, draw))
+    return list(pools.values())
 
 
 def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None = None) -> BuiltKernel:
@@ -90,6 +108,7 @@ class PlacedKernel:
         self.g = problem.first.g
         self.ring: list[Params] = []
         self.copies: list[Params] = []
+        self.pool: Pool | None = None  # if other kernels use the same copies
         self._writable: list[Params] = []
         self._at = 0
         self._problem, self._draw = problem, draw
@@ -108,6 +127,8 @@ class PlacedKernel:
 
     def _place(self, copies: int) -> None:
         problem, backward = self._problem, self._problem.backward
+        if self.pool:
+            self.copies = self.pool.copies
         keeps = len(self.copies) == copies >= MANY_COPIES
         self.out, self.copies = None, self.copies if keeps else []  # frees the old buffers first
         with torch.inference_mode(False), torch.no_grad():
@@ -118,13 +139,16 @@ class PlacedKernel:
             self._writable = [tuple(t.data for t in buffers) for buffers in self.ring]
             self.turn(0)
             if keeps:
-                self._draw.shuffle(self.copies)
+                if self.pool is None:  # `Arms.place` shuffles a pool
+                    self._draw.shuffle(self.copies)
             elif self.frozen:
                 self.copies = [self.built.params]
             elif self.shared:
                 self.copies = [tuple(t.detach() for t in self.built.params)]
             elif placeable(self.built.params):
                 self.copies = far.place(weights)
+                if self.pool:
+                    self.pool.hold(self.copies)
             else:  # weights packed into a library's form, which only the kernel can produce
                 named = [dict(zip(problem.weights, copy, strict=True)) for copy in far.place(weights)]
                 self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
@@ -197,7 +221,7 @@ class PlacedKernel:
 
     def _forward(self) -> Callable[[], object]:
         """Return a function that frees the last output, as in normal use, and calls the kernel on the next copy."""
-        compute, turn = self.built.compute, cycle(self.copies)
+        compute, turn = self.built.compute, self.pool.turn if self.pool else cycle(self.copies)
 
         def call() -> object:
             self.out = None
@@ -211,11 +235,13 @@ class PlacedKernel:
 
     def _backward(self) -> Callable[[], object]:
         compute, grad = self.built.compute, torch.autograd.grad
-        turn = cycle([(params, tuple(t for t in params if t.is_floating_point())) for params in self.copies])
+        turn = self.pool.turn if self.pool else cycle(self.copies)
+        floating = [n for n, tensor in enumerate(self.built.params) if tensor.is_floating_point()]
 
         def call() -> object:
             self.out = None
-            params, leaves = next(turn)
+            params = next(turn)
+            leaves = [params[n] for n in floating]
             try:
                 y = compute(self.x, params)
                 self.out = (y, grad(y, (self.x, *leaves), self.g, allow_unused=True))

@@ -7,8 +7,9 @@ The addresses of buffers change times by a few per cent (through shared cache se
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TypeAlias
 
 import torch
@@ -101,6 +102,26 @@ class Arena:
 
     def _up(self, size: int) -> int:
         return -(-size // self._line) * self._line
+
+
+class Pool:
+    """Copies of the `drawn` weights that several of the package's kernels use in turn: every call, of any of them, gets
+    the copy that was used longest ago. So many copies are made once for all these kernels.
+    """
+
+    def __init__(self, drawn: Params, draw: random.Random) -> None:
+        self.drawn, self._draw = drawn, draw
+        self.copies: list[Params] = []
+        self.turn: Iterator[Params] = cycle(())
+
+    def hold(self, copies: list[Params]) -> None:
+        """Use these copies from now on."""
+        self.copies, self.turn = copies, cycle(copies)
+
+    def shuffle(self) -> None:
+        """Put the copies into another order, for the next placement."""
+        self._draw.shuffle(self.copies)
+        self.turn = cycle(self.copies)
 
 
 def placeable(params: Iterable[Tensor]) -> bool:

@@ -30,6 +30,7 @@ _LED_IN_CALLS = 3  # minimum calls per block, so that the lead-in is a small par
 _LEAST_BLOCK = 5e-4  # s, on a busy machine
 _ONE_CALL = 0.1  # s; a call that takes longer is a block by itself, without a lead-in
 _LONG_ESTIMATE = 0.02  # s; a call that takes longer is not timed again to estimate its time
+_MOST_CALL = 1.0  # s; a call that takes longer is called only once to estimate its time
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
 _SHARE = 3  # a slow arm takes part in fewer rounds if its block would take more than this many typical blocks
 _LEAST_SAMPLES = 3  # number of rounds of a process in which even the slowest arm takes part
@@ -221,6 +222,7 @@ class _Measurement:
     per_call: dict[str, float] = field(default_factory=dict)  # estimated s
     cost: dict[str, float] = field(default_factory=dict)  # estimated s of a block with its lead-in
     every: dict[str, int] = field(default_factory=dict)  # an arm is timed in every n-th round
+    certain: set[str] = field(default_factory=set)  # kernels whose ratio needs no more precision
     rounds_done: int = 0  # over all placements
     wall: dict[str, float] = field(default_factory=dict)  # s per call, including its untimed work
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -301,7 +303,6 @@ class _Measurement:
         self._shorten(1)
         if (self.counters.read().waited or 0.0) - before > _DISTURBED * (self.clock.now() - start):
             self._shorten(4)
-        self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
         self._choose_rounds()
 
     def _choose_rounds(self) -> None:
@@ -310,7 +311,9 @@ class _Measurement:
         A slow arm's blocks may take _SHARE times as long as a typical block, on average over all rounds; but an arm is
         timed a few times in any case.
         """
-        plan, typical = self.plan, statistics.median(list(self.cost.values()))
+        plan = self.plan
+        self.cost = {name: (count + _LEAD_IN) * self.wall[name] for name, count in self.inner.items()}
+        typical = statistics.median(list(self.cost.values()))
         for name, cost in self.cost.items():
             self.every[name] = 1 if name in (plan.baseline, *plan.kernels) else _SELDOM.get(name, 1)
             if name != plan.baseline and plan.budget is not None:
@@ -321,7 +324,8 @@ class _Measurement:
             return
         expected = plan.budget / sum(cost / self.every[name] for name, cost in self.cost.items())
         most = plan.rounds if plan.processes == 1 else max(1, int(expected / _LEAST_SAMPLES))
-        self.every = {name: min(every, most) for name, every in self.every.items()}
+        for name, every in self.every.items():
+            self.every[name] = max(min(every, most), plan.rounds if name in self.certain else 1)
 
     def _adapt(self) -> None:
         """Shorten the blocks if the last placement was disturbed; time arms less often whose ratio is certain."""
@@ -329,23 +333,41 @@ class _Measurement:
         disturbed = sum(not DISTURBANCES.isdisjoint(block.flags) for block in last) > _DISTURBED * len(last)
         if disturbed:
             self._shorten(2)
-        for kernel, placements in self.log_ratios.items():
-            if self._certain(placements):
-                self.every[kernel] = max(self.every[kernel], self.plan.rounds)
+        self.certain.update(kernel for kernel, placements in self.log_ratios.items() if self._certain(placements))
+        self._choose_rounds()
 
     def _shorten(self, times: int) -> None:
-        """Make blocks shorter by this factor, but not shorter than a call of the kernels, so that their blocks still
-        last equally long."""
-        plan, self.block = self.plan, self.block or self.plan.block
-        calls = [self.per_call[name] for name in (plan.baseline, *plan.kernels) if name in self.per_call]
-        least = max([_LEAST_BLOCK, *(seconds for seconds in calls if seconds < plan.block / 2)])
-        self.block = max(self.block / times, min(self.block, least))
-        for name, per_call in self.per_call.items():
-            quiet = self.block == plan.block
-            count = block_calls(per_call, plan.block) if quiet else max(1, min(round(self.block / per_call), 2**30))
-            if self.wall[name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
-                count = min(count, max(_LEAST_CALLS, int(_MOST_WALL * plan.block / self.wall[name])))
-            self.inner[name] = count
+        """Make blocks shorter by this factor."""
+        self.block = max((self.block or self.plan.block) / times, min(_LEAST_BLOCK, self.plan.block))
+        self.inner = {name: self._calls(name) for name in self.per_call}
+
+    @property
+    def _busy(self) -> bool:
+        """Whether blocks are shorter than planned, since the machine is busy."""
+        return 0 < self.block < self.plan.block
+
+    def _calls(self, name: str) -> int:
+        """Return the number of calls in an arm's block. Short blocks are not shorter than a call of the kernels, so
+        that the blocks of all kernels still last equally long."""
+        plan, per_call = self.plan, self.per_call[name]
+        count = block_calls(per_call, plan.block)
+        if self._busy:
+            calls = [self.per_call[kernel] for kernel in (plan.baseline, *plan.kernels) if kernel in self.per_call]
+            block = max([self.block, *(seconds for seconds in calls if seconds < plan.block / 2)])
+            count = max(1, min(round(block / per_call), 2**30))
+        if self.wall[name] > 2 * per_call:  # untimed work takes most of the time, such as emptying the caches
+            count = min(count, max(_LEAST_CALLS, int(_MOST_WALL * plan.block / self.wall[name])))
+        return count
+
+    def _estimate_again(self, name: str, per_call: float) -> None:
+        """Lower an arm's estimated time, which other work made too high, to that of a faster block; by at most half,
+        since a single block may be too fast."""
+        if per_call < self.per_call[name]:
+            factor = max(per_call / self.per_call[name], 0.5)
+            self.per_call[name] *= factor
+            self.wall[name] *= factor
+            self.inner = {name: self._calls(name) for name in self.per_call}
+            self._choose_rounds()
 
     def _certain(self, placements: Sequence[Sequence[float]]) -> bool:
         """Return whether a kernel's ratio is so far beyond the margin that a more precise value would change nothing.
@@ -365,7 +387,9 @@ class _Measurement:
         """
         count, again = 1, 2
         REPORTER.calls(arm.name)
-        self.clock.time(arm.call, 1, arm.before)  # the first call is always slow
+        first = self.clock.time(arm.call, 1, arm.before)  # the first call is always slow
+        if first > _MOST_CALL:
+            return first, first
         least, least_wall = inf, inf
         while True:
             REPORTER.calls(arm.name)
@@ -435,6 +459,8 @@ class _Measurement:
             after = self.counters.read()
             if arm.after_block:
                 arm.after_block()
+        if self._busy and arm.calls == 1:
+            self._estimate_again(arm.name, max(seconds / inner, LEAST_TIME))
         # Work between the calls keeps a processor as busy as the calls do, so the whole block's processor time is
         # judged.
         counted, threads = (seconds, 0) if arm.flushes else (wall if arm.before else seconds, self.plan.threads)
@@ -446,7 +472,8 @@ class _Measurement:
     def _lead_in(self, arm: Arm) -> None:
         """Make untimed calls until two in a row agree, up to a maximum number and for about the time of a block."""
         REPORTER.calls(arm.name)
-        if self.wall[arm.name] > LONG_CALL:
+        # On a busy machine, a second call would probably wait for a core.
+        if self.wall[arm.name] > (_SHORT_CALL if self._busy else LONG_CALL):
             if self.wall[arm.name] < _ONE_CALL:
                 self.clock.time(arm.call, 1, arm.before)
             return

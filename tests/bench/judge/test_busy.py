@@ -136,3 +136,74 @@ def test_twins_widen_by_hand():
     both = with_twins(means, [off, quiet]).interval.half_width
     assert means.interval.half_width < both < widened.half_width
     assert with_twins(means, []) == means
+
+
+def two_threads(
+    ratio: float, draw: random.Random, *, rounds: int, stalled: float, processes: int = 5
+) -> list[TimedBlock]:
+    """Blocks of threads that wait for each other: a block is calm, or takes up to 400 times as long."""
+    blocks = []
+    for process in range(processes):
+        own = draw.gauss(0, 0.01)
+        for at in range(rounds):
+            for position, (kernel, factor) in enumerate((("base", 1.0), ("mine", ratio))):
+                inner = max(1, round(2 / factor))
+                seconds = inner * CALL * factor * math.exp(draw.gauss(own if factor != 1 else 0, 0.1))
+                flags: tuple[str, ...] = ()
+                if draw.random() < stalled:
+                    seconds, flags = seconds * draw.uniform(5, 400), ("preempted", "waited=0.1")
+                blocks.append(TimedBlock(process, "c", 0, at, position, kernel, inner, seconds, flags))
+    return blocks
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.3, 2.0])
+def test_a_few_undisturbed_blocks_in_each_process_decide(ratio):
+    """Three or four calm blocks of each kernel in a process: too few for a median, enough over all processes."""
+    draw, held, words = random.Random(f"few {ratio}"), 0, []
+    for _ in range(200):
+        found = paired(two_threads(ratio, draw, rounds=8, stalled=0.55), "mine", "base")
+        held += found.interval.low <= math.log(ratio) <= found.interval.high
+        words.append(verdict(found.interval, 0.02))
+    assert held >= 186
+    assert words.count("slower") >= 190 if ratio > 1 else words.count("slower") + words.count("faster") <= 2
+
+
+def test_two_blocks_that_agree_by_chance_are_not_precise():
+    """A process with a single calm block of each kernel says nothing of its noise; three such processes may agree."""
+    blocks = [
+        TimedBlock(process, "c", 0, 0, position, kernel, 2, seconds, ())
+        for process in range(3)
+        for position, (kernel, seconds) in enumerate((("base", 4e-4), ("mine", 4.4e-4)))
+    ]
+    stalled = [
+        TimedBlock(process, "c", 0, at, position, kernel, 2, 0.1, ("preempted",))
+        for process in range(5) for at in (1, 2) for position, kernel in enumerate(("base", "mine"))
+    ]  # fmt: skip
+    found = paired([*blocks, *stalled], "mine", "base")
+    assert found.interval.value == pytest.approx(math.log(1.1))
+    assert not found.interval.bounded
+
+
+def test_weights_and_the_jackknife_by_hand():
+    from ffncli.bench.judge import statistics
+
+    values = (0.1, 0.2, 0.3, 0.6)
+    even = statistics.weighted_interval(values, (2.0,) * 4, 0.0)
+    plain = statistics.t_interval(values)
+    assert even.value == pytest.approx(plain.value)
+    assert even.half_width == pytest.approx(plain.half_width)
+    # The jackknife of a mean is the t interval, and that of a weighted mean is the error of a ratio of two sums, but
+    # for terms of the second order (Cochran 1977).
+    left_out = statistics.jackknife(values, lambda chosen: sum(chosen) / len(chosen))
+    assert left_out.value == pytest.approx(plain.value)
+    assert left_out.half_width == pytest.approx(plain.half_width)
+    weights = (1.0, 3.0, 2.0, 2.0)
+    found = statistics.weighted_interval(values, weights, 0.0)
+    assert found.value == pytest.approx((0.1 + 0.6 + 0.6 + 1.2) / 8)
+    pairs = list(zip(values, weights, strict=True))
+    left_out = statistics.jackknife(pairs, lambda chosen: sum(v * w for v, w in chosen) / sum(w for _, w in chosen))
+    assert found.half_width == pytest.approx(left_out.half_width, rel=0.2)
+    floor = statistics.weighted_interval(values, weights, 1.0)
+    assert floor.half_width == pytest.approx(t_quantile(0.975, 3))
+    assert not statistics.weighted_interval(values, weights, math.inf).bounded
+    assert not statistics.jackknife((1.0,), sum).bounded
