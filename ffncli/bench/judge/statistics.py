@@ -17,6 +17,7 @@ SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal va
 SPIKE = 5.0  # a value this many scaled MADs from the median is a spike
 DIFFER = 0.05  # level of the test for deciding that placements differ
 CORRELATED = 0.4  # lag-1 autocorrelation above which an interval is widened
+_FAR = 4
 _MOST_TERMS = 10_000
 _TINY = 1e-300
 
@@ -285,6 +286,12 @@ def exp_or_inf(value: float) -> float:
 def log_or_inf(ratio: float) -> float:
     """Return the log of a ratio; −∞ if the ratio is not above 0."""
     return log(ratio) if ratio > 0 else -inf
+
+
+def certain(log_ratio: float, half_width: float, margin: float) -> bool:
+    """Return whether a log ratio is so far beyond the margin that a more precise value would change nothing: by _FAR
+    half-widths, and as far as the margin itself."""
+    return abs(log_ratio) - log1p(margin) > max(_FAR * half_width, log1p(margin))
 
 
 # --- Welch's interval -------------------------------------------------------------------------------------------------

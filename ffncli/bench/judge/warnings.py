@@ -143,6 +143,8 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
         if early:  # each process is precise, but they differ
             option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
         needed = f"about {rounds} rounds needed, {ratio.rounds} done{option}"
+        if statistics.certain(ratio.interval.value, reached, method.margin):
+            needed = f"{ratio.rounds} rounds done, the verdict is certain"
         warnings.append(BenchWarning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)
     if factor > 1:

@@ -34,7 +34,6 @@ _MOST_CALL = 1.0  # s; a call that takes longer is called only once to estimate 
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
 _SHARE = 3  # a slow arm takes part in fewer rounds if its block would take more than this many typical blocks
 _LEAST_SAMPLES = 3  # number of rounds of a process in which even the slowest arm takes part
-_CERTAIN = 4  # an arm whose log ratio is this many half-widths beyond the margin takes part in fewer rounds
 # s. A block of 4 ms costs little more than its calls; its lead-in and counters would be a third of a shorter block.
 BLOCK_SECONDS = {"cpu": 4e-3, "cuda": 1e-3}
 # On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, and a median ignores that
@@ -370,13 +369,13 @@ class _Measurement:
             self._choose_rounds()
 
     def _certain(self, placements: Sequence[Sequence[float]]) -> bool:
-        """Return whether a kernel's ratio is so far beyond the margin that a more precise value would change nothing.
+        """Return whether a kernel's ratio needs no more precision (`statistics.certain`).
 
         This depends on the value, but only if the value is many half-widths from the margin, so its bias is far below
         the interval.
         """
-        away = abs(statistics.median([v for p in placements for v in p])) - log1p(self.plan.margin)
-        return away > max(_CERTAIN * half_width(placements, self.plan.processes), log1p(self.plan.margin))
+        value = statistics.median([v for p in placements for v in p])
+        return statistics.certain(value, half_width(placements, self.plan.processes), self.plan.margin)
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
         """Estimate the seconds of a call, without and with its untimed work: double the number of calls until they fill

@@ -257,11 +257,16 @@ def test_a_twin_that_differs_widens_the_intervals() -> None:
 
 def test_missed_precision_says_how_many_rounds() -> None:
     method = replace(QUICK, precision=0.002, max_time=1.0)
-    row = packed(units_of(method=method, clock=lambda p: FakeClock(jitter=0.02, seed=p)), method)
+    times = {**TIMES, "packed": 1.02e-3}
+    row = packed(units_of(times, method=method, clock=lambda p: FakeClock(jitter=0.02, seed=p)), method)
     text = next(t for t in texts(row) if t.startswith("precision"))
     half = (log(row.ratio_high) - log(row.ratio_low)) / 2
     assert f"about {np.ceil(row.rounds * (half / log(1.002)) ** 2):.0f} rounds needed, {row.rounds} done" in text
     assert "±0.2 % wanted" in text
+    twice = {**TIMES, "packed": 2e-3}
+    row = packed(units_of(twice, method=method, clock=lambda p: FakeClock(jitter=0.02, seed=p)), method)
+    text = next(t for t in texts(row) if t.startswith("precision"))
+    assert text.endswith(f"{row.rounds} rounds done, the verdict is certain")
 
 
 def test_spikes_are_said() -> None:
