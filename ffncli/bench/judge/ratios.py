@@ -1,5 +1,6 @@
 """`paired` compares the times of two kernels in the same rounds, with an interval over processes."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,7 +13,8 @@ from ffncli.bench.records import CORE_WAIT, DISTURBANCES, LEAST_TIME, OTHER_THRE
 
 BUSY = 0.1  # share of disturbed blocks above which a ratio is judged as on a busy machine
 _FEW = 3  # processes that must have undisturbed blocks of both kernels
-_STOPPED = 0.1  # of a block's time: neither computing nor waiting for a core, so something stopped the process
+_STOPPED = "stopped"  # flag of a block in which something stopped the process
+_PAUSE = 0.1  # of a block's time, neither computing nor waiting for a core: so much more than usual is a stop
 _ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this many times the other
 _UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
 
@@ -67,12 +69,13 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     The interval is then widened by what all rounds show beyond their own noise.
     """
     times: dict[tuple[int, int, int], dict[str, TimedBlock]] = {}
-    mine = [block for block in blocks if block.kernel in (kernel, baseline)]
+    mine = _marked(block for block in blocks if block.kernel in (kernel, baseline))
     for block in mine:
         times.setdefault((block.process, block.placement, block.round), {})[block.kernel] = block
     pairs = [(both[kernel], both[baseline]) for _, both in sorted(times.items()) if len(both) == 2]
     every = averaged(_log_ratios(pairs))
-    if every is None or disturbed_share([block for pair in pairs for block in pair]) <= BUSY:
+    in_pairs = [block for pair in pairs for block in pair]
+    if every is None or sum(map(is_disturbed, in_pairs)) <= BUSY * len(in_pairs):
         return every
     if all(_computes_alone([pair[side] for pair in pairs]) for side in (0, 1)):
         alone = averaged(_log_ratios(pairs, "thread"))
@@ -189,9 +192,27 @@ def _of_sums(blocks: Sequence[TimedBlock], kernel: str) -> Interval:
 
 
 def is_disturbed(block: TimedBlock) -> bool:
-    """Return whether other work took part of this block's time, or something stopped the process, as a hypervisor does
-    with a virtual processor."""
-    return not DISTURBANCES.isdisjoint(block.flags) or (_unexplained(block) or 0.0) > _STOPPED
+    """Return whether other work took part of this block's time, or something stopped the process (see `_marked`)."""
+    return not DISTURBANCES.isdisjoint(block.flags) or _STOPPED in block.flags
+
+
+def _marked(blocks: Iterable[TimedBlock]) -> list[TimedBlock]:
+    """Return the blocks, with the flag _STOPPED where something stopped the process, as a hypervisor does: much more of
+    the time than usual was neither computing nor waiting for a core.
+
+    What is usual depends on the kernel: one that waits for another thread or process does so in every block.
+    """
+    blocks, shares = list(blocks), defaultdict[str, list[float]](list)
+    for block in blocks:
+        if (share := _unexplained(block)) is not None:
+            shares[block.kernel].append(share)
+    most = {kernel: sorted(mine)[len(mine) // 4] + _PAUSE for kernel, mine in shares.items()}
+    return [
+        replace(block, flags=(*block.flags, _STOPPED))
+        if (_unexplained(block) or 0.0) > most.get(block.kernel, 1)
+        else block
+        for block in blocks
+    ]
 
 
 def _unexplained(block: TimedBlock) -> float | None:
@@ -205,7 +226,7 @@ def _unexplained(block: TimedBlock) -> float | None:
 
 def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
     """Return the share of blocks that were preempted, throttled, stolen from or stopped."""
-    return sum(map(is_disturbed, blocks)) / len(blocks) if blocks else 0.0
+    return sum(map(is_disturbed, _marked(blocks))) / len(blocks) if blocks else 0.0
 
 
 def judged(means: Means, twin: Means | None, blocks: Sequence[TimedBlock], margin: float) -> Means:

@@ -116,6 +116,20 @@ def test_a_kernel_that_waits_or_computes_elsewhere_is_not_timed_by_its_thread():
     assert paired(unread, "mine", "base").clock == "wall"
 
 
+def test_a_kernel_that_always_waits_was_not_stopped_and_a_stopped_block_is_disturbed():
+    """Nine tenths of its time it waits for a device, in every block; in one block of eight, something stops it."""
+    draw = random.Random(6)
+    quiet = run_of(1.0, draw, every=1e3, thread=True)
+    waits = [
+        replace(b, flags=(f"thread={b.seconds * draw.uniform(0.08, 0.12):.9g}",)) if b.kernel == "mine" else b
+        for b in quiet
+    ]  # fmt: skip
+    assert disturbed_share(waits) == 0
+    stopped = [replace(b, seconds=b.seconds + 0.02) if b.kernel == "base" and b.round % 8 == 0 else b for b in waits]
+    assert disturbed_share([b for b in stopped if b.kernel == "base"]) == pytest.approx(1 / 8)
+    assert disturbed_share([b for b in stopped if b.kernel == "mine"]) == 0
+
+
 def test_on_a_quiet_machine_nothing_changes():
     draw = random.Random(4)
     blocks = run_of(1.05, draw, every=10.0, thread=True)
