@@ -53,7 +53,8 @@ class MoE(RoutingRule):
     and take part in the renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each
     token id (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of
     the previous layer's router to the state of this router; a token routed to one of the `skip_experts` gets no output
-    (ZAYA).
+    (ZAYA). `router_norm`: the router reads the block's input x, normalised and multiplied by a learned factor per
+    feature; `expert_scale` multiplies the weight of each expert by a learned factor (Gemma 4).
     """
 
     experts: int
@@ -75,6 +76,8 @@ class MoE(RoutingRule):
     router_width: int | None = None
     router_carries: bool = False
     skip_experts: int = 0
+    router_norm: bool = False
+    expert_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -316,9 +319,9 @@ def route_of(spec: FFNSpec) -> Route:
     logits = moe.experts + moe.identity_experts + moe.skip_experts + always
     rule = {field.name: getattr(moe, field.name) for field in fields(RoutingRule)}
     lookup = Axis("vocab", moe.lookup) if moe.lookup else None
-    return Route(
-        **{**rule, "experts": Axis("experts", logits)}, always=always, learned_scale=spec.learned_scale, lookup=lookup
-    )
+    axis = Axis("experts", logits)
+    learned = axis if moe.expert_scale else ONE if spec.learned_scale else None
+    return Route(**{**rule, "experts": axis}, always=always, learned_scale=learned, lookup=lookup)
 
 
 def _moe(spec: FFNSpec, x: str) -> list[Step]:
@@ -333,7 +336,12 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
         inside = Axis("router", moe.router_width)
         body = router_steps(x, d_model, route.experts, _norm(spec, inside), moe.router_carries)
     else:
-        body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,))]
+        body = []
+        if moe.router_norm:
+            body.append(Step("router_norm", replace(_norm(spec, d_model), weight="none", bias=False), ("x",)))
+            body.append(Step("router_input", Multiply(learned=d_model), ("router_norm",)))
+        reads = body[-1].output if body else x
+        body.append(Step("router", Linear(d_model, route.experts, moe.router_bias), (reads,)))
     body += [Step("router_scaled", Add(moe.router_scale), ("router",))] if moe.router_scale != 1 else []
     body.append(Step("route", route, (body[-1].output, "token_ids") if moe.lookup else (body[-1].output,)))
     entering = x

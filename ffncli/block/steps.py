@@ -171,14 +171,15 @@ class Route(Op, RoutingRule):
     """Turns router logits [..., experts] into weights [..., experts]; a weight of zero means 'not chosen'.
 
     Every token goes to the last `always` experts, which take part in the renormalisation (Inkling); top_k and
-    correction apply to the other experts. `learned_scale` multiplies the weights by one learned factor. With a
-    `lookup`, whose axis is the vocabulary, a second input of token ids [..., 1] determines the experts: each token's
-    experts are listed in its row of a table of integers [vocabulary, top_k] (the first layers of DeepSeek-V4).
+    correction apply to the other experts. `learned_scale` multiplies the weights by one learned factor (ONE), or by one
+    factor for each expert (Gemma 4). With a `lookup`, whose axis is the vocabulary, a second input of token ids
+    [..., 1] determines the experts: each token's experts are listed in its row of a table of integers [vocabulary,
+    top_k] (the first layers of DeepSeek-V4).
     """
 
     experts: Axis
     always: int = 0
-    learned_scale: bool = False
+    learned_scale: Axis | None = None
     lookup: Axis | None = None
 
     @property
@@ -192,10 +193,11 @@ class Route(Op, RoutingRule):
         return self.top_k + self.always
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Return `correction [experts]` (DeepSeek-V3's e_score_correction_bias) and `factor [1]`, if they exist."""
+        """Return `correction [experts]` (DeepSeek-V3's e_score_correction_bias) and `factor [1]` or `factor [experts]`,
+        if they exist."""
         choosable = Axis(self.experts.name, self.experts.size - self.always)
         correction: dict[str, tuple[Axis, ...]] = {"correction": (choosable,)} if self.correction else {}
-        return correction | ({"factor": (ONE,)} if self.learned_scale else {})
+        return correction | ({"factor": (self.learned_scale,)} if self.learned_scale else {})
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
         """Return `lookup [vocabulary, top_k]`, which lists the experts of each token id."""

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 from unicodedata import bidirectional, category
 
+from ffncli.errors import FFNError
+from ffncli.models.config.read import from_config
 from ffncli.models.files.checkpoint import Checkpoint, open_checkpoint
+from ffncli.models.model import require_runnable
 
 LLAMA = {"model_type": "llama", "hidden_size": 4, "intermediate_size": 6, "hidden_act": "silu", "num_hidden_layers": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 4, "n_inner": 6, "activation_function": "gelu_new", "n_layer": 2}
@@ -84,6 +87,16 @@ def harmful(text: str) -> list[str]:
     directions = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     kinds = {"Cc", "Cs", "Zl", "Zp"}
     return [c for c in text if c != "\n" and (category(c) in kinds or bidirectional(c) in directions)]
+
+
+def refusal(values: Mapping[str, Any], where: str = "config.json") -> str:
+    """Why a config's model is not run: the error of a config that is refused, or the reason for which it is only
+    counted; empty if it is run."""
+    try:
+        require_runnable(from_config(values, "c", where))
+    except FFNError as error:
+        return str(error)
+    return ""
 
 
 def expect_refusal(result: tuple[int, str, str], *parts: object, code: int = 2) -> str:

@@ -109,10 +109,23 @@ def residual_multiplier(config: Fields, default: float = 1.0) -> Extra:
 
 
 def only(config: Fields, name: str, allowed: object, why: str) -> None:
-    """Raise FFNError unless a field is absent or has the value `allowed`, the only value that the row covers."""
+    """Raise FFNError unless a field is absent or has the value `allowed`, the only one that the row counts."""
     value = config.get(name, allowed)
     if value != allowed or type(value) is not type(allowed):
         raise not_covered(config, name, value, why)
+
+
+def runs_only(config: Fields, name: str, allowed: object, why: str) -> None:
+    """Record that the model is counted but not run, unless a field is absent or has the value `allowed`. For a field
+    that changes what the block computes, but none of its parameters."""
+    value = config.get(name, allowed)
+    if value != allowed or type(value) is not type(allowed):
+        not_run(config, name, value, why)
+
+
+def not_run(config: Fields, name: str, value: object, why: str) -> None:
+    """Record why the model cannot be run: a field's value, which its row does not compute."""
+    config.not_run[f"{config.name(name)} = {_field_value(value)} is not covered: {why}"] = None
 
 
 def requires(name: str, allowed: object, why: str) -> Routing:
@@ -127,8 +140,11 @@ def requires(name: str, allowed: object, why: str) -> Routing:
 
 def not_covered(config: Fields, name: str, value: object, why: str) -> FFNError:
     """Build the error for a value that the family's row cannot describe."""
-    text = str(value).lower() if isinstance(value, bool) else shown(value)
-    return FFNError(f"{config.where}: {config.name(name)} = {text} is not covered", why)
+    return FFNError(f"{config.where}: {config.name(name)} = {_field_value(value)} is not covered", why)
+
+
+def _field_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def agree(config: Fields, **settled: object) -> None:
@@ -347,7 +363,7 @@ def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int]
 
 def clamped(config: Fields) -> Extra:
     """Return gpt-oss's unit, whatever hidden_act says: (up + 1) · gate · sigmoid(1.702 gate), clamped."""
-    only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is covered")
+    runs_only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is covered")
     return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 
 

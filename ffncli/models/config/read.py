@@ -59,9 +59,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     if why := REFUSED.get(str(whole.values.get("model_type"))) or REFUSED.get(model_type):
         named = whole.values["model_type"] if model_type not in REFUSED else model_type
         raise FFNError(f"{config.where}: model_type {shown(named)} is not covered", why)
-    family_name = BY_TYPE.get(model_type)
-    if family_name is None:
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
+    family_name, described, assumed = _family_name(config, model_type)
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
     for part in family.parts:
@@ -79,7 +77,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     evidence += [] if family.parts else _limited_units(groups)
     model = Model(
         name or _short_name(source), tuple(groups), family_name, _dtype(config), names=_names(config, family),
-        non_ffn=non_ffn(config, model_type, groups), tied=_tied(config, values),
+        non_ffn=non_ffn(config, described, groups), tied=_tied(config, values),
         extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
     if family.moe and not any(group.spec.moe for group in groups):
@@ -87,7 +85,10 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
     tables = () if whole_known else memories(config, family_name)  # a count of the whole model includes them
     tables = (*tables, *other_tokens(config, family_name, groups))
-    notes = (*require_read(config, family_name), *_tables(groups))
+    notes: tuple[str, ...] = (*filter(None, [assumed]), *require_read(config, family_name), *_tables(groups))
+    if config.not_run:
+        refused = "; ".join(config.not_run)
+        model, notes = replace(model, refused=refused), (*notes, f"counted, but cannot be run: {refused}")
     quantization = quantization_of(config)
     resolved = Resolved(
         model, source, evidence=tuple(evidence), notes=notes, quantization=quantization,
@@ -116,11 +117,50 @@ def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
     return flags.pop() if len(flags) == 1 else None
 
 
+def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
+    """Return (the family whose row describes the config, the model_type whose attention it has, a note or "").
+
+    A model_type without a row may be a composite whose fields are at the top level, another spelling of a known one, or
+    the name of repository code that runs a known class (`architectures`). Any other repository code (`auto_map`) with
+    SiLU, an intermediate_size and no field that a row would have to know is counted as Llama's block. Raises FFNError
+    if none of this holds.
+    """
+    if family := BY_TYPE.get(model_type):
+        return family, model_type, ""
+    if family := BY_TYPE.get(text := TEXT_TYPES.get(model_type, "")):
+        return family, text, ""
+    classes = config.values.get("architectures")
+    made = classes[0] if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else ""
+    for name in (model_type, re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", made)):
+        if known := _SPELLED.get(_letters(name)) or _SPELLED.get(_letters(_LEFT_OUT.sub("", name.lower()))):
+            by = f"model_type {shown(model_type)}" + ("" if name == model_type else f" of class {shown(made)}")
+            return BY_TYPE[known], known, f"{by} is read as {known}"
+    if (
+        isinstance(config.values.get("auto_map"), Mapping)
+        and activations.CANONICAL.get(str(config.get("hidden_act|activation_function", None)).lower()) == "silu"
+        and all(type(config.values.get(name)) is int for name in ("hidden_size", "intermediate_size"))
+    ):
+        note = f"model_type {shown(model_type)} has code of its own, assumed to run Llama's block: gate, up and down"
+        return "llama", model_type, f"{note} without biases; only its tensors would show this"
+    raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
+
+
+def _letters(name: str) -> str:
+    """Return a name without separators and capitals."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_LEFT_OUT = re.compile(r"[_-](text|vl|lm|model)\b|[_-](text|vl|lm|model)(?=_)")  # words that not every spelling has
+# Later entries win: complete names before names without those words, `qwen2` before `qwen2_vl_text`.
+_SPELLED = {_letters(_LEFT_OUT.sub("", name.lower())): name for name in sorted(BY_TYPE, key=len, reverse=True)}
+_SPELLED |= {_letters(name): name for name in BY_TYPE}
+
+
 def _nearest_model_type(model_type: str) -> str:
     """Return a hint with known names of the same version that differ in one letter; others are different models."""
     otherwise = "give the model's tensors (a directory or .safetensors file), which are counted without it"
     version = re.findall(r"\d", model_type)
-    names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
+    names = [name for name in BY_TYPE if re.findall(r"\d", name) == version and abs(len(name) - len(model_type)) < 2]
     # in a name of n letters, difflib rates one substituted letter 1 - 1/n and two 1 - 2/n; the cutoff is between them
     return did_you_mean(model_type, names, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
 
@@ -169,7 +209,7 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
         if isinstance(whole := outer.get("model_type"), str):
             outer["model_type"] = TEXT_TYPES.get(whole, whole)
-        config = Fields({**outer, **inner.values}, inner.where, inner.looked_up, inner.prefix)
+        config = Fields({**outer, **inner.values}, inner.where, inner.looked_up, inner.prefix, inner.not_run)
         evidence.append(f"widths: {name} of the multimodal config")
     return config, evidence
 
@@ -182,6 +222,7 @@ def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
         message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is not a single stack"
         raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
     inner = from_config(fields.values, part, fields.where)
+    config.not_run.update(dict.fromkeys(filter(None, [inner.model.refused])))
     return [replace(group, stack=part) for group in inner.model.groups], inner.evidence
 
 

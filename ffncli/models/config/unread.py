@@ -29,17 +29,20 @@ _CONCERNS = re.compile(
 # Maps names that concern something other than the FFN, in every family, to what they concern.
 _ELSEWHERE: Mapping[str, str] = {
     r".*loss(_.*)?|(.*_)?aux(_.*)?": "a loss in training",
-    r".*(jitter|drop(out)?|layerdrop)(_.*)?": "training alone",
+    r".*(jitter|drop(out)?|layerdrop|noise|regulari[sz]ation|balanc(e|ing))(_.*)?": "training alone",
+    r".*bias_update_(rate|speed|factor)|.*z_loss.*": "training alone",
+    r".*(grouped_gemm|dispatcher|permute_fusion|megablocks|implementation|_impl|kernel|backend|recompute)(_.*)?": "how"
+    " it is computed",
     r"(attention|attn|key|query|value|qkv?|kv|index|kda|linear|position|rope|rotary|sliding|cross)_.*": "attention",
     r".*_(attention|attn|attention_heads|rotary|key_value_heads|kv_heads)(_.*)?": "attention",
     r"use_(attention|qk)_.*|head_.*|num_hash(es)?|use_fast_hash|hash_code_len|clamp_len": "attention",
     r".*sliding_window.*|.*kv_shared.*": "attention",
     r"(mamba|ssm|conv|lin|rg_?lru|lru|time_step|dt|state)_.*|expand|hidden_mamba_act": "a state-space layer",
     r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
-    r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
+    r"|(?!.*rout).*_logit_soft_?cap.*": "embeddings, the head, the pooler",
     r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "attention.py",
-    r"expert_capacity_.*|.*capacity_token_fraction": "the maximum number of tokens per expert, see NOTED",
-    r"hidden_act": "if the code uses another activation, the evidence names it",
+    r"expert_capacity_.*|.*capacity_(token_fraction|factor)": "the maximum number of tokens per expert, see NOTED",
+    r"(hidden_)?act(ivation)?(_fn|_function)?": "if the code uses another activation, the evidence names it",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
     r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
     r"mtp_.*|.*nextn.*": "layers that predict more than one token",
@@ -81,7 +84,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "ernie4_5_vl_moe_text": {"moe_norm_min": "the minimum, 1e-12, of the sum that scores are divided by"},
     "evolla": {"resampler_.*": "the resampler that condenses the protein"},
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
-    "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "needs enable_moe_block, which adjust refuses"},
+    "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "read only if enable_moe_block is true"},
     "hrm_text": {"num_hidden_layers": "how often both stacks run; num_layers_per_stack counts the stored layers"},
     "gpt_oss": {"experts_per_token": "same as num_experts_per_tok; its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "the number format in which experts are summed"},
@@ -109,6 +112,8 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "perceiver": {"num_latents": "the number of vectors with which it attends"},
     "prophetnet": {"ngram": "the number of tokens that it predicts"},
     "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
+    "grok-1": {"output_multiplier_scale": "the logits of its head"},
+    "starcoder2": {"mlp_type": "its one kind of MLP"},
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
 # Maps each field to its effect outside the blocks.
@@ -120,9 +125,9 @@ _ARITHMETIC = re.compile(
 # uses its default.
 _LAYERS: Mapping[str, str] = {
     "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode "
-    "imagegpt openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
-    "n_layers": "dbrx distilbert flaubert mpt xlm",
-    "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model pop2piano switch_transformers t5 xglm",
+    "imagegpt openai-gpt phi-msft mixformer-sequential xlnet RefinedWeb RefinedWebModel bloom",
+    "n_layers": "dbrx hf_olmo distilbert flaubert mpt xlm",
+    "num_layers": "chatglm exaone gpt_neo longcat_flash pix2struct_text_model pop2piano switch_transformers t5 xglm",
 }
 _EXPERTS: Mapping[str, str] = {
     "num_experts": "afmoe bailing_hybrid beam cohere2_moe deepseek_ocr2_text deepseek_v2 deepseek_v32 ernie4_5_moe "
@@ -143,6 +148,12 @@ _EXPERTS: Mapping[str, str] = {
 _FALSE_MATTERS = re.compile(
     r"norm_topk_prob|moe_renormalize|route_norm|norm_expert_weight|use_(moe_router|routing)_bias|use_grouped_topk"
     r"|use_moe|need_fp32_gate"
+)
+# Steps between layers with experts: 1 says that every layer has them, as the row says of its family.
+_EVERY = re.compile(r"(moe|expert)_(layer_)?(freq(uency)?|interval|step|every)")
+# Unknown fields that change what a block computes, but not how many parameters it has.
+_COUNTED = re.compile(
+    r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|temperature"
 )
 _BY_LAYER = "per_layer_config"  # an object with fields for each layer
 
@@ -171,16 +182,24 @@ def unread(config: Fields, family: str = "") -> dict[str, Any]:
         name: value
         for name, value in fields
         if (_is_on(value) or (value is False and _FALSE_MATTERS.fullmatch(name.rpartition(".")[2])))
-        and not (harmless.fullmatch(name) or _ANYWHERE.fullmatch(name.rpartition(".")[2]))
+        and not (value == 1 and _EVERY.fullmatch(name.rpartition(".")[2]))
+        and not (harmless.fullmatch(name) or any(map(_ANYWHERE.fullmatch, name.split("."))))
     }
 
 
 def require_read(config: Fields, family: str) -> tuple[str, ...]:
-    """Return notes on fields of a text model that matter, but not for its blocks.
+    """Return notes on fields of a text model that matter, but not for its blocks. Unknown fields that change no number
+    of parameters become a reason not to run it.
 
-    Raises UnknownField for fields that the family's row does not know.
+    Raises UnknownField for other fields that the family's row does not know.
     """
     left = {name: value for name, value in unread(config, family).items() if name not in MEMORIES}
+    counted = {
+        n: v for n, v in left.items() if n not in NOTED and _COUNTED.search(n) and isinstance(v, float | int | str)
+    }
+    for name, value in counted.items():
+        config.not_run[f"{in_words({name: value})}: unknown for model_type {family}"] = None
+        del left[name]
     if fields := in_words({name: value for name, value in left.items() if name not in NOTED}):
         raise UnknownField(config.where, family, fields)
     return (*_respelled(config, family), *(f"{in_words({name: value})}: {NOTED[name]}" for name, value in left.items()))

@@ -104,13 +104,14 @@ class Fields:
 
     A name may list alternative spellings (`hidden_size|n_embed`), of which the first one present is used, and may refer
     to a nested object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, including nested
-    names.
+    names; `not_run` collects the reasons why the model can be counted but not run.
     """
 
     values: Mapping[str, Any]
     where: str
     looked_up: set[str] = field(default_factory=set, compare=False, repr=False)
     prefix: str = ""
+    not_run: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
 
     def inside(self, name: str) -> "Fields":
         """Return the nested config with that name, which must be an object; an empty name returns this config."""
@@ -119,7 +120,7 @@ class Fields:
         inner = self.get(name, kind="an object")
         if not isinstance(inner, dict):
             raise self.wrong(name, inner, "an object")
-        return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.")
+        return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.", self.not_run)
 
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
         """Return the value, or `default` if absent or null; other spellings with this value also count as read."""

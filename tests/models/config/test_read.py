@@ -29,7 +29,7 @@ from tests import ROOT
 from tests.fuzz.configs import judge, specimens
 from tests.fuzz.formats import FAMILIES as FORMAT
 from tests.fuzz.formats import run_case
-from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, T5, expect_refusal, folder, harmful, with_token
+from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, T5, expect_refusal, folder, harmful, refusal, with_token
 
 # What a family's default config leaves null although its models have it, or where the default is refused.
 GIVEN = {
@@ -202,8 +202,7 @@ def test_a_published_config_is_read(name):
     ],
 )  # fmt: skip
 def test_a_value_that_the_family_does_not_compute_is_refused(config: Mapping[str, Any], field: str, value: object):
-    with pytest.raises(FFNError, match=field):
-        from_config({**config, field: value}, "x", "config.json")
+    assert field in refusal({**config, field: value})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -286,8 +285,7 @@ def test_the_pages_row_counts_what_a_module_has(config: dict[str, Any], tmp_path
 
 
 def test_a_field_that_the_pages_row_does_not_read_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(FFNError, match=r"mlp_clip = 3\.0: unknown for model_type tomorrow"):
-        from_config({**config, "mlp_clip": 3.0}, "c", "c")
+    assert "mlp_clip = 3.0: unknown for model_type tomorrow" in refusal({**config, "mlp_clip": 3.0})
 
 
 # JSON token → how the error shows the value
@@ -410,7 +408,6 @@ def test_a_wrong_value_inside_text_config_is_placed_there(refused):
         ({"model_type": "qwen3_moe", "moe_intermediate_size": 6, "mlp_only_layers": [0.5]}, ["mlp_only_layers", "0.5"]),
         ({"model_type": "qwen3_moe", "moe_intermediate_size": 6, "norm_topk_prob": "yes"}, ["norm_topk_prob", "yes"]),
         ({"model_type": "gpt_oss", "swiglu_limit": 0}, ["config.json", "limit of the gate"]),
-        ({"model_type": "gpt_oss", "swiglu_alpha": 2}, ["swiglu_alpha", "2"]),
         (
             {"model_type": "deepseek_v3", "moe_intermediate_size": 6, "n_group": 3, "first_k_dense_replace": 0},
             ["groups", "3"],

@@ -1,6 +1,7 @@
 """Mixtures' rows: routers, lists and limits per layer, against published numbers and transformers; what is refused."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import prepare
 from tests.oracles.architectures import config_fields
 from tests.oracles.architectures.tiny import tiny
+from tests.oracles.checkpoints import refusal
 
 TINY = {
     "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -114,15 +116,18 @@ def test_cohere_2_takes_the_mean_of_experts_and_shared_ones() -> None:
         ("dbrx", {**DBRX, "ffn_config": {**FFN, "moe_normalize_expert_weights": 2.0}}, "weights = 2.0"),
         ("dbrx", {**DBRX, "ffn_config": []}, r"ffn_config\.ffn_hidden_size is missing"),
         ("longcat_flash", {"hidden_size": 16, "moe_topk": 2, **LONGCAT, "router_bias": True}, "router_bias = true"),
-        ("minimax_m3_vl_text", {**TINY, "swiglu_alpha": 2.0}, "swiglu_alpha = 2.0 is not covered"),
+        (
+            "minimax_m3_vl_text",
+            {**TINY, "shared_intermediate_size": 24, "swiglu_alpha": 2.0},
+            "swiglu_alpha = 2.0 is not covered",
+        ),
         ("mellum", {**TINY, "mlp_layer_types": ["sparse"]}, "must be a list of 4 out of dense, sparse"),
         ("mellum", {**TINY, "mlp_layer_types": ["sparse"] * 3 + [{}]}, "must be a list of 4"),
         ("axk1", {**DEEPSEEK, "moe_layer_freq": [1, 2, 3, 4, 5]}, "moe_layer_freq must be a list of 5 out of 0, 1"),
     ],
 )
 def test_what_is_not_covered_is_named(model_type: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(FFNError, match=message):
-        from_config({"model_type": model_type, **known(model_type, values)}, "c", "c")
+    assert re.search(message, refusal({"model_type": model_type, **known(model_type, values)}))
 
 
 FLASH = {
@@ -183,8 +188,7 @@ def test_inklings_two_widths():
     assert new.model.groups == old.model.groups
     expert = 3 * 64 * 24
     assert count(old).ffn_params_total == 2 * (3 * 64 * 96 + 1) + 2 * (10 * expert + 10 * 64 + 8 + 1)
-    with pytest.raises(FFNError, match="shared_expert_sink"):
-        read(INKLING, shared_expert_sink=False)
+    assert "shared_expert_sink" in refusal({**INKLING, "shared_expert_sink": False})
 
 
 def test_inkling_2_and_phimoe():
@@ -196,8 +200,8 @@ def test_inkling_2_and_phimoe():
               "num_attention_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
     moe = read(phimoe, router_jitter_noise=0.05).model.main.spec.moe
     assert (moe.order, moe.threshold, moe.renormalise) == ("one_by_one", 0.1, False)
-    with pytest.raises(FFNError, match="num_experts_per_tok"):
-        read(phimoe, num_experts_per_tok=3)
+    assert "num_experts_per_tok" in refusal({**phimoe, "num_experts_per_tok": 3})
+    assert not refusal({**phimoe, "input_jitter_noise": 0.01})
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -234,8 +238,7 @@ def test_zayas_router_by_hand():
     assert count(read(ZAYA)).ffn_params_total == 40 * (router + 16 * 3 * 2048 * 2048) + 39 * 256
     assert (first.spec.moe.router_carries, rest.spec.moe.router_carries) == (False, True)
     assert (rest.spec.moe.skip_experts, rest.spec.moe.renormalise, rest.spec.residual) == (1, False, False)
-    with pytest.raises(FFNError, match="num_experts_per_tok"):
-        read(ZAYA, num_experts_per_tok=2)
+    assert "num_experts_per_tok" in refusal({**ZAYA, "num_experts_per_tok": 2})
 
 
 @pytest.mark.parametrize(("command", "said"), [
@@ -336,7 +339,6 @@ def test_kimi_k3_states_its_soft_caps():
         (STEP, {"moe_layers_enum": "1,x"}, "moe_layers_enum must be layer numbers"),
         (STEP, {"moe_layers_enum": 3}, "moe_layers_enum must be layer numbers"),
         (STEP, {"moe_router_activation": "softmax"}, "moe_router_activation"),
-        (STEP, {"swiglu_limit": 7.0}, "swiglu_limit"),
         (LING, {"expert_swiglu_limit_list": [4, 0, 0, 0]}, "expert_swiglu_limit_list[0] is not covered"),
         (LING, {"swiglu_limits": [4, 0, 0, 0]}, "swiglu_limits"),
         (K3, {"activation_situ_beta": 0}, "the soft cap of the gate must be positive"),

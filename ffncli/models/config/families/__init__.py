@@ -5,11 +5,11 @@ Each kind of model has its own file of rows. Facts: transformers 5.23, `configur
 
 from collections.abc import Mapping
 
-from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, routers
+from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, remote, routers
 from ffncli.models.config.family import Family
 
 FAMILIES: Mapping[str, Family] = {
-    **decoders.ROWS, **encoders.ROWS, **decoders.PAIRS, **moe.ROWS, **hybrids.ROWS,
+    **decoders.ROWS, **remote.ROWS, **encoders.ROWS, **decoders.PAIRS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS, **routers.EXPERTS, **routers.ROWS, **encoders.MEDIA,
 }  # fmt: skip
 # maps a model_type to the reason why its blocks cannot be described

@@ -13,9 +13,10 @@ from ffncli.models.config.family import (
     MoEFields,
     Stack,
     not_covered,
+    not_run,
     only,
-    requires,
     residual_multiplier,
+    runs_only,
     silu,
 )
 from ffncli.models.files.strict_json import REQUIRED, Fields
@@ -47,7 +48,7 @@ def _falcon(config: Fields) -> Extra:
 
 def _bloom(config: Fields) -> Extra:
     why = "its residual would add to the norm's output, unlike in any known BLOOM checkpoint"
-    only(config, "apply_residual_connection_post_layernorm", False, why)
+    runs_only(config, "apply_residual_connection_post_layernorm", False, why)
     return {"activation": "gelu_tanh"}
 
 
@@ -74,7 +75,7 @@ def _gemma3n(config: Fields) -> Extra:
     pattern = config.get(name, [0.0] * layers if layers <= 10 else REQUIRED, "a share per layer")
     for share in pattern if isinstance(pattern, list) else [pattern]:
         if share != 0:
-            raise not_covered(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
+            not_run(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
     return {}
 
 
@@ -84,6 +85,22 @@ def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None
     first = layers - config.integer("num_kv_shared_layers", 0, low=0)
     wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
     return lambda i: wide if i >= first else {}
+
+
+def _gemma4_routing(config: Fields) -> Extra:
+    return {
+        "renormalise": True, "router_norm": True, "expert_scale": True,
+        "router_scale": config.integer("hidden_size") ** -0.5,
+    }  # fmt: skip
+
+
+def _gemma4_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    """Give every layer experts beside its MLP, if the config's flag is set."""
+    beside = config.flag("enable_moe_block", False)
+    if beside:
+        why = "its MLP and its experts run side by side, each between its own norms"
+        not_run(config, "enable_moe_block", True, why)
+    return lambda i: beside and stack.kind == "moe"
 
 
 def _branch_if(flag: str) -> Callable[[Fields], Extra]:
@@ -114,7 +131,7 @@ def _openai_gpt(config: Fields) -> Extra:
     return {"activation": "gelu_tanh" if name == "gelu" else name}  # its "gelu" is the tanh form
 
 
-def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
+def gate_and_up(name: str, default: Any = REQUIRED) -> LayerExtra:
     """Read a field that holds the total width of gate and up."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
@@ -124,17 +141,6 @@ def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
         return lambda i: {"d_ff": both // 2}
 
     return layer
-
-
-def _qwen(config: Fields) -> Extra:
-    return {"activation": "silu", "bias": not config.flag("no_bias", True)}
-
-
-def _chatglm(config: Fields) -> Extra:
-    # The first ChatGLM has other fields (inner_hidden_size) and no gate; a config without ffn_hidden_size is refused.
-    why = "its residual would add to the norm's output, unlike in any known ChatGLM checkpoint"
-    only(config, "apply_residual_connection_post_layernorm", False, why)
-    return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
 
 
 def _reformer(config: Fields) -> Extra:
@@ -247,7 +253,7 @@ _LLAMA = {
     "hyperclovax": silu(bias=_MLP_BIAS, adjust=_hyperclovax),
     "minicpm3": silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
     "doge": silu(bias=_MLP_BIAS, adjust=_doge),
-    "moshi": silu(1e-8, d_ff="ffn_dim", layer=_both("ffn_dim", 22528), aliases=("kyutai_speech_to_text",)),
+    "moshi": silu(1e-8, d_ff="ffn_dim", layer=gate_and_up("ffn_dim", 22528), aliases=("kyutai_speech_to_text",)),
     "chameleon": silu(1e-5, bias=_MLP_BIAS, adjust=_branch_if("swin_norm")),
     "hrm_text": silu(
         bias=_MLP_BIAS, norm_weight="none",
@@ -282,25 +288,11 @@ _GEMMAS = {
     "embedding_gemma2_text": replace(_GEMMA, norm_weight="plain"),
     "gemma4_text": replace(
         _GEMMA, norm_weight="plain", layer=_gemma4_widths, aliases=("gemma4_unified_text",),
-        adjust=requires(
-            "enable_moe_block", False, "its MLP and its experts run side by side, each between its own norms"
-        ),
+        stacks=(Stack("decoder", kind="dense"), Stack("experts", kind="moe")),
+        moe=MoEFields(top_k="top_k_experts", layers=_gemma4_experts, routing=_gemma4_routing),
     ),
 }  # fmt: skip
-# Remote code that is not in transformers: rows from published configs, checked against published totals.
-_REMOTE = {
-    "baichuan": silu(),
-    "internlm2": silu(),  # its `bias` applies to the attention
-    "chatglm": Family(
-        d_ff="ffn_hidden_size", activation=None, bias=("add_bias_linear", False), eps=("layernorm_epsilon", 1e-5),
-        adjust=_chatglm,
-    ),
-    "qwen": Family(activation=None, eps=("layer_norm_epsilon", 1e-6), adjust=_qwen, layer=_both("intermediate_size")),
-    # Falcon before it was added to transformers; 40B has two norms.
-    "RefinedWeb": replace(_GPT["falcon"], adjust=lambda config: {"parallel": True, "shared_norm": False}),
-    "RefinedWebModel": _GPT["falcon"],
-}  # fmt: skip
-ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS, **_REMOTE}
+ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS}
 
 
 def _t5(config: Fields) -> Extra:
@@ -365,7 +357,7 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 def _switch_routing(config: Fields) -> Extra:
     """Route to one expert, weighted by its probability; the capacity, which drops tokens, is not modelled."""
-    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
+    runs_only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 
 
@@ -376,8 +368,8 @@ def _nllb_routing(config: Fields) -> Extra:
     transformers 5.23 one-hot encodes the choice a second time, so it sends every first choice to expert 1 and every
     second choice to expert 0; here, the router's weights decide.
     """
-    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
-    only(config, "second_expert_policy", "all", "the second expert would be chosen at random; only all is covered")
+    runs_only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is covered")
+    runs_only(config, "second_expert_policy", "all", "the second expert would be chosen at random; only all is covered")
     kept = 1 - config.number("moe_token_dropout", 0.2)
     return {"top_k": 2, "scale": kept, "router_bias": config.flag("router_bias", False)}
 

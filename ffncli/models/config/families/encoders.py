@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ffncli.models.config.families import decoders, moe
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack, not_covered, only, requires, silu, softmax
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack, not_covered, only, runs_only, silu, softmax
 from ffncli.models.files.strict_json import REQUIRED, Fields
 
 _ENCODER = (Stack("encoder"),)
@@ -77,6 +77,11 @@ def _perceiver_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     return lambda i: {"d_model": d_model, "d_ff": widening * d_model}
 
 
+def _ibert(config: Fields) -> Extra:
+    runs_only(config, "quant_mode", False, "its FFN would compute in integers")
+    return {}
+
+
 _BERT = Family(
     gated=False, default_activation="gelu", bias=True, norm="layernorm", position="post", stacks=_ENCODER,
     eps=("layer_norm_eps", 1e-12),
@@ -116,7 +121,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "convbert": replace(_BERT, adjust=_ungrouped("num_groups", default=1)),
     "squeezebert": replace(_BERT, eps=(None, 1e-12), adjust=_ungrouped("intermediate_groups", "output_groups")),
-    "ibert": replace(_BERT, adjust=requires("quant_mode", False, "its FFN would compute in integers")),
+    "ibert": replace(_BERT, adjust=_ibert),
     "xmod": replace(_BERT, position="pre", adjust=_xmod),
     "megatron-bert": replace(_PRE, aliases=("roberta-prelayernorm",)),
     "xlm-roberta-xl": replace(_PRE, eps=("layer_norm_eps", 1e-5)),

@@ -22,6 +22,7 @@ from ffncli.models.config.family import (
     only,
     requires,
     residual_multiplier,
+    runs_only,
     shared_count,
     shared_width,
     silu,
@@ -43,7 +44,7 @@ def _ernie_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 def _ernie(config: Fields) -> Extra:
     if not 0 <= config.number("moe_norm_min", 1e-12) <= 1e-6:
-        only(config, "moe_norm_min", 1e-12, "its minimum for the sum of scores is large enough to change results")
+        runs_only(config, "moe_norm_min", 1e-12, "its minimum for the sum of scores is large enough to change results")
     return {"correction": True, **shared_count(2)(config)}
 
 
@@ -67,7 +68,7 @@ def _deepseek_v2(config: Fields) -> Extra:
         only(config, "topk_method", "greedy", "only greedy and group_limited_greedy are covered")
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
     why = "the implementations of deepseek_v2 disagree about it, and no published checkpoint uses it"
-    only(config, "norm_topk_prob", False, why)
+    runs_only(config, "norm_topk_prob", False, why)
     scale = config.number("routed_scaling_factor", 1.0)
     return {"scale": scale, "renormalise": False, **shared_count(2)(config), **groups}
 
@@ -81,12 +82,12 @@ def _dots3(config: Fields) -> Extra:
 def _cohere2(config: Fields) -> Extra:
     sigmoid = config.text("expert_selection_fn", "softmax") == "sigmoid"
     if not sigmoid:
-        only(config, "expert_selection_fn", "softmax", "only softmax and sigmoid are covered")
+        runs_only(config, "expert_selection_fn", "softmax", "only softmax and sigmoid are covered")
     if config.text("shared_expert_combination_strategy", "average") == "average":
         # (experts + shared) / 2 equals experts / 2 + shared / 2 to the last bit
         half = {"scale": 0.5, "shared_scale": 0.5}
     else:
-        only(config, "shared_expert_combination_strategy", "sum", "only sum and average are covered")
+        runs_only(config, "shared_expert_combination_strategy", "sum", "only sum and average are covered")
         half = {}
     shared = config.integer("num_shared_experts", 0, low=0)
     # a sigmoid preserves the order of the logits, so it may also be applied before the choice
@@ -100,7 +101,7 @@ def _dbrx(config: Fields) -> Extra:
     ffn = config.inside("ffn_config")
     null = "moe_normalize_expert_weights" in ffn.values and ffn.values["moe_normalize_expert_weights"] is None
     if not null and ffn.number("moe_normalize_expert_weights", 1.0) != 1:
-        only(ffn, "moe_normalize_expert_weights", 1.0, "only the 1-norm and null (none) are covered")
+        runs_only(ffn, "moe_normalize_expert_weights", 1.0, "only the 1-norm and null (none) are covered")
     return {"renormalise": not null, "score_dtype": "input"}
 
 
@@ -116,7 +117,7 @@ def _hunyuan(config: Fields) -> Extra:
 
 
 def _kolibri(config: Fields) -> Extra:
-    only(config, "norm_topk_prob", False, "only unnormalised sigmoid weights are covered")
+    runs_only(config, "norm_topk_prob", False, "only unnormalised sigmoid weights are covered")
     # the correction is added to the logits, and the sigmoid is applied to the chosen logits
     return {
         "score": "sigmoid", "order": "choose_first", "correction": True, "renormalise": False, **shared_width(config)
@@ -124,9 +125,9 @@ def _kolibri(config: Fields) -> Extra:
 
 
 def _laguna(config: Fields) -> Extra:
-    only(config, "moe_apply_router_weight_on_input", False, "transformers does not support it either")
+    runs_only(config, "moe_apply_router_weight_on_input", False, "transformers does not support it either")
     if config.number("moe_router_logit_softcapping", 0.0) > 0:
-        only(config, "moe_router_logit_softcapping", 0.0, "a soft cap on router logits is not a block op")
+        runs_only(config, "moe_router_logit_softcapping", 0.0, "a soft cap on router logits is not a block op")
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
@@ -155,7 +156,8 @@ def _step_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     """Read the layers with experts from `moe_layers_enum`, which may also be a single string: "3,4,5"."""
     listed = config.get("moe_layers_enum", None)
     if listed is None:
-        return lambda i: i >= 3
+        first = config.integer("first_k_dense_replace", 3, low=0)
+        return lambda i: i >= first
     parts = listed.split(",") if type(listed) is str else listed
     if type(parts) is not list or not all(str(part).strip().isdecimal() for part in parts):
         raise config.wrong("moe_layers_enum", listed, "layer numbers: a list, or a string with commas")
@@ -165,7 +167,7 @@ def _step_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 def _step_routing(config: Fields) -> Extra:
     agree(config, moe_router_activation="sigmoid", use_moe_router_bias=True, norm_expert_weight=True)
-    agree(config, need_fp32_gate=True, use_moe=True)
+    agree(config, need_fp32_gate=True, use_moe=True, n_shared_experts=1)
     shared = partial(shared_width, name="share_expert_dim|share_expert_dims", default=1280)
     return ungrouped("moe_router_scaling_factor", 1.0, shared)(config)
 
@@ -179,7 +181,7 @@ def _unbiased(name: str) -> Routing:
 
 
 def _aria(config: Fields) -> Extra:
-    only(config, "hidden_act", "silu", "its experts always run silu")
+    runs_only(config, "hidden_act", "silu", "its experts always run silu")
     return _unbiased("mlp_bias")(config)
 
 
@@ -191,7 +193,7 @@ def _cohere2_norm(config: Fields) -> Extra:
 
 
 def _limited(config: Fields) -> Extra:
-    only(config, "hidden_act", "silu", "its experts always run silu")
+    runs_only(config, "hidden_act", "silu", "its experts always run silu")
     limits = hard_limits(config.number("swiglu_limit", 10.0))
     return {"limits": limits, "residual": False}  # the output is added by a hyper-connection
 
@@ -330,7 +332,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "step3p5": silu(
         1e-5, norm_weight="one_plus", adjust=_step, layer=swiglu_limits(named(_step_layers)),
-        moe=MoEFields("n_routed_experts|moe_num_experts|num_local_experts", layers=named(_step_layers),
+        moe=MoEFields("n_routed_experts|moe_num_experts|num_local_experts|num_experts", layers=named(_step_layers),
                       routing=_step_routing),
     ),
     "laguna": silu(moe=MoEFields(layers=fixed_prefix(1), routing=_laguna)),
@@ -338,7 +340,7 @@ ROWS: Mapping[str, Family] = {
     "minimax_m3_vl_text": Family(
         activation=None, d_ff="dense_intermediate_size", norm_weight="one_plus", adjust=clamped,
         aliases=("minimax_m3_vl",),
-        moe=MoEFields(d_ff="intermediate_size", layers=named(after_prefix(0)), routing=ungrouped(
+        moe=MoEFields(d_ff="moe_intermediate_size|intermediate_size", layers=named(after_prefix(0)), routing=ungrouped(
             "routed_scaling_factor", 2.0, lambda config: shared_width(config, "shared_intermediate_size"))),
     ),
 }  # fmt: skip

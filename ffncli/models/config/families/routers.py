@@ -21,6 +21,7 @@ from ffncli.models.config.family import (
     named,
     only,
     per_layer,
+    runs_only,
     silu,
 )
 from ffncli.models.files.strict_json import Fields
@@ -82,7 +83,7 @@ def _inkling_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _inkling(config: Fields) -> Extra:
-    only(config, "shared_expert_sink", True, "its code always weighs shared and routed experts together")
+    runs_only(config, "shared_expert_sink", True, "its code always weighs shared and routed experts together")
     shared = config.integer("n_shared_experts", 2, low=1)
     return {
         "score": "sigmoid", "correction": True, "scale": config.number("route_scale", 8.0), "shared_experts": shared,
@@ -109,14 +110,14 @@ def _inkling2_block(config: Fields) -> Extra:
 
 
 def _phimoe(config: Fields) -> Extra:
-    only(config, "num_experts_per_tok", 2, "its router always chooses two experts")
-    only(config, "input_jitter_noise", 0.0, "noise is only for training")
+    runs_only(config, "num_experts_per_tok", 2, "its router always chooses two experts")
+    config.pass_over("input_jitter_noise")  # noise in training
     threshold = 2 * config.number("router_jitter_noise", 0.01)
     return {"order": "one_by_one", "renormalise": False, "score_dtype": "input", "threshold": threshold}
 
 
 def _zaya(config: Fields) -> Extra:
-    only(config, "num_experts_per_tok", 1, "its code chooses one expert per token")
+    runs_only(config, "num_experts_per_tok", 1, "its code chooses one expert per token")
     return {
         "correction": True, "renormalise": False, "score_dtype": "input", "skip_experts": 1,
         "router_width": config.integer("router_hidden_size", 256),
