@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.models import catalog
 from ffncli.models.config.families import REFUSED, family_of
+from ffncli.models.config.quantized import unknown_packing
 from ffncli.models.config.read import from_config, read_config, text_tower
 from ffncli.models.config.unread import UnknownField
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
@@ -46,6 +47,8 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
         from ffncli.models.evidence.agreement import with_evidence
 
         resolved = with_evidence(resolved)
+    if unknown := unknown_packing(resolved):
+        resolved = resolved.noted(unknown)
     return with_dimensions(resolved, options)
 
 

@@ -84,7 +84,7 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     # suffered least: without undisturbed blocks, the interval has to hold their ratio, too.
     shortest = _of_shortest(pairs)
     if not _alike(pairs):
-        return _held(every, shortest, _of_sums(mine, kernel))
+        return _bounded(every, shortest, _of_sums(mine, kernel))
     calm = _undisturbed(pairs)
     if calm is None:
         return every.widened(abs(shortest - every.interval.value))
@@ -92,7 +92,7 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     return calm.widened(max(0.0, shift))
 
 
-def _held(every: Means, shortest: float, sums: Interval) -> Means:
+def _bounded(every: Means, shortest: float, sums: Interval) -> Means:
     """Return the ratio of blocks of unlike durations: its interval holds all three estimates.
 
     The longer blocks are disturbed more often, so the median of the ratios is too high; the ratio of the sums of all

@@ -36,7 +36,8 @@ TOWERS = [
 ]  # fmt: skip
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
-_QUANTIZATION = ("quantization_config", "compression_config")  # the second name was used before compressed-tensors 0.7
+# `compression_config` was used before compressed-tensors 0.7; `quantization` is MLX's.
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 
@@ -178,13 +179,15 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
 
 
 def quantization_of(config: Fields) -> Mapping[str, Any] | None:
-    """Return the quantization_config of a config or of its text_config; None if there is none."""
+    """Return the quantization_config of a config or of its text_config, together with DeepSeek-V4's `expert_dtype`;
+    None if there is none."""
+    experts = {"expert_dtype": name} if (name := config.get("expert_dtype", None)) is not None else {}
     for values in (config.values, config.values.get("text_config")):
         if isinstance(values, Mapping):
             for key in _QUANTIZATION:
                 if isinstance(quantization := values.get(key), Mapping):
-                    return quantization
-    return None
+                    return {**quantization, **experts}
+    return experts or None
 
 
 def _dtype(config: Fields) -> str | None:

@@ -71,7 +71,6 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "bailing_hybrid": {"kda_safe_gate": "a gate of its attention"},
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is already normalised"},
     "dbrx": {r"ffn_config\.hidden_size": "same as d_model"},
-    "deepseek_v4": {"expert_dtype": "the experts' storage format, which their tensors show"},
     "doge": {"num_experts(_per_tok)?|norm_topk_prob": "read only if is_moe is true, which its adjust refuses"},
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),

@@ -162,7 +162,7 @@ def other_bytes(counted: ModelCount, weights: DType) -> int | None:
     If a packed format does not determine how these weights are stored, we assume the activations' format: an upper
     bound.
     """
-    if counted.model_weight_bytes is not None:
+    if counted.model_weight_bytes is not None and counted.weight_bytes is not None:
         return counted.model_weight_bytes - counted.weight_bytes
     if counted.model_params_total is None:
         return None

@@ -15,6 +15,7 @@ from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Norm, Step, of_norm, parameters, walk
 from ffncli.errors import option
 from ffncli.models.config.non_ffn import RESTS
+from ffncli.models.config.quantized import UnknownPacking, packed_model
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize
 from ffncli.show.text import plural
 
@@ -66,7 +67,8 @@ class ModelCount:
 
     None means unknown: activation, norms and top_k if only tensor names were read, the whole model if its family's
     attention is unknown, stored sizes if no headers were read. `*_flops_total` are forward FLOPs on `tokens` tokens.
-    `weight_bytes` is the size of the FFNs in `dtype`; for a packed format, it is the stored size, including scales.
+    `weight_bytes` is the size of the FFNs in `dtype`; for a packed format, it is the stored size, including scales; it
+    is None if a quantised model's config does not determine it.
     `model_weight_bytes` is None if a packed format does not determine how the weights outside the FFNs are stored.
     `ffn_params_stored` is `ffn_params_total` counted from the tensors' shapes alone; `differences` lists disagreements
     between config and tensors.
@@ -103,7 +105,7 @@ class ModelCount:
     matmul_flops_total: int | None
     elementwise_flops_total: int | None
     dtype: str
-    weight_bytes: int
+    weight_bytes: int | None
     ffn_params_stored: int | None
     ffn_stored_bytes: int | None
     ffn_bits_per_weight: float | None
@@ -127,7 +129,7 @@ class ModelCount:
         lines = [
             f"<ModelCount of {self.name}: {layers}d_model {self.d_model:,}, d_ff {self.d_ff:,}",
             f"  ffn_params_per_layer {self.ffn_params_per_layer:,}, ffn_params_total {self.ffn_params_total:,}",
-            f"  weight_bytes {self.weight_bytes:,} in {self.dtype}>",
+            f"  weight_bytes {'unknown' if self.weight_bytes is None else f'{self.weight_bytes:,}'} in {self.dtype}>",
         ]
         if self.model_params_total is not None:
             lines.insert(2, f"  model_params_total {self.model_params_total:,}")
@@ -149,7 +151,10 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
     run = sum((one.times(len(group.layers) * group.runs * tokens) for group, one in groups), Cost())
     flops = _flops(model, run)
     active = None if "top_k" in model.unknown else total.params_active
-    name, weight_bytes = _weights(resolved, dtype)
+    try:
+        (name, weight_bytes), model_bytes = _weights(resolved, dtype), _model_bytes(resolved, dtype, total.params)
+    except UnknownPacking:  # `load` has added a note
+        name, weight_bytes, model_bytes = str((resolved.quantization or {}).get("quant_method")), None, None
     return ModelCount(
         name=model.name,
         source=resolved.source,
@@ -173,7 +178,7 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
         **_stored(resolved.stored),
         differences=tuple(map(str, resolved.differences)),
         evidence=resolved.evidence,
-        model_weight_bytes=_model_bytes(resolved, dtype, total.params),
+        model_weight_bytes=model_bytes,
         not_counted=not_counted(resolved),
         groups=tuple(counted),
     )
@@ -224,10 +229,13 @@ def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
 
 
 def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
-    """Return the format's name and the FFN's bytes in it, which are the stored bytes for a file's packed format."""
+    """Return the format's name and the FFN's bytes in it: for a packed format, the stored bytes, or those that a config
+    determines."""
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
+    if dtype is None and (packed := packed_model(resolved)):
+        return row.name, packed.ffn_bytes
     return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.model.groups)
 
 
@@ -235,6 +243,8 @@ def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int |
     """Return the whole model's bytes, as stored or in a plain format; None if a part is unknown."""
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
+    if dtype is None and (packed := packed_model(resolved)):
+        return None if packed.other_bytes is None else packed.ffn_bytes + packed.other_bytes
     row, outside = storage_of(resolved, dtype), resolved.model.non_ffn_dtype if dtype is None else None
     rest = row if row.computable else dtypes.find(outside)
     total: int | None = _whole(resolved.model, ffn_total, None)["model_params_total"]
@@ -309,6 +319,8 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
     """Return the weights' format: `dtype`, else as stored (if packed, with its file's mean size)."""
     if dtype is not None:
         return dtypes.storage(dtype, option("dtype"))
+    if packed := packed_model(resolved):
+        return packed.format
     if resolved.model.dtype is None:
         return dtypes.dtype("fp32")
     known = dtypes.find_storage(resolved.model.dtype)

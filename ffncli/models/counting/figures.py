@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from ffncli.block.dtypes import DType, storage
+from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option, shown
+from ffncli.models.config.quantized import UnknownPacking
 from ffncli.models.counting.count import ModelCount, count, storage_of
 from ffncli.models.counting.traffic import DeviceFloor, TokenCost, device_floors, ridge_of, ridge_tokens, token_costs
 from ffncli.models.dimensions import token_counts
@@ -214,8 +216,14 @@ def figures(
     `ridge` is a number of FLOPs per byte; ridges and time floors are also computed for `devices`. Raises FFNError if
     the dtype's blocks do not fit the weights, or if d_ff or the experts do not divide over the ranks.
     """
-    model, weights = resolved.model, storage_of(resolved, dtype)
+    model = resolved.model
     known = "top_k" not in model.unknown  # otherwise the number of active experts is unknown
+    try:
+        weights = storage_of(resolved, dtype)
+    except UnknownPacking:
+        if ranks or ep or ridge is not None or devices:
+            raise
+        weights, known = dtype_named("bf16"), False
     over = sent = None
     if ranks or ep:
         from ffncli.models.counting.parallel import exchange, split
@@ -224,7 +232,7 @@ def figures(
         sent = exchange(model, ep, weights, tokens[0]) if ep else None
     counts = tuple(count(resolved, dtype, number) for number in tokens)
     costs = token_costs(model, weights, tokens, ranks or 1, ep or 1) if known else ()
-    needed = counts[0].model_weight_bytes or counts[0].weight_bytes
+    needed = counts[0].model_weight_bytes or counts[0].weight_bytes or 0
     typed = [] if ridge is None else [(ridge, "")]
     of_devices = [(flops_per_byte, one.name) for one in devices if (flops_per_byte := ridge_of(one, weights))]
     grid = Ranks(ranks or 1, ep or 1)

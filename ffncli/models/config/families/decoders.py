@@ -95,12 +95,12 @@ def _gemma4_routing(config: Fields) -> Extra:
 
 
 def _gemma4_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Give every layer experts beside its MLP, if the config's flag is set."""
-    beside = config.flag("enable_moe_block", False)
-    if beside:
+    """Give every layer experts besides its MLP, if the config's flag is set."""
+    both = config.flag("enable_moe_block", False)
+    if both:
         why = "its MLP and its experts run side by side, each between its own norms"
         not_run(config, "enable_moe_block", True, why)
-    return lambda i: beside and stack.kind == "moe"
+    return lambda i: both and stack.kind == "moe"
 
 
 def _branch_if(flag: str) -> Callable[[Fields], Extra]:

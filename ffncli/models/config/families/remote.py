@@ -111,21 +111,21 @@ def _deepseek(config: Fields) -> Extra:
 
 
 def _every(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Give experts to every `moe_layer_frequency`-th layer of Arctic, in addition to a dense MLP as wide as d_model."""
+    """Give experts to every `moe_layer_frequency`-th layer of Arctic, and a dense MLP as wide as d_model."""
     step = config.integer("moe_layer_frequency", 2)
     return lambda i: stack.kind == "moe" and (i + 1) % step == 0
 
 
 def _arctic_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Build Arctic's layers: a mixture with a dense MLP beside it (`parallel_attn_mlp_res`), or a dense MLP alone."""
-    step, beside = config.integer("moe_layer_frequency", 2), config.flag("parallel_attn_mlp_res", False)
+    """Build Arctic's layers: a mixture besides a dense MLP (`parallel_attn_mlp_res`), or a dense MLP alone."""
+    step, both = config.integer("moe_layer_frequency", 2), config.flag("parallel_attn_mlp_res", False)
 
     def layer(i: int) -> Extra | None:
         mixture = (i + 1) % step == 0
         if stack.kind == "moe":
             return {} if mixture else None
         if mixture:
-            return {"d_ff": config.integer("hidden_size")} if beside else None
+            return {"d_ff": config.integer("hidden_size")} if both else None
         return {"d_ff": config.integer("intermediate_size")}
 
     return layer

@@ -1,0 +1,481 @@
+"""The bytes of a quantised model's weights, from its config alone: `quantization_config` says how matrices are stored.
+
+A matrix takes the bytes of the tensors that the format's library writes for it: packed values, the scales and zeros of
+groups, rows and tiles, and GPTQ's order of columns. Not counted are the numbers that a matrix has once, whatever its
+size (the scale of a whole tensor, a shape, a table of code values). Sources: the writers' output (AutoGPTQ, AutoAWQ,
+AutoRound, bitsandbytes, compressed-tensors, ModelOpt, torchao, MLX) and the configs of published models.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from math import ceil, prod
+from typing import Any
+
+from ffncli.block import dtypes
+from ffncli.block.dtypes import DType
+from ffncli.block.steps import Axis, Experts, Linear, Step, of_norm
+from ffncli.errors import FFNError, shown
+from ffncli.models.files.strict_json import Fields
+from ffncli.models.model import Model, Resolved
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a matrix [rows, columns] is stored: `bits` per value; a scale of `scale_bytes` and a zero of `zero_bits` for
+    each group of `group` values of a row (0: for the row), or a scale for each `tile` (rows, columns).
+
+    `column_bytes` is stored once per column. In a `flat` format, groups continue across the ends of rows; `nested`
+    groups share a second scale of four bytes. `everywhere`: embeddings, head and router are packed, too.
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    scale_bytes: float = 0
+    zero_bits: int = 0
+    tile: tuple[int, int] | None = None
+    column_bytes: int = 0
+    flat: bool = False
+    nested: int = 0
+    everywhere: bool = False
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Return the bytes of a matrix."""
+        if self.tile:
+            scales = -(-rows // self.tile[0]) * -(-columns // self.tile[1])
+        elif self.flat:
+            scales = -(-rows * columns // self.group)
+        else:
+            scales = rows * -(-columns // (self.group or columns))
+        total = ceil(rows * columns * self.bits / 8) + ceil(scales * (self.scale_bytes + self.zero_bits / 8))
+        return total + columns * self.column_bytes + (4 * -(-scales // self.nested) if self.nested else 0)
+
+
+class UnknownPacking(FFNError):
+    """The error for a quantization_config whose bytes are unknown; the message names what is unknown."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a model's matrices are stored: by the first of `rules`, (pattern, packing), whose pattern a module's name
+    matches, else by `default`; None: not packed."""
+
+    default: Packing | None
+    rules: tuple[tuple[str, Packing | None], ...] = ()
+
+    def of(self, layer: int, names: Sequence[str]) -> Packing | None:
+        """Return the packing of a module of this layer, which may have any of these names."""
+        for pattern, packing in self.rules:
+            elsewhere = re.search(r"\d", pattern) and str(layer) not in pattern and not re.search(r"[*\[(]", pattern)
+            if not elsewhere and any(_matches(pattern, name) for name in names):
+                return packing
+        return self.default
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a module's name matches: `re:...` a regular expression, `*` a wildcard, else whole components of
+    the name (`mlp.gate` is not part of `mlp.gate_proj`)."""
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], name) is not None
+        except re.error:
+            return False
+    if "*" in pattern:
+        return fnmatchcase(name, pattern) or fnmatchcase(name, f"*{pattern.removesuffix('.*')}.*")
+    return f".{pattern.removesuffix('.weight')}." in f".{name}."
+
+
+# --- what a quantization_config says ----------------------------------------------------------------------------------
+
+
+def scheme_of(quantization: Mapping[str, Any], where: str) -> Scheme:
+    """Read a quantization_config, or MLX's `quantization`. Raises UnknownPacking for what it does not determine."""
+    config = Fields(quantization, f"{where}: quantization_config")
+    method = str(quantization.get("quant_method") or "").lower().replace("-", "_")
+    if not method and ("quant_algo" in quantization or "quantized_layers" in quantization):
+        method = "modelopt"
+    if not method and "bits" in quantization:
+        method = "mlx"
+    if not method and set(quantization) == {"expert_dtype"}:
+        return Scheme(None, _of_experts(config))
+    read = _METHODS.get(method)
+    if read is None:
+        raise _unknown(config, f"quant_method {shown(quantization.get('quant_method'))}")
+    scheme = read(config)
+    kept = tuple((name, None) for name in _left_out(config))
+    return replace(scheme, rules=(*_of_experts(config), *kept, *scheme.rules))
+
+
+def _unknown(config: Fields, what: str) -> UnknownPacking:
+    return UnknownPacking(f"{config.where}: the bytes of {what} are not known", "give the model's tensors")
+
+
+_NOT_PACKED = "modules_to_not_convert|ignore|ignored_layers|exclude_modules|exclude|llm_int8_skip_modules|skip_modules"
+
+
+def _left_out(config: Fields) -> Iterator[str]:
+    """Yield the patterns of modules that are not quantised."""
+    for key in _NOT_PACKED.split("|"):
+        names = config.values.get(key)
+        yield from (name for name in (names if isinstance(names, list) else []) if isinstance(name, str) and name)
+    dynamic = _mapping(config.values.get("dynamic"))  # GPTQModel's
+    yield from (f"re:{name[2:]}" for name in dynamic if name.startswith("-:"))
+    for name, rule in _mapping(config.values.get("extra_config")).items():  # AutoRound's
+        if _mapping(rule).get("bits", 0) >= 16:
+            yield name
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _of_experts(config: Fields) -> tuple[tuple[str, Packing | None], ...]:
+    """Read DeepSeek-V4's `expert_dtype`, the format of the routed experts."""
+    name = config.values.get("expert_dtype")
+    if name is None:
+        return ()
+    packing = {"fp4": _MXFP4, "fp8": replace(_FP8, scale_bytes=1, tile=(128, 128))}.get(str(name))
+    if packing is None:
+        raise _unknown(config, f"expert_dtype {shown(name)}")
+    return (("re:.*\\bexperts\\b", packing),)
+
+
+def _bits(config: Fields, names: str = "bits|w_bit|num_bits") -> int:
+    bits = config.get(names, None)
+    if type(bits) is not int or not 1 <= bits <= 8:
+        raise _unknown(config, f"weights of {shown(bits)} bits")
+    return bits
+
+
+def _group(config: Fields, names: str, default: int = 128) -> int:
+    """Read a group size: 0 for a scale per row (-1 or null)."""
+    size = config.values.get(next((n for n in names.split("|") if n in config.values), ""), default)
+    if size in (None, -1, 0):
+        return 0
+    if type(size) is not int or not 1 <= size <= 1 << 20:
+        raise _unknown(config, f"groups of {shown(size)}")
+    return size
+
+
+_MXFP4 = Packing("mxfp4", 4, 32, 1)
+_NVFP4 = Packing("nvfp4", 4, 16, 1)
+_FP8 = Packing("fp8", 8)
+
+
+def _gptq(config: Fields) -> Scheme:
+    bits, group = _bits(config), _group(config, "group_size")
+    packing = Packing(f"gptq-{bits}bit", bits, group, 2, bits, column_bytes=4)
+    rules = [
+        (f"re:{name.removeprefix('+:')}", replace(packing, name=f"gptq-{b}bit", bits=b, zero_bits=b, group=g))
+        for name, rule in _mapping(config.values.get("dynamic")).items()
+        if not name.startswith("-:")
+        for b, g in [(_mapping(rule).get("bits", bits), _mapping(rule).get("group_size", group))]
+        if type(b) is int and type(g) is int
+    ]
+    return Scheme(packing, tuple(rules))
+
+
+def _awq(config: Fields) -> Scheme:
+    bits, group = _bits(config), _group(config, "group_size|q_group_size")
+    return Scheme(Packing(f"awq-{bits}bit", bits, group, 2, bits))
+
+
+def _auto_round(config: Fields) -> Scheme:
+    """Read AutoRound's config: GPTQ's or AWQ's tensors, with other widths for single modules (`extra_config`)."""
+    packed = str(config.values.get("packing_format", "auto_round:auto_gptq"))
+    if "nv_fp" in packed or "mx_fp" in packed or str(config.values.get("data_type", "int")) not in ("int", "int_sym"):
+        kind = str(config.values.get("data_type", packed))
+        known = {"nv": _NVFP4, "mx": _MXFP4}.get(kind[:2]) if _bits(config) == 4 else None
+        if known is None:
+            raise _unknown(config, f"data_type {shown(kind)}")
+        return Scheme(known)
+    scheme = _awq(config) if "awq" in packed else _gptq(config)
+    rules, default = [], scheme.default
+    for name, rule in _mapping(config.values.get("extra_config")).items():
+        bits, group = _mapping(rule).get("bits"), _mapping(rule).get("group_size", 0)
+        if default and type(bits) is int and bits <= 8 and type(group) is int:
+            rules.append((name, replace(default, bits=bits, zero_bits=bits, group=max(group, 0) or default.group)))
+    return Scheme(default, tuple(rules))
+
+
+def _compressed(config: Fields) -> Scheme:
+    """Read compressed-tensors: a packing for each group of targets (`Linear`, or patterns of names)."""
+    rules: list[tuple[str, Packing | None]] = []
+    for group in _mapping(config.values.get("config_groups")).values():
+        weights = _mapping(group).get("weights")
+        if not isinstance(weights, Mapping):
+            continue
+        packing = _of_weights(Fields(weights, f"{config.where}: config_groups"))
+        targets = _mapping(group).get("targets")
+        names = targets if isinstance(targets, list) and targets else ["Linear"]
+        rules += [("*" if name == "Linear" else str(name), packing) for name in names]
+    if not rules:
+        raise _unknown(config, "weights without config_groups")
+    return Scheme(None, tuple(rules))
+
+
+def _of_weights(weights: Fields) -> Packing:
+    """Read the description of one group's weights: type, bits, strategy, group size."""
+    bits, kind = _bits(weights), weights.values.get("type", "int")
+    strategy = weights.values.get("strategy") or ("group" if weights.values.get("group_size") else "tensor")
+    group, tile = 0, None
+    scale = 2.0  # bf16
+    if strategy in ("group", "tensor_group"):
+        group = _group(weights, "group_size")
+    elif strategy == "block":
+        sizes = weights.values.get("block_structure")
+        if not isinstance(sizes, list) or len(sizes) != 2 or any(type(s) is not int or s < 1 for s in sizes):
+            raise _unknown(weights, f"blocks of {shown(sizes)}")
+        tile = (sizes[0], sizes[1])
+    elif strategy == "tensor":
+        scale = 0.0
+    elif strategy != "channel":
+        raise _unknown(weights, f"scales by {shown(strategy)}")
+    if kind == "float":
+        if bits == 4 and group in (16, 32):
+            return _NVFP4 if group == 16 else _MXFP4
+        if bits == 8 and group == 32:
+            return Packing("mxfp8", 8, 32, 1)
+        if bits != 8:
+            raise _unknown(weights, f"floats of {bits} bits in groups of {group}")
+        return Packing("fp8", 8, group, scale, tile=tile)
+    zero = 0 if weights.values.get("symmetric", True) else bits
+    column = 4 if weights.values.get("actorder") == "group" else 0
+    return Packing(f"compressed-int{bits}", bits, group, scale, zero, tile, column)
+
+
+def _modelopt(config: Fields) -> Scheme:
+    """Read ModelOpt's `quant_algo`; with MIXED_PRECISION, `quantized_layers` gives each module's."""
+    inner = _mapping(config.values.get("quantization"))
+    config = Fields({**config.values, **inner}, config.where)
+    algorithm = str(config.values.get("quant_algo") or "").upper()
+    if algorithm == "MIXED_PRECISION" or (not algorithm and config.values.get("quantized_layers")):
+        layers = _mapping(config.values.get("quantized_layers"))
+        rules = tuple(
+            (name, _of_algorithm(Fields(_mapping(rule), config.where), str(_mapping(rule).get("quant_algo")).upper()))
+            for name, rule in layers.items()
+        )
+        return Scheme(None, rules)
+    excluded = tuple((str(name), None) for name in _left_out(config))
+    return Scheme(_of_algorithm(config, algorithm), excluded)
+
+
+def _of_algorithm(config: Fields, algorithm: str) -> Packing:
+    group = _group(config, "group_size", 0)
+    if algorithm in ("FP8", "W4A8_NVFP4_FP8") or algorithm.startswith("FP8_PER_TENSOR"):
+        return _FP8
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        return replace(_FP8, scale_bytes=4)
+    if algorithm in ("FP8_PB_WO", "FP8_PB_REAL"):
+        return replace(_FP8, scale_bytes=4, tile=(128, 128))
+    if "NVFP4" in algorithm:
+        return _NVFP4
+    if algorithm in ("MXFP4", "W4A8_MXFP4_FP8"):
+        return _MXFP4
+    if algorithm == "MXFP8":
+        return Packing("mxfp8", 8, 32, 1)
+    if algorithm in ("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"):
+        return Packing("int4", 4, group or 128, 2)
+    if algorithm in ("W8A16", "W8A8_SQ_PER_CHANNEL", "INT8_SQ"):
+        return Packing("int8", 8, 0, 4)
+    raise _unknown(config, f"quant_algo {shown(algorithm)}")
+
+
+def _fp8(config: Fields) -> Scheme:
+    """Read DeepSeek-V3's format, with a scale for each block, or one with a scale for each tensor."""
+    sizes = config.values.get("weight_block_size")
+    if sizes is None:
+        return Scheme(_FP8)
+    if not isinstance(sizes, list) or len(sizes) != 2 or any(type(s) is not int or s < 1 for s in sizes):
+        raise _unknown(config, f"blocks of {shown(sizes)}")
+    scale = 1 if "expert_dtype" in config.values else 4  # DeepSeek-V4 stores powers of two
+    return Scheme(replace(_FP8, name=f"fp8-block{sizes[1]}", scale_bytes=scale, tile=(sizes[0], sizes[1])))
+
+
+def _bitsandbytes(config: Fields) -> Scheme:
+    if not (config.values.get("load_in_4bit") or config.values.get("_load_in_4bit")):
+        return Scheme(Packing("bnb-int8", 8, 0, 4), (("lm_head", None),))
+    form, size = str(config.values.get("bnb_4bit_quant_type", "fp4")), config.values.get("bnb_4bit_blocksize", 64)
+    if type(size) is not int or size < 1:
+        raise _unknown(config, f"blocks of {shown(size)}")
+    doubled = config.values.get("bnb_4bit_use_double_quant") is True
+    packing = Packing(f"bnb-{form}", 4, size, 1 if doubled else 4, flat=True, nested=256 if doubled else 0)
+    return Scheme(packing, (("lm_head", None),))
+
+
+def _torchao(config: Fields) -> Scheme:
+    """Read torchao's config: the name of a configuration class, or that of its function in older files."""
+    kind, arguments = config.values.get("quant_type"), _mapping(config.values.get("quant_type_kwargs"))
+    if isinstance(kind, Mapping):
+        default = _mapping(kind.get("default"))
+        arguments, kind = _mapping(default.get("_data")), default.get("_type")
+    name = re.sub(r"(config|_)", "", str(kind).lower())
+    group = _group(Fields(arguments, config.where), "group_size", 128)
+    if name.startswith("int4weightonly"):
+        return Scheme(Packing("torchao-int4", 4, group, 4))  # scale and zero in bf16
+    if name.startswith(("int8weightonly", "int8dynamicactivationint8weight")):
+        return Scheme(Packing("torchao-int8", 8, 0, 2))
+    if name.startswith("float8"):
+        rows = "row" in str(arguments.get("granularity", "")).lower()
+        return Scheme(Packing("torchao-fp8", 8, 0, 4 if rows else 0))
+    raise _unknown(config, f"quant_type {shown(kind)}")
+
+
+def _mlx(config: Fields) -> Scheme:
+    """Read MLX's `quantization`: a scale and a bias in 16 bits for every group; a module's entry overrides it."""
+
+    def packing(values: Mapping[str, Any]) -> Packing:
+        fields, mode = Fields(values, config.where), values.get("mode", "affine")
+        if mode in ("mxfp4", "nvfp4", "mxfp8"):
+            bits, group = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}[mode]
+            return Packing(str(mode), bits, group, 1, everywhere=True)
+        if mode != "affine":
+            raise _unknown(config, f"mode {shown(mode)}")
+        bits = _bits(fields)
+        return Packing(f"mlx-{bits}bit", bits, _group(fields, "group_size", 64), 4, everywhere=True)
+
+    rules = [
+        (name, packing({**config.values, **rule}) if isinstance(rule, Mapping) else None)
+        for name, rule in config.values.items()
+        if "." in name and (rule is False or isinstance(rule, Mapping))
+    ]
+    return Scheme(packing(config.values), tuple(rules))
+
+
+_METHODS = {
+    "gptq": _gptq, "awq": _awq, "auto_round": _auto_round, "intel/auto_round": _auto_round,
+    "compressed_tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt, "modelopt_mixed": _modelopt,
+    "fp8": _fp8, "fbgemm_fp8": lambda config: Scheme(replace(_FP8, scale_bytes=4)),
+    "mxfp4": lambda config: Scheme(None, (("re:.*\\bexperts\\b", _MXFP4),)), "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao, "mlx": _mlx,
+}  # fmt: skip
+
+
+def unknown_packing(resolved: Resolved) -> str:
+    """Return a note if a quantised model without tensors has a config that does not determine its bytes, else ""."""
+    try:
+        packed_model(resolved)
+    except UnknownPacking as unknown:
+        return f"{unknown.message}, so weight bytes are not counted"
+    return ""
+
+
+# --- the bytes of a model ---------------------------------------------------------------------------------------------
+
+_LEAVES = {
+    "gate": ("gate_proj", "w1", "gate_up_proj", "w_in"), "down": ("down_proj", "w2", "fc2", "c_proj", "dense_4h_to_h"),
+    "up": ("up_proj", "w3", "gate_up_proj", "w_in", "fc1", "c_fc", "dense_h_to_4h"),
+}  # fmt: skip
+_LAYERS = (
+    "model.layers", "model.language_model.layers", "language_model.model.layers", "transformer.h", "layers",
+    "backbone.layers",
+)  # fmt: skip
+_MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mixer")
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """The bytes of a quantised model: of its FFNs, and of everything else (None: unknown). `format` stands for the
+    FFNs' formats, with their mean bytes per parameter."""
+
+    ffn_bytes: int
+    other_bytes: int | None
+    format: DType
+
+
+def packed_model(resolved: Resolved) -> PackedModel | None:
+    """Return the bytes that a quantised model's tensors would have; None if no config describes its quantization, or if
+    there are tensors. Raises UnknownPacking, which names what the config does not determine."""
+    quantization, model = resolved.quantization, resolved.model
+    if not quantization or resolved.stored is not None:
+        return None
+    scheme, plain = scheme_of(quantization, resolved.source), dtypes.find(model.dtype) or dtypes.dtype("bf16")
+    bytes_by_format: dict[str, int] = {}
+    params = 0
+    for group in model.groups:
+        for matrix in _matrices(group.steps):
+            params += matrix.params * len(group.layers)
+            for layer in group.layers:
+                packing = scheme.of(layer, _names(layer, matrix)) if matrix.role else None
+                if matrix.part == "router":
+                    packing = scheme.default if scheme.default and scheme.default.everywhere else None
+                size = matrix.bytes(packing, plain)
+                name = packing.name if packing else plain.name
+                bytes_by_format[name] = bytes_by_format.get(name, 0) + size
+    total = sum(bytes_by_format.values())
+    name = max(bytes_by_format, key=lambda one: bytes_by_format[one])
+    packings = [scheme.default, *(packing for _, packing in scheme.rules)]
+    block = max([1, *(packing.group for packing in packings if packing)])
+    mean = DType(name, 0, block=block, other_bytes=plain.block_bytes, flat=True, mean=Fraction(total, max(1, params)))
+    return PackedModel(total, _outside(model, scheme, plain), mean)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A parameter of a block: the part of the block (`mlp`, `experts`, `shared`, `router`), its role there (`gate`,
+    `up`, `down`; empty if no format packs it), and its shape."""
+
+    part: str
+    role: str
+    shape: tuple[int, ...]
+
+    @property
+    def params(self) -> int:
+        return prod(self.shape)
+
+    def bytes(self, packing: Packing | None, plain: DType) -> int:
+        if packing is None or len(self.shape) < 2:
+            return self.params * plain.block_bytes
+        rows, columns = self.shape[-2:]
+        return prod(self.shape[:-2]) * packing.matrix_bytes(rows, columns)
+
+
+def _matrices(steps: Sequence[Step], part: str = "mlp", stack: tuple[Axis, ...] = ()) -> Iterator[_Matrix]:
+    """Yield a block's parameters, without its norms."""
+    for step in steps:
+        if isinstance(step.op, Experts):
+            inner = "shared" if step.op.always else "experts"
+            yield from _matrices(step.op.program, inner, (*stack, step.op.experts))
+        elif not of_norm(step):
+            for name, axes in step.parameters().items():
+                first, _, last = step.output.rpartition(".")
+                at = "shared" if first == "shared" else "router" if step.output.startswith("router") else part
+                shape = tuple(axis.size for axis in (*stack, *axes))
+                packs = isinstance(step.op, Linear) and name.endswith("weight") and last in _LEAVES
+                yield _Matrix(at, last if packs else "", shape)
+
+
+def _names(layer: int, matrix: _Matrix) -> list[str]:
+    """Return the names that checkpoints give to this matrix's module."""
+    if matrix.part == "experts":
+        bases = [f"{mlp}.experts{e}" for mlp in _MLPS for e in (".0", "")]
+    elif matrix.part == "shared":
+        bases = [f"{mlp}.{shared}" for mlp in _MLPS for shared in _SHARED]
+    else:
+        bases = [*_MLPS]
+    return [f"{at}.{layer}.{base}.{leaf}" for at in _LAYERS for base in bases for leaf in _LEAVES[matrix.role]]
+
+
+def _outside(model: Model, scheme: Scheme, plain: DType) -> int | None:
+    """Return the bytes of a model outside its FFNs; None if its parameters are unknown. Attention is packed unless its
+    modules are left out; embeddings, norms and the head are not, except in formats that pack everything."""
+    stacks = {group.stack for group in model.groups}
+    total = model.non_ffn.params(stacks) if model.non_ffn else None
+    if total is None or model.non_ffn is None:
+        return None
+    out, packed, d_model = 0, 0, model.main.spec.d_model
+    for stack in stacks:
+        for layer, one in model.non_ffn.layers.get(stack, {}).items():
+            names = [f"{at}.{layer}.{name}" for at in _LAYERS for name in ("self_attn.q_proj", "attn.q_proj")]
+            if packing := scheme.of(layer, names):
+                out += packing.matrix_bytes(-(-one.attention // d_model), d_model)
+                packed += one.attention
+    if scheme.default and scheme.default.everywhere and model.non_ffn.parts:
+        tables = sum(n for (_, part), n in model.non_ffn.parts.items() if part in ("input embedding", "head"))
+        out += scheme.default.matrix_bytes(tables // d_model, d_model)
+        packed += tables
+    return out + (total - packed) * plain.block_bytes
