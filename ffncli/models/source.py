@@ -29,7 +29,7 @@ _HUB_PAGE = re.compile(
     r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?:tree|blob|raw|resolve)/(?P<revision>[\w.-]+)(?:/[^?#]*)?)?/?(?:[?#].*)?",
     re.IGNORECASE,
 )
-_SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin")
+_SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin", ".ckpt")
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None) -> Resolved:
@@ -145,7 +145,7 @@ def _from_path(path: Path, text: str) -> Resolved:
         return _from_gguf(path, text)
     if path.is_file() and path.suffix not in _SUFFIXES:
         raise FFNError(f"{shown_path(path)} is not a model", "give a directory, a config.json or a .safetensors file")
-    is_config = path.suffix == ".json" and not path.name.endswith(".safetensors.index.json")
+    is_config = path.suffix == ".json" and not path.name.endswith((".safetensors.index.json", ".bin.index.json"))
     is_config = is_config and (path.is_file() or path.name == "config.json")
     folder = path if path.is_dir() and not is_config else path.parent
     config = path if is_config else folder / "config.json"
@@ -153,8 +153,12 @@ def _from_path(path: Path, text: str) -> Resolved:
         model = _from_gguf(files[0], text)
         others = [file for file in files if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name)]
         return model.noted(f"using {shown_path(files[0])}, one of {len(files)}") if len(others) > 1 else model
-    from ffncli.models.files.checkpoint import open_checkpoint
+    from ffncli.models.files.checkpoint import PICKLED, open_checkpoint
 
+    if path.is_dir() and not config.exists() and not any(path.glob("*.safetensors")):
+        pickled = sorted(file for file in path.iterdir() if file.suffix in PICKLED)
+        if len(pickled) == 1:
+            return _described(config, open_checkpoint(pickled[0]), text, pickled[0])
     location = folder if is_config and path.name == "config.json" else None if is_config else path
     return _described(config, open_checkpoint(location) if location else None, text, location)
 

@@ -119,6 +119,8 @@ def recognised(
     """Recognise the FFNs among some tensors. Raises FFNError if none is found, unless `needed` is false."""
     layers, others = recognise(items, d_model, where)
     if needed and not layers:
+        if items and all("lora_" in name or "adapter" in name for name in items):
+            raise FFNError(f"{where} is an adapter, without the matrices that it changes", "give its model")
         raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
     return RecognisedTensors(where, items, layers, others, absent)
 

@@ -33,7 +33,7 @@ from ffncli.models.evidence.agreement import (
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.gguf import CONFIG_KEYS, GGUFFile, gguf_config
 from ffncli.models.files.headers import TensorInfo
-from ffncli.models.files.inventory import take_inventory
+from ffncli.models.files.inventory import shared_name, take_inventory
 from ffncli.models.files.packing import logical
 from ffncli.models.files.strict_json import REQUIRED, Fields
 from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
@@ -84,15 +84,32 @@ def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, nam
     metadata = _from_config(config, unknown) if config else alone
     quantization = quantization_of(config) if config else None
     items, absent = items_of(inventory, quantization), absent_files(inventory)
-    tensors = recognised(items, metadata.d_model, inventory.where, absent)
+    tensors = _without_prediction(recognised(items, metadata.d_model, inventory.where, absent))
     resolved = replace(_resolved(tensors, metadata, source, name, checkpoint), quantization=quantization)
     return resolved.noted(f"{inventory.where}: {absent}; they contain no FFN") if absent else resolved
+
+
+_PREDICTION = re.compile(r"(?:^|[._])(?:mtp|nextn)")
+
+
+def _without_prediction(tensors: RecognisedTensors) -> RecognisedTensors:
+    """Move layers that predict more tokens to the FFNs outside the model, unless there are no other layers."""
+    more = {prefix: layers for prefix, layers in tensors.layers.items() if _PREDICTION.search(prefix)}
+    if len(more) == len(tensors.layers):
+        return tensors
+    kept = {prefix: layers for prefix, layers in tensors.layers.items() if prefix not in more}
+    return replace(tensors, layers=kept, others={**tensors.others, **more})
 
 
 def from_gguf(file: GGUFFile, source: str) -> Resolved:
     """Read the model in a GGUF file; metadata that contradict the tensors are a difference, as with a config."""
     stored = {t.name: TensorInfo(t.format, t.shape, t.bytes) for t in file.tensors}
-    items = {n: Item(m.shape, m.params, m.bytes, 1, m.format) for n, m in logical(stored, None, file.where).items()}
+    items: dict[str, Item] = {}
+    for n, m in logical(stored, None, file.where).items():
+        alike = items.get(shared_name(n))
+        name = n if alike and (alike.shape, alike.format) != (m.shape, m.format) else shared_name(n)
+        count = alike.count + 1 if alike and name != n else 1
+        items[name] = Item(m.shape, m.params, m.bytes + (alike.bytes if alike and name != n else 0), count, m.format)
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
     metadata = _from_metadata(file)

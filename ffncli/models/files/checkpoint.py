@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 INDEX = "model.safetensors.index.json"
-PICKLED = (".pt", ".pth", ".bin")  # written by torch.save
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")  # written by torch.save
 PLAIN = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' code → torch's name
 
 
@@ -220,14 +220,19 @@ def _unpickled(path: Path, where: str) -> Any:
 
 
 def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
-    """Return the dictionary of tensors: `value` itself, or the entry under one of the usual keys."""
+    """Return the dictionary of tensors: `value` itself or the entry under one of the usual keys, whichever has more
+    (training scripts also store single tensors, such as the best loss)."""
     import torch
 
-    for candidate in (value, *(value.get(key) for key in _INSIDE)) if isinstance(value, Mapping) else ():
-        if isinstance(candidate, Mapping):
-            tensors = {k: v for k, v in candidate.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
-            if tensors:
-                return tensors
+    found: list[dict[str, Tensor]] = [{}]
+    entries = (value, *(value.get(key) for key in _INSIDE)) if isinstance(value, Mapping) else ()
+    found += [
+        {name: v for name, v in entry.items() if isinstance(name, str) and isinstance(v, torch.Tensor)}
+        for entry in entries
+        if isinstance(entry, Mapping)
+    ]
+    if tensors := max(found, key=len):
+        return tensors
     raise FFNError(f"{where} contains no dictionary of tensors", _RESAVE)
 
 

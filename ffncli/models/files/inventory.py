@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
+_LISTS = re.compile(r"experts\.(gate_up_proj|gate_proj|up_proj|down_proj)s\.\d+\.")  # a list of each matrix
+_OLD_GGUF = re.compile(r"(?<=\.)(ffn_(?:gate|up|down))\.\d+\.(?=weight|scale|bias)")  # before experts were one tensor
 UNSEEN = TensorInfo("", (), 0)
 
 
@@ -93,7 +95,10 @@ def collect(
 
 def shared_name(name: str) -> str:
     """Replace the expert's number in a name by `#`."""
-    return _EXPERT.sub("experts.#.", name)
+    name = _EXPERT.sub("experts.#.", name)
+    if "_projs." in name:
+        name = _LISTS.sub(r"experts.#.\1.", name)
+    return _OLD_GGUF.sub(r"experts.#.\1.", name) if ".ffn_" in name else name
 
 
 def _shared_names(names: Sequence[str]) -> Iterable[str]:
@@ -101,7 +106,7 @@ def _shared_names(names: Sequence[str]) -> Iterable[str]:
     if not names:
         return ()
     text = "\n".join(names)
-    shared = _EXPERT.sub("experts.#.", text).split("\n")
+    shared = shared_name(text).split("\n")
     return shared if len(shared) == len(names) else map(shared_name, names)  # one of the names contains a newline
 
 

@@ -19,7 +19,7 @@ from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.strict_json import Fields
 
 Shape: TypeAlias = tuple[int, ...]
-_KNOWN = "gptq, awq, fp8, mxfp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors"
+_KNOWN = "gptq, awq, fp8, mxfp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors, mlx"
 
 
 @dataclass(frozen=True)
@@ -427,6 +427,29 @@ def _torchao(anchor: Anchor) -> LogicalTensor:
     return anchor.packs(f"{stem}.{last}", None, "torchao-int4", pieces, params=2 * anchor.info.bytes)
 
 
+def _mlx(anchor: Anchor) -> LogicalTensor:
+    """Read MLX: values packed along each row into uint32 words, a scale for each group and, in its affine mode, a bias.
+
+    The config states the group size, and bits that only hold for modules without an entry of their own.
+    """
+    stem = anchor.name.removesuffix("weight")
+    rows, words = anchor.matrix()
+    scales = anchor.piece(stem + "scales", len(anchor.info.shape))
+    assert scales is not None
+    mine = anchor.config.values.get(stem.removesuffix("."))
+    size = (mine if isinstance(mine, Mapping) else anchor.config.values).get("group_size", 64)
+    affine = stem + "biases" in anchor.tensors
+    if type(size) is not int or size < 1 or scales.shape[-2] != rows:
+        raise anchor.wrong(f"does not fit {shown(stem + 'scales', 120)} of shape {shown(list(scales.shape))}")
+    columns = scales.shape[-1] * size
+    bits, rest = divmod(32 * words, columns)
+    if rest or bits not in _GPTQ_BITS:
+        raise anchor.wrong(f"cannot hold {scales.shape[-1]} groups of {size} values in {words} words")
+    form = f"mlx-{bits}bit" if affine else {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "mxfp8")
+    pieces = anchor.pieces(stem, "scales biases")
+    return anchor.packs(anchor.name, (*anchor.info.shape[:-1], columns), form, pieces, bits)
+
+
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +483,8 @@ def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Ca
         return None
     if read := next((read for ending, read in _BY_ENDING.items() if name.endswith(ending)), None):
         return read
+    if info.dtype == "U32" and name.endswith("weight") and name.removesuffix("weight") + "scales" in tensors:
+        return _mlx
     if name.endswith(("_blocks", ".blocks")) and info.dtype == "U8":
         return _mxfp4 if name[:-6] + "scales" in tensors else None
     if name.endswith(".weight") and info.dtype == "I8" and name.removesuffix("weight") + "SCB" in tensors:

@@ -92,7 +92,7 @@ class FFNLocation:
     def roots(self) -> set[str]:
         """Return the names of the modules that belong only to this FFN."""
         out = {p.parent for p in self.all}
-        if self.experts and (at := re.search(r"(?:^|\.)experts\.", self.projections.parent)):
+        if self.experts and (at := re.search(r"(?:^|\.)(?:(?:local_)?experts|switch_\w+)\.", self.projections.parent)):
             out.add(self.projections.parent[: at.start() + (self.projections.parent[at.start()] == ".")])
         return out - {""}
 
@@ -215,11 +215,14 @@ NAMINGS: Sequence[Naming] = (
     Naming("wi_1", "wo", "wi_0"),  # T5 v1.1
     Naming("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
     Naming("w1", "c_proj", "w2"),  # Qwen v1: w2 is the gate
+    Naming("c_fc_1", "c_proj", "c_fc_0"),  # EXAONE 3
     Naming("fc11", "fc2", "fc12"),  # Nomic BERT
     Naming("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
     Naming("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
     Naming("ffn_up_exps", "ffn_down_exps", "ffn_gate_exps"),
     Naming("ffn_up_shexp", "ffn_down_shexp", "ffn_gate_shexp"),
+    Naming("ffn_gate_up_exps", "ffn_down_exps"),  # GGUF files with gate and up in one tensor
+    Naming("ffn_gate_up", "ffn_down"),
     Naming("up_proj", "down_proj"),  # Nemotron, Arcee, Apertus
     Naming("gate_up_proj", "down_proj"),  # Phi-3, GLM, 3-D experts
     Naming("up_gate_proj", "down_proj"),  # GTE
@@ -235,6 +238,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("c_fc", "c_proj"),  # GPT-2
     Naming("dense_h_to_4h", "dense_4h_to_h"),  # BLOOM, GPT-NeoX, Falcon
     Naming("fc_in", "fc_out"),  # GPT-J
+    Naming("linear_fc1", "linear_fc2"),  # Megatron-core
     Naming("wi", "wo"),  # T5
     Naming("lin1", "lin2"),  # DistilBERT, XLM
     Naming("mlp.in_proj", "mlp.out_proj"),  # Bark; a Mamba mixer has these too
@@ -248,6 +252,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("intermediate", "output"),  # ProphetNet
     Naming("ffn", "ffn_output"),  # ALBERT
     Naming("ffn.0", "ffn.2"),  # CTRL
+    *(Naming(f"{at}.0", f"{at}.{n}") for at in ("layers", "net", "mlp", "ff", "feed_forward") for n in (2, 3)),  # lists
     Naming("dense_in", "dense_out"),  # Cohere ASR
     Naming("dense1", "dense2"),  # Perceiver
     Naming("ffn_up", "ffn_down"),
