@@ -75,6 +75,14 @@ def test_a_key_that_no_row_has(key: str, hint: str, call):
     expect_refusal(call("params", "gpt2", "--assert", f"{key} == 1"), hint)
 
 
+@pytest.mark.parametrize(
+    "text", [" " * 2000, "d_ff" + " " * 2000, "d_ff ==" + " " * 2000, " and " * 500, "d_ff" + " and " * 500]
+)
+def test_many_blanks_are_one(text: str, call):
+    """A pattern that tried every blank as a border took 20 s for these."""
+    expect_refusal(call("params", "gpt2", "--assert", text), "is not a condition")
+
+
 @pytest.mark.parametrize("text", ["d_ff < gelu", "d_ff < null", "d_ff > true", "d_ff <> 3", "layers >= '1'"])
 def test_what_no_number_can_be_compared_by(text: str, call):
     expect_refusal(call("params", "./nowhere", "--assert", text), "is not a number, so ")
