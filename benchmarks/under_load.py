@@ -50,6 +50,7 @@ from benchmarks import script
 from benchmarks.loads import LOADS, has_quota, under
 from benchmarks.script import ROOT
 from ffncli.bench.judge import ratios
+from ffncli.bench.judge.ratios import Means
 from ffncli.bench.judge.statistics import Interval, welch
 from ffncli.bench.launch import environment
 from ffncli.bench.records import TWIN, Method, TimedBlock
@@ -65,7 +66,7 @@ COLUMNS = (
     "inconclusive", "covered", "half_width",
 )  # fmt: skip
 
-Judge = Callable[[Sequence[TimedBlock], str], tuple[str, Interval]]
+Judge = Callable[[Sequence[TimedBlock], str, Means | None], tuple[str, Interval]]  # blocks of an arm and BASE; the twin
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -229,17 +230,16 @@ def _by_hyperfine(load: Callable[..., AbstractContextManager[None]], threads: in
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def ours(blocks: Sequence[TimedBlock], arm: str) -> tuple[str, Interval]:
+def ours(blocks: Sequence[TimedBlock], arm: str, twin: Means | None) -> tuple[str, Interval]:
     """Judge as a row of `ffn bench` is judged."""
-    means, twin = ratios.paired(blocks, arm, BASE), ratios.paired(blocks, TWIN, BASE)
+    means = ratios.paired(blocks, arm, BASE)
     if means is None:
         return "inconclusive", Interval(0.0, -9.0, 9.0)
-    both = [block for block in blocks if block.kernel in (arm, BASE)]
-    means = ratios.judged(means, twin, both, MARGIN)
+    means = ratios.judged(means, twin, blocks, MARGIN)
     return ratios.verdict(means.interval, MARGIN), means.interval
 
 
-def bootstrap(blocks: Sequence[TimedBlock], arm: str) -> tuple[str, Interval]:
+def bootstrap(blocks: Sequence[TimedBlock], arm: str, twin: Means | None) -> tuple[str, Interval]:
     """The ratio of medians over all blocks, with a bootstrap over blocks, as many scripts have it."""
     sides = [[b.per_call for b in blocks if b.kernel == name] for name in (arm, BASE)]
     draw = random.Random(len(sides[0]))
@@ -253,7 +253,7 @@ def bootstrap(blocks: Sequence[TimedBlock], arm: str) -> tuple[str, Interval]:
     return ratios.verdict(interval, MARGIN), interval
 
 
-def pyperf(blocks: Sequence[TimedBlock], arm: str) -> tuple[str, Interval]:
+def pyperf(blocks: Sequence[TimedBlock], arm: str, twin: Means | None) -> tuple[str, Interval]:
     """pyperf compare_to: a two-sided t test over values, here the means of processes; 2 % apart to be called so."""
     sides = []
     for name in (BASE, arm):
@@ -270,7 +270,7 @@ def pyperf(blocks: Sequence[TimedBlock], arm: str) -> tuple[str, Interval]:
     return ("slower" if interval.value > 0 else "faster"), interval
 
 
-def timer(blocks: Sequence[TimedBlock], arm: str) -> tuple[str, Interval]:
+def timer(blocks: Sequence[TimedBlock], arm: str, twin: Means | None) -> tuple[str, Interval]:
     """torch's Timer: the median of each arm's blocks with its IQR; apart if the quartiles are."""
     quartiles = []
     for name in (arm, BASE):
@@ -288,8 +288,13 @@ def judged(cell: tuple[str, int], path: Path, draws: int) -> list[dict[str, obje
     """Return a row for each tool and truth of a cell."""
     load, threads = cell
     by: dict[int, list[TimedBlock]] = defaultdict(list)
+    parts: dict[tuple[int, str], list[TimedBlock]] = defaultdict(list)
     for _, block in parse_rounds(path.read_bytes(), path.name):
         by[block.process].append(block)
+        parts[block.process, block.kernel].append(block)
+    # A block is in hundreds of drawn runs: its flags are parsed once.
+    shares, unexplained = {id(b): ratios._unexplained(b) for mine in parts.values() for b in mine}, ratios._unexplained
+    ratios._unexplained = lambda block: shares[id(block)] if id(block) in shares else unexplained(block)
     numbers, draw = sorted(by), random.Random(f"{load} {threads}")
     disturbed = statistics.fmean(ratios.disturbed_share(blocks) for blocks in by.values())
     rounds = statistics.fmean(len({(b.placement, b.round) for b in blocks}) for blocks in by.values())
@@ -299,12 +304,13 @@ def judged(cell: tuple[str, int], path: Path, draws: int) -> list[dict[str, obje
     for at in range(draws):
         start = draw.randrange(len(numbers) - window + 1)
         chosen = draw.sample(numbers[start : start + window], RUN)
-        blocks = [block for number in chosen for block in by[number]]
+        sides = {arm: [b for n in chosen for name in (arm, BASE) for b in parts[n, name]] for arm in (*TRUTHS, TWIN)}
+        twin = ratios.paired(sides[TWIN], TWIN, BASE)
         for tool, judge in PEERS.items():
-            if tool != "ffn bench" and at >= draws // 10:  # fewer draws for the peers, whose rates are far from ours
+            if tool != "ffn bench" and at >= draws // 40:  # fewer draws for the peers, whose rates are far from ours
                 continue
             for arm, truth in TRUTHS.items():
-                word, interval = judge(blocks, arm)
+                word, interval = judge(sides[arm], arm, twin)
                 words[tool, arm][word] += 1
                 words[tool, arm]["covered"] += interval.low <= log(truth) <= interval.high
                 words[tool, arm]["draws"] += 1

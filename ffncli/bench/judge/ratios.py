@@ -202,16 +202,16 @@ def _marked(blocks: Iterable[TimedBlock]) -> list[TimedBlock]:
 
     What is usual depends on the kernel: one that waits for another thread or process does so in every block.
     """
-    blocks, shares = list(blocks), defaultdict[str, list[float]](list)
-    for block in blocks:
-        if (share := _unexplained(block)) is not None:
-            shares[block.kernel].append(share)
-    most = {kernel: sorted(mine)[len(mine) // 4] + _PAUSE for kernel, mine in shares.items()}
+    blocks = list(blocks)
+    shares = [_unexplained(block) for block in blocks]
+    by_kernel = defaultdict[str, list[float]](list)
+    for block, share in zip(blocks, shares, strict=True):
+        if share is not None:
+            by_kernel[block.kernel].append(share)
+    most = {kernel: sorted(mine)[len(mine) // 4] + _PAUSE for kernel, mine in by_kernel.items()}
     return [
-        replace(block, flags=(*block.flags, _STOPPED))
-        if (_unexplained(block) or 0.0) > most.get(block.kernel, 1)
-        else block
-        for block in blocks
+        block if share is None or share <= most[block.kernel] else replace(block, flags=(*block.flags, _STOPPED))
+        for block, share in zip(blocks, shares, strict=True)
     ]
 
 

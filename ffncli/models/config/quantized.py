@@ -7,10 +7,11 @@ AutoRound, bitsandbytes, compressed-tensors, ModelOpt, torchao, MLX) and the con
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from fractions import Fraction
+from functools import cached_property
 from math import ceil, prod
 from typing import Any
 
@@ -61,31 +62,61 @@ class UnknownPacking(FFNError):
 @dataclass(frozen=True)
 class Scheme:
     """How a model's matrices are stored: by the first of `rules`, (pattern, packing), whose pattern a module's name
-    matches, else by `default`; None: not packed."""
+    matches, else by `default`; None: not packed.
+
+    A pattern is `re:` and a regular expression, a name with wildcards, or whole components of a name (`mlp.gate` is not
+    part of `mlp.gate_proj`).
+    """
 
     default: Packing | None
     rules: tuple[tuple[str, Packing | None], ...] = ()
 
-    def of(self, layer: int, names: Sequence[str]) -> Packing | None:
-        """Return the packing of a module of this layer, which may have any of these names."""
-        for pattern, packing in self.rules:
-            elsewhere = re.search(r"\d", pattern) and str(layer) not in pattern and not re.search(r"[*\[(]", pattern)
-            if not elsewhere and any(_matches(pattern, name) for name in names):
-                return packing
-        return self.default
+    def of(self, names: Sequence[str]) -> Packing | None:
+        """Return the packing of a module that may have any of these names."""
+        hits = [self._plain[part] for name in names for part in _parts(name) if part in self._plain]
+        first = min(hits, default=len(self.rules))
+        wild = (at for at, matches in self.patterns if at < first and any(map(matches, names)))
+        at = next(wild, first)
+        return self.rules[at][1] if at < len(self.rules) else self.default
+
+    @cached_property
+    def _plain(self) -> dict[str, int]:
+        """The positions of the rules without wildcards: there may be one for every expert."""
+        return {
+            pattern.removesuffix(".weight"): at
+            for at, (pattern, _) in reversed([*enumerate(self.rules)])
+            if not pattern.startswith("re:") and "*" not in pattern
+        }
+
+    @cached_property
+    def patterns(self) -> list[tuple[int, Callable[[str], object]]]:
+        """The positions of the other rules, each with a function that matches a name."""
+        return [
+            (at, _matcher(pattern))
+            for at, (pattern, _) in enumerate(self.rules)
+            if pattern.startswith("re:") or "*" in pattern
+        ]
 
 
-def _matches(pattern: str, name: str) -> bool:
-    """Return whether a module's name matches: `re:...` a regular expression, `*` a wildcard, else whole components of
-    the name (`mlp.gate` is not part of `mlp.gate_proj`)."""
+def _parts(name: str) -> Iterator[str]:
+    """Yield every run of adjacent components of a name."""
+    words = name.split(".")
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            yield ".".join(words[start:end])
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """Return a function that matches a name; a wildcard's pattern may also name a module around it.
+
+    Raises re.error for a pattern that is none, or that repeats a repetition, which could take for ever.
+    """
     if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], name) is not None
-        except re.error:
-            return False
-    if "*" in pattern:
-        return fnmatchcase(name, pattern) or fnmatchcase(name, f"*{pattern.removesuffix('.*')}.*")
-    return f".{pattern.removesuffix('.weight')}." in f".{name}."
+        if re.search(r"[*+}]\)[*+{]", pattern):
+            raise re.error("repeats a repetition")
+        return re.compile(pattern[3:]).match
+    around = translate("*" + pattern.removesuffix(".*") + ".*")
+    return re.compile(f"(?:{translate(pattern)}|{around})").match
 
 
 # --- what a quantization_config says ----------------------------------------------------------------------------------
@@ -374,6 +405,7 @@ _LAYERS = (
     "backbone.layers",
 )  # fmt: skip
 _MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mixer")
+_MOST_MATCHES = 100_000  # patterns times layers; published models have a few thousand
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 
 
@@ -394,13 +426,21 @@ def packed_model(resolved: Resolved) -> PackedModel | None:
     if not quantization or resolved.stored is not None:
         return None
     scheme, plain = scheme_of(quantization, resolved.source), dtypes.find(model.dtype) or dtypes.dtype("bf16")
+    try:
+        matches = len(scheme.patterns) * sum(len(group.layers) for group in model.groups)
+    except re.error as error:
+        raise UnknownPacking(f"{resolved.source}: quantization_config: a pattern is not read ({error})") from None
+    if matches > _MOST_MATCHES:
+        raise UnknownPacking(
+            f"{resolved.source}: quantization_config: the bytes of {len(scheme.patterns):,} patterns are not known"
+        )
     bytes_by_format: dict[str, int] = {}
     params = 0
     for group in model.groups:
         for matrix in _matrices(group.steps):
             params += matrix.params * len(group.layers)
             for layer in group.layers:
-                packing = scheme.of(layer, _names(layer, matrix)) if matrix.role else None
+                packing = scheme.of(_names(layer, matrix)) if matrix.role else None
                 if matrix.part == "router":
                     packing = scheme.default if scheme.default and scheme.default.everywhere else None
                 size = matrix.bytes(packing, plain)
@@ -471,7 +511,7 @@ def _outside(model: Model, scheme: Scheme, plain: DType) -> int | None:
     for stack in stacks:
         for layer, one in model.non_ffn.layers.get(stack, {}).items():
             names = [f"{at}.{layer}.{name}" for at in _LAYERS for name in ("self_attn.q_proj", "attn.q_proj")]
-            if packing := scheme.of(layer, names):
+            if packing := scheme.of(names):
                 out += packing.matrix_bytes(-(-one.attention // d_model), d_model)
                 packed += one.attention
     if scheme.default and scheme.default.everywhere and model.non_ffn.parts:

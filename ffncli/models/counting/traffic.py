@@ -123,7 +123,7 @@ class DeviceFloor:
 
 def rate_format(device: Device, weights: DType) -> str | None:
     """Return the format of the device's best published peak for matmuls with these weights; None if there is none."""
-    formats = (_RATES.get(weights.name), activation_dtype(weights).name)
+    formats = (_RATES.get(weights.name.partition("-")[0]), activation_dtype(weights).name)
     return next((name for name in formats if name is not None and name in device.tflops), None)
 
 

@@ -20,7 +20,7 @@ DEFAULT_TOKENS = (1, 32, 1024)
 CONVENTIONS = {
     "matmul_flops": COST_CONVENTIONS["matmul_flops"],
     "elementwise_flops": COST_CONVENTIONS["elementwise_flops"],
-    "bytes": "every used weight of the FFN and the input read once, the output written once",
+    "bytes": "every used weight and the input read once, the output written once",
     "bytes_of_experts": "of E experts, E · (1 - (1 - top_k/E)^tokens), the number expected with uniform routing",
     "tolerance": "max|a - b| / max|b| where b is the block in float64, from the same rounded numbers",
 }
@@ -129,9 +129,8 @@ def _dtype(resolved: Resolved, name: str | None) -> DType:
 
 def _workload(block: tuple[Step, ...], kind: DType, tokens: int) -> Workload:
     work = cost(block, tokens)
-    return Workload(
-        tokens, work.matmul_flops, work.elementwise_flops, traffic(block, kind, kind, tokens).moved(fused=True)
-    )
+    moved = traffic(block, kind, kind, tokens).moved(fused=True) + work.norm_params * kind.block_bytes
+    return Workload(tokens, work.matmul_flops, work.elementwise_flops, moved)
 
 
 def refused(form: str, problem: ExportProblem, why: str, instead: str = "torch") -> FFNError:

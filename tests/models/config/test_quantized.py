@@ -140,7 +140,7 @@ def test_values_in_place_are_those_of_compressed_tensors(kind: str) -> None:
 def packed_of(quantization: dict[str, Any]):
     from ffncli.models.config.quantized import scheme_of
 
-    packing = scheme_of(quantization, "c").of(0, ["model.layers.0.mlp.up_proj"])
+    packing = scheme_of(quantization, "c").of(["model.layers.0.mlp.up_proj"])
     assert packing is not None
     return packing
 
@@ -216,6 +216,17 @@ def test_experts_are_packed_and_their_router_is_not() -> None:
     assert counted({"quant_method": "fp8", "modules_to_not_convert": ["experts"]}, MIXTURE).weight_bytes == 2 * 2 * (
         8 * 3 * D * 64 + 8 * D
     )
+
+
+def test_a_rule_for_every_expert_is_looked_up_and_too_many_patterns_are_refused() -> None:
+    """Lists of 100,000 names take no time for each layer; a hostile list of patterns is refused."""
+    names = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(60) for e in range(1700)]
+    config = {**LLAMA, "num_hidden_layers": 60}
+    assert (
+        counted({"quant_method": "fp8", "ignore": [*names, "model.layers.7.mlp"]}, config).weight_bytes == 61 * PARAMS
+    )
+    many = counted({"quant_method": "fp8", "ignore": [f"re:.*{n}$" for n in range(5000)]}, config)
+    assert many.weight_bytes is None
 
 
 def test_mlx_packs_embeddings_and_router_too() -> None:

@@ -96,7 +96,7 @@ def test_the_work_of_a_dense_block_in_closed_form():
     assert block.params == 3 * d * f + d
     assert (work.tokens, work.matmul_flops) == (3, 3 * 6 * d * f)
     assert work.elementwise_flops == 3 * (4 * d + 2 * f)
-    assert work.bytes == 2 * (3 * d * f + 2 * 3 * d)
+    assert work.bytes == 2 * (3 * d * f + d + 2 * 3 * d)  # the norm too
 
 
 def test_the_work_of_a_mixture_in_closed_form():
