@@ -271,11 +271,27 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
 
 
 def _part(built: BuiltModule, name: str) -> nn.Module:
-    """Return a layer's FFN as a module; raise FFNError if its matrices do not have a module of their own."""
+    """Return a layer's FFN as a module; raise FFNError if its matrices do not have a module of their own, unless the
+    layer is torch's."""
+    layer = built.module.get_submodule(name)
+    if isinstance(layer, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        return _OfTorchsLayer(layer)
     if not name or name.rpartition(".")[2].isdigit():
         what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
         raise FFNError(f"{what} {name}".rstrip(), "put them in a module of their own, or give its weights in a file")
     return built.module.get_submodule(name)
+
+
+class _OfTorchsLayer(nn.Module):
+    """The FFN of torch's own transformer layer, in eval mode."""
+
+    def __init__(self, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
+        super().__init__()
+        self.linear1, self.activation, self.linear2 = layer.linear1, layer.activation, layer.linear2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear2(self.activation(self.linear1(x)))
+        return y
 
 
 def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:

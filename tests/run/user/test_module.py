@@ -279,12 +279,32 @@ class Mixed(GPT):
         self.h[2].mlp = Gated(16, 24)
 
 
-class Flat(nn.Module):
+class FlatLayer(nn.Module):
     """Its matrices lie in the layer itself."""
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+        self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.fc2(torch.relu(self.fc1(self.attn(x, x, x)[0])))
+
+
+class Flat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(FlatLayer() for _ in range(2))
+
+    def forward(self, ids):
+        return ids
+
+
+class Torchs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, activation="gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
     def forward(self, ids):
         return ids
@@ -323,8 +343,21 @@ def test_a_layer_with_torchs_attention(source: str) -> None:
     session = ffncli.trace(block, tokens=3)
     with torch.no_grad():
         assert torch.allclose(session["down"], block.mlp(session["x"]), atol=1e-6)
+    flat = module_of(source, "FlatLayer")
     with pytest.raises(FFNError, match="in the layer itself"):
-        ffncli.trace(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), tokens=2)
+        ffncli.trace(flat, tokens=2)
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_torchs_own_layers(kind: type[nn.Module], source: str) -> None:
+    """The matrices lie in the layer itself, whose code is torch's."""
+    layer = kind(16, 2, 32, batch_first=True).eval()
+    session = ffncli.trace(layer, tokens=3)
+    with torch.no_grad():
+        assert torch.allclose(session["down"], layer.linear2(layer.linear1(session["x"]).relu()), atol=1e-6)
+    assert ffncli.count(layer).ffn_params_total == 2 * 16 * 32 + 32 + 16
+    row = ffncli.count(f"{source}:Torchs")
+    assert (row.ffn_params_total, row.layers, row.activation) == (3 * (2 * 16 * 32 + 32 + 16), 3, "gelu")
 
 
 def test_it_is_counted_and_surveyed(source: str) -> None:
