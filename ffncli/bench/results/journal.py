@@ -378,6 +378,9 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
+        if not files.lock.exists():  # it could not be created either
+            why = f"cannot write {shown_path(path)}: its folder takes no new files"
+            raise FFNError(why, "choose another --save FILE.csv", ExitCode.ENVIRONMENT) from None
         raise FFNError(
             f"another ffn bench is writing {shown_path(path)}", "wait for it, or --save elsewhere", ExitCode.ENVIRONMENT
         ) from None

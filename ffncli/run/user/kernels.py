@@ -131,10 +131,11 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
         raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, names, there))
     target = vars(module)[name]
     if not (_is_kernel(target) or (callable(target) and not inspect.isclass(target))):
-        kind = type(target).__name__
-        raise FFNError(
-            f"{shown_path(path)}: {name} is not a kernel (it is a {kind})", "a function, a class or a Kernel"
-        )
+        if inspect.isclass(target):
+            what, hint = "a class, but no nn.Module", "name a function, an nn.Module class or an instance"
+        else:
+            what, hint = f"a {type(target).__name__}", "a function, a class or a Kernel"
+        raise FFNError(f"{shown_path(path)}: {name} is not a kernel (it is {what})", hint)
     return target, name
 
 

@@ -97,6 +97,11 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
     except FFNError:  # the module creates float32 tensors itself, so it runs only in its own dtype
         captured.clear()
         original = _probe(twin.to(torch.promote_types(dtype, torch.float32)), run, x.float(), captured)
+    again = _probe(twin, run, original.x, []).y
+    if not torch.allclose(again, original.y, 1e-3, 1e-6, equal_nan=True):
+        apart = float((again - original.y).abs().max())
+        what = f"{type(twin).__name__} gives two answers to one input, {apart:.2g} apart: it is random in eval mode"
+        raise FFNError(what, "a block is a function of its input and weights")
     kept = replace(original, parameters={name: tensor.clone() for name, tensor in original.parameters.items()})
     with torch.no_grad():
         for parameter in twin.parameters():

@@ -280,3 +280,25 @@ def test_a_layer_with_nan_is_told_apart_from_nothing(call, tmp_path):
     found = {row["subject"]: row for row in rows(call, str(broken), "--layer", "1", "--check", "layout")}
     assert found["with gate and up swapped"]["note"] == "the output has NaN or Inf, so readings cannot be compared"
     assert found["as read = transformers' llama"]["note"].startswith("no other reading agrees; the reference has ")
+
+
+def test_a_kernel_that_ends_its_process_fails(call, tmp_path):
+    """Before, the command ended with the kernel's exit code 0 and printed nothing."""
+    (tmp_path / "ends.py").write_text("import os\ndef exits(x, gate, up, down): os._exit(0)\n")
+    code, out, err = call("verify", "8x24:swiglu", "--check", "kernels", "-k", f"{tmp_path}/ends.py:exits")
+    assert (code, "ends its process, with exit code 0" in out + err) == (1, True)
+
+
+def test_an_output_of_zero_proves_nothing(call, tmp_path):
+    """A down projection that starts at zero, as many recipes do: a kernel that computes nothing gives the same."""
+    (tmp_path / "zero.py").write_text(
+        "import torch\nfrom torch import nn\nclass Block(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.up, self.down = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False)\n"
+        "        nn.init.zeros_(self.down.weight)\n    def forward(self, x):\n"
+        "        return self.down(torch.relu(self.up(x)))\ndef mlp(x, up, down): return torch.zeros_like(x)\n"
+    )
+    code, out, _ = call("verify", f"{tmp_path}/zero.py:Block", "--check", "kernels", "-k", f"{tmp_path}/zero.py:mlp")
+    assert (code, "the block's output is 0" in out) == (1, True)
+    code, out, _ = call("verify", f"{tmp_path}/zero.py:Block", "--check", "kernels", "--json")
+    assert (code, {row["passed"] for row in json.loads(out)["rows"]}) == (0, {None})

@@ -191,7 +191,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
     [
         ("FILE:biased", "needs up_bias, which this block does not have; this block has gate, up, down"),
         ("FILE:no_x", "no_x() has no argument for x"),
-        ("FILE:Callable", "Callable is not a kernel (it is a type)"),
+        ("FILE:Callable", "Callable is not a kernel (it is a class, but no nn.Module)"),
         ("FILE:number", "number is not a kernel (it is a int)"),
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; name one, as in mine.py:name"),

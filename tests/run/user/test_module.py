@@ -396,3 +396,16 @@ def test_what_it_does_not_have(source: str, name: str, arguments: dict[str, int]
 def test_verify_names_the_class_of_one_ffn(source: str) -> None:
     with pytest.raises(FFNError, match="is a model with 3 FFNs; give the class of one FFN, MLP"):
         ffncli.verify(f"{source}:GPT")
+
+
+def test_a_module_that_is_random_in_eval_mode(tmp_path: Path) -> None:
+    """Dropout with training=True: two calls on one input, two answers."""
+    text = (
+        "import torch\nfrom torch import nn\nclass Drop(nn.Module):\n    def __init__(self, dim, hidden):\n"
+        "        super().__init__()\n        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)\n"
+        "    def forward(self, x):\n"
+        "        return self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.1, True))\n"
+    )
+    (tmp_path / "my.py").write_text(text)
+    with pytest.raises(FFNError, match=r"Drop gives two answers to one input, .* apart: it is random in eval mode"):
+        ffncli.trace(f"{tmp_path}/my.py:Drop", d_model=16)
