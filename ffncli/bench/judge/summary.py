@@ -30,7 +30,7 @@ from ffncli.bench.records import (
     TimedBlock,
     TimedUnit,
 )
-from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
+from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow, case_columns
 from ffncli.bench.verdict import WrongCode
 from ffncli.show.text import finite
 
@@ -152,33 +152,6 @@ def _of_case(stored: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
     if limit := columns.pop("power_limit_w", ""):  # the only numeric column of these
         columns["power_limit_w"] = float(limit)
     return replace(row, **columns)
-
-
-def case_columns(case: Case) -> dict[str, Any]:
-    """Return the columns that say what was measured, with the requested cache mode."""
-    spec, moe = case.spec, case.spec.moe
-    return {
-        "source": case.source,
-        "case": case.key,
-        "d_model": spec.d_model,
-        "d_ff": spec.d_ff,
-        "activation": spec.activation,
-        "gated": spec.gated,
-        "bias": spec.bias,
-        "experts": moe.experts if moe else 0,
-        "top_k": moe.top_k if moe else 0,
-        "shared_experts": moe.shared_experts if moe else 0,
-        "tokens": case.tokens,
-        "dtype": case.dtype,
-        "passes": case.passes,
-        "cache": case.cache,
-        "routing": case.routing_sha256 or case.routing,
-        "input": case.input_sha256,
-        "device": case.device,
-        "threads": case.threads,
-        "world_size": case.ranks.world_size if case.layout else None,
-        "layout": case.layout,
-    }
 
 
 def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:

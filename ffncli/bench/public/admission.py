@@ -16,12 +16,12 @@ from typing import cast
 
 from ffncli.bench.judge.gate import aa_of
 from ffncli.bench.judge.ratios import differs
-from ffncli.bench.judge.summary import case_columns, summarise
+from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Cache, Case, Method, Outcome, Status, TimedBlock, TimedUnit
 from ffncli.bench.request.suite import CPU, PublicSuite, public_suite
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, MACHINE, ResultRow, columns, name_of
+from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, MACHINE, ResultRow, case_columns, columns, name_of
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.kernels import BUILT_IN
 from ffncli.show.text import percent

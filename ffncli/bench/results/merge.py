@@ -17,7 +17,7 @@ from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, rounds_lines, row_lines, unknown_column
 from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, parse_grid, stored_grid
 from ffncli.bench.results.journal import ResultFiles, locked, unfinished, unfinished_run
-from ffncli.bench.results.row import ResultRow, columns
+from ffncli.bench.results.row import ResultRow, case_columns, columns, name_of
 from ffncli.block import recipe
 from ffncli.block.steps import walk
 from ffncli.errors import FFNError, option, shown, shown_path
@@ -140,6 +140,8 @@ def merged(question: MergeQuestion) -> Merged:
         raise unfinished(files)
     grids: dict[bytes, WholeGrid] = {}
     sources = [_source(path, grids) for path in _results_among(listed(question.paths))]
+    if any(os.path.realpath(source.files.csv) == os.path.realpath(files.csv) for source in sources):
+        raise FFNError(f"{option('out')} {shown_path(files.csv)} is one of the files to merge", "name another file")
     grid = _one_grid(sources)
     notes = list(_mismatches(sources, question.allow_mismatch))
     chosen = _chosen(sources, grid)
@@ -269,12 +271,23 @@ def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
     unlike = next((row.baseline for row in rows if row.baseline != request.baseline), None)
     if unlike is not None:
         return f"the baseline is {shown(unlike)}, not {shown(request.baseline)}"
+    case = next((case for case in request.cases if case.key == rows[0].case), None)
+    if case and (unlike := next(filter(None, (_row_fault(row, case) for row in rows)), None)):
+        return unlike
     if request.method.by_step:
-        case = next((case for case in request.cases if case.key == rows[0].case), None)
         return _step_fault(kernels, case, rows[0].status == "ok") if case else ""
     if sorted(kernels) != sorted(request.names):
         return f"the kernels are {', '.join(kernels)}, not {', '.join(request.names)}"
     return ""
+
+
+def _row_fault(row: ResultRow, case: Case) -> str:
+    """Return a column that contradicts the row's case or its status, or ""."""
+    for name, defined in case_columns(case).items():
+        # a file may lie elsewhere on another machine, and warm weights that exceed the cache are called shared
+        if name not in ("source", "cache") and getattr(row, name) != defined:
+            return f"{name_of(name)} is {shown(getattr(row, name))}, not {shown(defined)},"
+    return "a row is ok without a time" if row.status == "ok" and row.time_s is None else ""
 
 
 def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:

@@ -8,7 +8,7 @@ all of it.
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
-from ffncli.bench.records import Above, Share, Status, Verdict
+from ffncli.bench.records import Above, Case, Share, Status, Verdict
 from ffncli.models.files.json_records import Count, OneOf
 
 SCHEMA_VERSION = 1
@@ -198,6 +198,33 @@ class ResultRow:
         """The most time that fusing can save, as a share of the unfused time (the least time plus the saved time)."""
         saving = self.fusion_saving_max
         return None if saving is None else saving / (1 + saving)
+
+
+def case_columns(case: Case) -> dict[str, Any]:
+    """Return the columns that say what was measured, with the requested cache mode."""
+    spec, moe = case.spec, case.spec.moe
+    return {
+        "source": case.source,
+        "case": case.key,
+        "d_model": spec.d_model,
+        "d_ff": spec.d_ff,
+        "activation": spec.activation,
+        "gated": spec.gated,
+        "bias": spec.bias,
+        "experts": moe.experts if moe else 0,
+        "top_k": moe.top_k if moe else 0,
+        "shared_experts": moe.shared_experts if moe else 0,
+        "tokens": case.tokens,
+        "dtype": case.dtype,
+        "passes": case.passes,
+        "cache": case.cache,
+        "routing": case.routing_sha256 or case.routing,
+        "input": case.input_sha256,
+        "device": case.device,
+        "threads": case.threads,
+        "world_size": case.ranks.world_size if case.layout else None,
+        "layout": case.layout,
+    }
 
 
 def name_of(field: str) -> str:

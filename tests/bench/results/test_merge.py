@@ -15,6 +15,7 @@ from ffncli.bench.request.machines import GridPart
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, row_lines
 from ffncli.bench.results.grid_file import WholeGrid, grid_bytes, parse_grid
 from ffncli.bench.results.journal import ResultFiles
+from ffncli.bench.results.row import case_columns
 from ffncli.bench.suite import new_run, resumed, run
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError
@@ -96,8 +97,8 @@ def test_a_merge_can_be_merged_again():
         assert Counter(Path(f"again{end}").read_bytes().split(b"\n")) == Counter(
             Path(f"all{end}").read_bytes().split(b"\n")
         )
-    merge([*parts, "two.csv"], "two.csv", force=True)  # as `ffn merge *.csv -o two.csv --force` does
-    assert Path("two.csv").read_bytes() == Path("all.csv").read_bytes()
+    merge([*parts, "two.csv"], "again.csv", force=True)
+    assert Path("again.csv").read_bytes() == Path("all.csv").read_bytes()
 
 
 def test_parts_of_parts_belong_to_the_same_grid():
@@ -154,11 +155,11 @@ def test_a_killed_part_is_resumed_and_merged_into_what_is_there():
         assert journal.request.asked["--shard"] == "2/3"
         in_process(journal)
         journal.finish()
-    merged = merge(["all.csv", "p2.csv"], "all.csv", force=True)
+    merged = merge(["all.csv", "p2.csv"], "both.csv", force=True)
     assert merged.complete
     assert Counter(row.case for row in merged.rows) == dict.fromkeys(KEYS, 2)
     merge(["p1.csv", "p2.csv", "p3.csv"], "anew.csv")
-    assert Path("all.csv").read_bytes() == Path("anew.csv").read_bytes()
+    assert Path("both.csv").read_bytes() == Path("anew.csv").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["p2.csv", "p2.rounds.csv"])
@@ -323,11 +324,40 @@ def test_a_damaged_part_is_refused(change, words):
     assert words in refused(["p1.csv"], "all.csv")
 
 
+def test_an_input_is_never_overwritten():
+    """Not even with force: the parts would be lost."""
+    part(1)
+    before = Path("p1.csv").read_bytes()
+    assert "p1.csv is one of the files to merge" in refused(["p1.csv"], "p1.csv", force=True)
+    Path("link.csv").symlink_to("p1.csv")
+    assert "link.csv is one of the files to merge" in refused(["p1.csv"], "link.csv", force=True)
+    assert Path("p1.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("tokens", 99, "p1.csv: tokens is 99, not"), ("dtype", "bf16", "p1.csv: dtype is 'bf16', not 'fp32'"),
+        ("d_ff", 17, "p1.csv: d_ff is 17, not 16"),
+        ("passes", "forward+backward", "p1.csv: pass is 'forward+backward'"),
+        ("threads", 64, "p1.csv: threads is 64, not"), ("time_s", None, "p1.csv: a row is ok without a time"),
+    ],
+)  # fmt: skip
+def test_a_row_that_contradicts_its_case_is_refused(column, value, words):
+    """An edited column, under a case and a grid that are as before."""
+    path = part(1)
+    first, *others = read_rows(path)
+    edited = replace(first, status="ok", **{"time_s": 1e-3, column: value})
+    path.write_text(HEADER + row_lines([edited, *others]))
+    assert words in refused(["p1.csv"], "all.csv")
+
+
 def test_the_rows_of_a_case_by_step_are_its_block_and_all_its_steps():
     case = replace(WHOLE.cases[0], spec=FFNSpec(64, 256, "silu", gated=True))
     grid = replace(WHOLE, cases=(case,), kernels=(), baseline=BLOCK, method=replace(WHOLE.method, by_step=True))
     Path("a.grid.json").write_bytes(grid_bytes(WholeGrid(grid, 1)))
-    blank = replace(read_rows(part(1))[0], case=case.key, baseline=BLOCK, status="ok")
+    defined = {name: value for name, value in case_columns(case).items() if name != "cache"}
+    blank = replace(read_rows(part(1))[0], **defined, baseline=BLOCK, status="ok", time_s=1e-3)
     names = [BLOCK, *(f"{STEP}{name}" for name in ("gate", "up", "act", "hidden", "down"))]
 
     def written(*kernels: str) -> Path:

@@ -16,7 +16,7 @@ import torch
 from ffncli.bench.judge.compare import CASE_COLUMNS, Rules, compare
 from ffncli.bench.judge.curves import speed_sweeps
 from ffncli.bench.judge.environment_match import match
-from ffncli.bench.judge.summary import case_columns, summarise
+from ffncli.bench.judge.summary import summarise
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.machine import machine
 from ffncli.bench.public.admission import admit
@@ -34,7 +34,17 @@ from ffncli.bench.results.csv_file import (
 )
 from ffncli.bench.results.journal import ResultFiles, begin, locked, resume
 from ffncli.bench.results.merge import merge
-from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, MACHINE, BenchWarning, ResultRow, columns, name_of
+from ffncli.bench.results.row import (
+    ASKED,
+    BLOCK_COLUMNS,
+    COMPARED,
+    MACHINE,
+    BenchWarning,
+    ResultRow,
+    case_columns,
+    columns,
+    name_of,
+)
 from ffncli.bench.timing.modes.auto_choice import key_of
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
