@@ -105,7 +105,7 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
         case ops.Dropout():
             return Cost(elements=elements)
         case ops.Route():
-            factors = (op.renormalise and op.order == "score_first") + (op.scale != 1) + bool(op.learned_scale)
+            factors = (op.renormalise and op.order == "score_first") + (op.scale != 1) + op.learned_scale
             scores = (op.top_k if op.order == "one_by_one" else 1) * elements
             corrected = (op.experts.size - op.always) * tokens if op.correction else 0
             return Cost(numbers, numbers, 0, 0, scores + corrected + tokens * op.taken * factors, elements)

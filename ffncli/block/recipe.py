@@ -319,9 +319,10 @@ def route_of(spec: FFNSpec) -> Route:
     logits = moe.experts + moe.identity_experts + moe.skip_experts + always
     rule = {field.name: getattr(moe, field.name) for field in fields(RoutingRule)}
     lookup = Axis("vocab", moe.lookup) if moe.lookup else None
-    axis = Axis("experts", logits)
-    learned = axis if moe.expert_scale else ONE if spec.learned_scale else None
-    return Route(**{**rule, "experts": axis}, always=always, learned_scale=learned, lookup=lookup)
+    return Route(
+        **{**rule, "experts": Axis("experts", logits)}, always=always, lookup=lookup,
+        learned_scale=spec.learned_scale or moe.expert_scale, expert_scale=moe.expert_scale,
+    )  # fmt: skip
 
 
 def _moe(spec: FFNSpec, x: str) -> list[Step]:

@@ -171,16 +171,17 @@ class Route(Op, RoutingRule):
     """Turns router logits [..., experts] into weights [..., experts]; a weight of zero means 'not chosen'.
 
     Every token goes to the last `always` experts, which take part in the renormalisation (Inkling); top_k and
-    correction apply to the other experts. `learned_scale` multiplies the weights by one learned factor (ONE), or by one
-    factor for each expert (Gemma 4). With a `lookup`, whose axis is the vocabulary, a second input of token ids
+    correction apply to the other experts. `learned_scale` multiplies the weights by one learned factor, or by one for
+    each expert (`expert_scale`: Gemma 4). With a `lookup`, whose axis is the vocabulary, a second input of token ids
     [..., 1] determines the experts: each token's experts are listed in its row of a table of integers [vocabulary,
     top_k] (the first layers of DeepSeek-V4).
     """
 
     experts: Axis
     always: int = 0
-    learned_scale: Axis | None = None
+    learned_scale: bool = False
     lookup: Axis | None = None
+    expert_scale: bool = False
 
     @property
     def chooses(self) -> bool:
@@ -197,7 +198,8 @@ class Route(Op, RoutingRule):
         if they exist."""
         choosable = Axis(self.experts.name, self.experts.size - self.always)
         correction: dict[str, tuple[Axis, ...]] = {"correction": (choosable,)} if self.correction else {}
-        return correction | ({"factor": (self.learned_scale,)} if self.learned_scale else {})
+        factor = self.experts if self.expert_scale else ONE
+        return correction | ({"factor": (factor,)} if self.learned_scale else {})
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
         """Return `lookup [vocabulary, top_k]`, which lists the experts of each token id."""

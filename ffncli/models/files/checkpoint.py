@@ -224,14 +224,14 @@ def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
     (training scripts also store single tensors, such as the best loss)."""
     import torch
 
-    found: list[dict[str, Tensor]] = [{}]
+    dictionaries: list[dict[str, Tensor]] = [{}]
     entries = (value, *(value.get(key) for key in _INSIDE)) if isinstance(value, Mapping) else ()
-    found += [
+    dictionaries += [
         {name: v for name, v in entry.items() if isinstance(name, str) and isinstance(v, torch.Tensor)}
         for entry in entries
         if isinstance(entry, Mapping)
     ]
-    if tensors := max(found, key=len):
+    if tensors := max(dictionaries, key=len):
         return tensors
     raise FFNError(f"{where} contains no dictionary of tensors", _RESAVE)
 

@@ -190,6 +190,7 @@ def save(
 
 
 _OF_A_RANK = ("first", "ranks")
+_LATER = ("expert_scale",)  # fields that earlier versions did not have, left out where they are off
 
 
 def fingerprint(steps: Sequence[Step]) -> str:
@@ -214,8 +215,12 @@ def _fields(step: Step) -> dict[str, str]:
     The fields of a rank's share of experts are left out, as in files of earlier versions: a saved block is always
     whole.
     """
-    named = [f.name for f in fields(step.op) if f.name not in _OF_A_RANK]  # type: ignore[arg-type]
-    return {name: _field_text(getattr(step.op, name)) for name in named}
+    values = {f.name: getattr(step.op, f.name) for f in fields(step.op)}  # type: ignore[arg-type]
+    return {
+        name: _field_text(value)
+        for name, value in values.items()
+        if name not in _OF_A_RANK and (name not in _LATER or value)
+    }
 
 
 def _field_text(value: Any) -> str:
