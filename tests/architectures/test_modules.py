@@ -28,6 +28,7 @@ from tests.oracles.architectures import build, cases, config, numbers, outside, 
 from tests.oracles.architectures.families import MIXTURES as ROUTED
 from tests.oracles.architectures.multimodal import REMOTE, TOWERS
 from tests.oracles.architectures.tiny import statement, tiny
+from tests.oracles.checkpoints import refusal
 
 # ZAYA's, whose router has a second input, has tests of its own: tests/run/engine/test_ways_to_route.py.
 ROUTED_TOWERS = ("deepseek_ocr2_text", "glm4v_moe_text", "glm5_next_text", "mistral4", "mistral_large4_text",
@@ -343,13 +344,12 @@ def test_chatglm_of_the_first_version_is_not_guessed() -> None:
     with pytest.raises(FFNError, match="ffn_hidden_size is missing"):
         _read({"model_type": "chatglm", "hidden_size": 4096, "inner_hidden_size": 16384, "num_layers": 28}, "chatglm")
     values = {**REMOTE["chatglm"][0], "model_type": "chatglm", "apply_residual_connection_post_layernorm": True}
-    with pytest.raises(FFNError, match="apply_residual_connection_post_layernorm = true is not covered"):
-        _read(values, "chatglm")
+    assert "apply_residual_connection_post_layernorm = true is not covered" in refusal(values)
 
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("lama", "llama"), ("gemma-2", "gemma2"), ("mixtrall", "mixtral"), ("deepseek-v3", "deepseek_v3"), ("t55", ""),
+    [("lama", "llama"), ("gema2", "gemma2"), ("mixtrall", "mixtral"), ("deepsek_v3", "deepseek_v3"), ("t55", ""),
      ("my_new_model", ""), ("phi4mm", ""), ("qwen2_5_vlm", "qwen2_5_vl"), ("qwen9", ""), ("llama5", "")],
 )  # fmt: skip
 def test_only_a_misspelling_is_taken_for_another_type(name: str, near: str) -> None:

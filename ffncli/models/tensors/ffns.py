@@ -143,7 +143,8 @@ def _fits(items: Mapping[str, Item], p: Projections) -> bool:
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
     # if one tensor contains all experts, the size of one expert
     up_size, down_size = (i.params // i.shape[0] if i.shape and _is_stack(i.shape) else i.params for i in (up, down))
-    return matrices and up_size in (down_size, *([] if p.naming.gate else [2 * down_size]))
+    plain = [] if p.naming.gate_inside else [down_size]
+    return matrices and up_size in (*plain, *([] if p.naming.gate else [2 * down_size]))
 
 
 def _is_stack(shape: tuple[int, ...]) -> bool:
@@ -190,11 +191,13 @@ def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of the matrices of one kind of FFN; without `gate`, `up` may also contain the gate."""
+    """The names of the matrices of one kind of FFN; without `gate`, `up` may also contain the gate. `gate_inside`: it
+    does, since otherwise these are the names of an image encoder."""
 
     up: str
     down: str
     gate: str = ""
+    gate_inside: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -238,7 +241,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("c_fc", "c_proj"),  # GPT-2
     Naming("dense_h_to_4h", "dense_4h_to_h"),  # BLOOM, GPT-NeoX, Falcon
     Naming("fc_in", "fc_out"),  # GPT-J
-    Naming("linear_fc1", "linear_fc2"),  # Megatron-core
+    Naming("linear_fc1", "linear_fc2", gate_inside=True),  # Megatron-core
     Naming("wi", "wo"),  # T5
     Naming("lin1", "lin2"),  # DistilBERT, XLM
     Naming("mlp.in_proj", "mlp.out_proj"),  # Bark; a Mamba mixer has these too

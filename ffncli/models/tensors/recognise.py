@@ -39,7 +39,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, without a number
 _NOT_TEXT = re.compile(
     r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq|(?:^|\.)(?:vit|mit)\."
-    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_|protein_",
+    r"|sam_model|prompts_generator|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_|protein_",
     re.IGNORECASE,
 )
 # An encoder that begins with image patches or audio; its layers may be named like a text encoder's.
