@@ -208,7 +208,8 @@ def _marked(blocks: Iterable[TimedBlock]) -> list[TimedBlock]:
     for block, share in zip(blocks, shares, strict=True):
         if share is not None:
             by_kernel[block.kernel].append(share)
-    most = {kernel: sorted(mine)[len(mine) // 4] + _PAUSE for kernel, mine in by_kernel.items()}
+    # below 0 if the thread also waited for its core just before or after the block
+    most = {kernel: max(0.0, sorted(mine)[len(mine) // 4]) + _PAUSE for kernel, mine in by_kernel.items()}
     return [
         block if share is None or share <= most[block.kernel] else replace(block, flags=(*block.flags, _STOPPED))
         for block, share in zip(blocks, shares, strict=True)

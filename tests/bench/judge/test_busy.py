@@ -130,6 +130,18 @@ def test_a_kernel_that_always_waits_was_not_stopped_and_a_stopped_block_is_distu
     assert disturbed_share([b for b in stopped if b.kernel == "mine"]) == 0
 
 
+def test_waiting_around_a_block_stops_no_other_block():
+    """The counter of waiting is read just before and after the clock, so it may exceed a block's whole time: in half of
+    the blocks it does, and the others were not stopped."""
+    draw = random.Random(7)
+    blocks = run_of(1.0, draw, every=1e3, thread=True)
+    around = [
+        replace(b, flags=(*b.flags, "preempted", f"waited={b.seconds * 5:.6f}")) if b.round % 2 else b for b in blocks
+    ]  # fmt: skip
+    assert disturbed_share(around) == pytest.approx(0.5)
+    assert paired(around, "mine", "base").clock == "thread"
+
+
 def test_on_a_quiet_machine_nothing_changes():
     draw = random.Random(4)
     blocks = run_of(1.05, draw, every=10.0, thread=True)
