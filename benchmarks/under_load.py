@@ -59,6 +59,7 @@ from ffncli.bench.results.csv_file import block_lines, parse_rounds
 BASE, CASE = "base", "case"
 ARMS: Mapping[str, int] = {"x1": 20, "x1.05": 21, "x1.1": 22, "x1.3": 26, "x2": 40, "x24": 480}
 TRUTHS = {name: calls / 20 for name, calls in ARMS.items()}
+_unexplained = ratios._unexplained
 MARGIN, RUN, WINDOW = 0.02, 5, 12
 FALSE, RIGHT, RIGHT_BUSY, COVERED = 0.01, 0.95, 0.6, 0.93
 COLUMNS = (
@@ -293,8 +294,8 @@ def judged(cell: tuple[str, int], path: Path, draws: int) -> list[dict[str, obje
         by[block.process].append(block)
         parts[block.process, block.kernel].append(block)
     # A block is in hundreds of drawn runs: its flags are parsed once.
-    shares, unexplained = {id(b): ratios._unexplained(b) for mine in parts.values() for b in mine}, ratios._unexplained
-    ratios._unexplained = lambda block: shares[id(block)] if id(block) in shares else unexplained(block)
+    shares = {id(block): _unexplained(block) for mine in parts.values() for block in mine}
+    ratios._unexplained = lambda block: shares[id(block)] if id(block) in shares else _unexplained(block)
     numbers, draw = sorted(by), random.Random(f"{load} {threads}")
     disturbed = statistics.fmean(ratios.disturbed_share(blocks) for blocks in by.values())
     rounds = statistics.fmean(len({(b.placement, b.round) for b in blocks}) for blocks in by.values())
