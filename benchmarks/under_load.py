@@ -190,8 +190,8 @@ def real(options: argparse.Namespace) -> None:
 def _by_ffn(load: Callable[..., AbstractContextManager[None]], threads: int, run: int) -> list[dict[str, Any]]:
     kernels = [f"base={script.KNOWN}:times_20", *(f"{arm}={script.KNOWN}:times_{n}" for arm, n in ARMS.items())]
     answer = script.bench(
-        "64x256:relu", "--tokens", "16", "--kernel", ",".join(kernels), "--baseline", "base", "--threads", str(threads),
-        "--max-time", "10s", "--cache", "warm", "--seed", str(run), around=load,
+        "64x256:relu", "--no-bias", "--tokens", "16", "--kernel", ",".join(kernels), "--baseline", "base",
+        "--threads", str(threads), "--max-time", "10s", "--cache", "warm", "--seed", str(run), around=load,
     )  # fmt: skip
     seconds = {"wall_s": answer.wall_s, "measuring_s": sum(answer.spent.get(name, 0.0) for name in _MEASURING)}
     return [
