@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from ffncli.models.tensors.ffns import NAMINGS, Item, Naming, looked_for
 from ffncli.models.tensors.recognise import recognise
-from tests.oracles.layers import IDS, NORM, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
+from tests.oracles.layers import EITHER, IDS, NORM, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
 
 # --- dense ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parent", ["mlp.", "", "block.feed_forward."])
-@pytest.mark.parametrize("way", NAMINGS, ids=IDS)
+@pytest.mark.parametrize("way", EITHER, ids=IDS)
 def test_every_way_of_naming_a_dense_ffn(way: Naming, parent: str):
     shapes = dense(way, parent)
     check_ffn(one(shapes | NORM), shapes, gated=bool(way.gate), fused=False, tensor=next(iter(shapes)))
@@ -24,7 +24,7 @@ def test_gate_and_up_in_one_matrix(way: Naming):
     check_ffn(one(shapes), shapes, gated=True, fused=True)  # no norm is needed to see how it lies
 
 
-@pytest.mark.parametrize("way", NAMINGS, ids=IDS)
+@pytest.mark.parametrize("way", EITHER, ids=IDS)
 def test_biases(way: Naming):
     shapes = dict(dense(way))
     for leaf in way.names:
@@ -36,7 +36,7 @@ def turned(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return {name: shape[::-1] for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("way", NAMINGS, ids=IDS)
+@pytest.mark.parametrize("way", EITHER, ids=IDS)
 def test_matrices_the_other_way_round(way: Naming):
     """A convolution's [in, out], as GPT-2 has it: the bias tells, else the norms, else the config."""
     shapes = turned(dense(way))
@@ -148,7 +148,7 @@ def test_tensors_whose_file_is_not_here_are_known_by_name():
 SIZES = st.integers(1, 50)
 
 
-@given(st.sampled_from(NAMINGS), SIZES, SIZES, st.booleans(), st.integers(1, 3))
+@given(st.sampled_from(EITHER), SIZES, SIZES, st.booleans(), st.integers(1, 3))
 def test_numbers_are_what_was_put_in(way: Naming, d: int, f: int, fused: bool, layers: int):
     shapes = dense(way, fused=fused and not way.gate, d=d, f=f) | {"input_layernorm.weight": (d,)}
     found = layers_of({f"l.{i}.{name}": shape for i in range(layers) for name, shape in shapes.items()})
@@ -168,7 +168,7 @@ def stacked(shapes: Shapes, experts: int = E) -> dict[str, tuple[int, ...]]:
     return {name: (experts, *shape) for name, shape in shapes.items()}
 
 
-ROUTED = [pytest.param(way, id=name) for way, name in zip(NAMINGS, IDS, strict=True) if "shexp" not in way.down]
+ROUTED = [pytest.param(way, id=name) for way, name in zip(EITHER, IDS, strict=True) if "shexp" not in way.down]
 
 
 @pytest.mark.parametrize("way", ROUTED)
