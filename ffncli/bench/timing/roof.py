@@ -89,10 +89,10 @@ def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
 
 
 def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
-    """Return the best rate in bytes/s of a copy, a sum and matmuls with one token, on buffers larger than the
+    """Return the best rate in bytes/s of a copy, a sum and matmuls with one token, on a buffer larger than the
     last-level cache, and that cache's size.
 
-    The rate is None if so little memory is free that the buffers would fit into the cache.
+    The rate is None if so little memory is free that the buffer would fit into the cache.
     """
     llc = machine.llc_bytes(device)
     if device.startswith("cuda"):  # long enough that start and end do not matter
@@ -103,11 +103,11 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     size = min(size, free // 8)
     if size <= llc:
         return None, llc
-    source = _numbers(max(_WIDTH, size // 4 // _WIDTH * _WIDTH), device)
-    target = torch.empty_like(source).copy_(source)  # allocates the buffer's pages before anything is timed
+    source = _numbers(max(2 * _WIDTH, size // 8 // _WIDTH * 2 * _WIDTH), device)
+    low, high = source.chunk(2)  # a copy from one to the other moves as many bytes as a sum of both
     bytes_ = source.numel() * 4
-    ways = [(lambda: target.copy_(source), 2 * bytes_), *((read, bytes_) for read in _reads(source, device))]
-    rates = [moved / seconds for call, moved in ways if (seconds := _best_of(call, clock, _SECONDS / 6)) > 0]
+    ways = [lambda: high.copy_(low), *_reads(source, device)]
+    rates = [bytes_ / seconds for call in ways if (seconds := _best_of(call, clock, _SECONDS / 6)) > 0]
     return max(rates, default=None), llc
 
 

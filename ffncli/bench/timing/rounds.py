@@ -26,7 +26,9 @@ _WITHIN = 0.6  # of the half-width: 36 % of the variance, the rest is for the di
 _LAST_PLACEMENT = 1.1  # of the budget: the last of the requested placements may end this late
 _MOST_WALL = 20  # a block may last this many block lengths, untimed work included
 _LEAST_CALLS = 4  # minimum calls per block if untimed work between the calls takes most of the time
-_LED_IN_CALLS = 3  # minimum calls per block, so that the lead-in is a small part
+_LED_IN_CALLS = 5  # minimum calls per block, so that the lead-in is a small part
+_LONG_LED_IN_CALLS = 3  # if a call takes longer than _LONG_BLOCK_CALL: more rounds are worth more than a small lead-in
+_LONG_BLOCK_CALL = 0.01  # s
 _LEAST_BLOCK = 5e-4  # s, on a busy machine
 _ONE_CALL = 0.1  # s; a call that takes longer is a block by itself, without a lead-in
 _LONG_ESTIMATE = 0.02  # s; a call that takes longer is not timed again to estimate its time
@@ -180,7 +182,8 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
 
 def block_calls(per_call: float, block: float) -> int:
     """Return how many calls last about `block` seconds, or the least number of calls in a block."""
-    return max(min(round(block / per_call), 2**30), _LED_IN_CALLS if per_call < _ONE_CALL else 1)
+    least = _LED_IN_CALLS if per_call < _LONG_BLOCK_CALL else _LONG_LED_IN_CALLS if per_call < _ONE_CALL else 1
+    return max(min(round(block / per_call), 2**30), least)
 
 
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:

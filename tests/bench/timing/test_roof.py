@@ -22,8 +22,8 @@ class FakeClock:
         self.calls += inner
         if found.dim() == 2 and len(found) > 1:
             took = 2 * found.shape[0] ** 3 / 100e9
-        elif found.numel() == self.numbers:  # a copy reads and writes
-            took = 8 * self.numbers / 10e9
+        elif 2 * found.numel() == self.numbers:  # a copy of one half to the other reads and writes
+            took = 4 * self.numbers / 10e9
         else:  # a sum reads, and so does a product with one token, here more slowly
             took = 4 * self.numbers / (self.product if found.numel() > 1 else 5e9)
         self.seconds += took * inner
