@@ -13,12 +13,14 @@ import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import Parameter
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
@@ -28,7 +30,7 @@ from ffncli.kernels.choice import KernelChoice, by_argument, missing_weight, req
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.module import LoadedModule, load_module
-from ffncli.run.user.python_file import NotTaken, import_file, user_code
+from ffncli.run.user.python_file import NotTaken, import_file, kind_of, user_code
 from ffncli.run.user.time_limit import loading
 from ffncli.system.files import file_at, process_folder
 
@@ -93,6 +95,9 @@ def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec
     declared = getattr(target, "computes", "")
     computes = declared if isinstance(declared, str) else ""
     if inspect.isclass(target) or isinstance(target, nn.Module):
+        if spec.moe:
+            what = f"{shown_path(path)}: {name} is a module, which cannot be the kernel of a mixture"
+            raise FFNError(what, f"name a function of x, {', '.join(by_argument(steps))}")
         kernel = _module_kernel(f"{path}:{name}", path, label, steps, spec)
     else:
         kernel = _function_kernel(target, path, label, steps)
@@ -130,19 +135,18 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
     if name not in vars(module):
         raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, names, there))
     target = vars(module)[name]
+    if inspect.isclass(target) and issubclass(target, Function):
+        return target.apply, name
     if not (_is_kernel(target) or (callable(target) and not inspect.isclass(target))):
-        if inspect.isclass(target):
-            what, hint = "a class, but no nn.Module", "name a function, an nn.Module class or an instance"
-        else:
-            what, hint = f"a {type(target).__name__}", "a function, a class or a Kernel"
-        raise FFNError(f"{shown_path(path)}: {name} is not a kernel (it is {what})", hint)
+        hint = "name a function, an nn.Module class, an instance of a class, or a Kernel"
+        raise FFNError(f"{shown_path(path)}: {name} is not a kernel (it is {kind_of(target)})", hint)
     return target, name
 
 
 def _is_kernel(value: object) -> bool:
     if inspect.isclass(value):
         return issubclass(value, nn.Module)
-    return isinstance(value, Kernel) or inspect.isroutine(value)
+    return isinstance(value, (Kernel, torch.jit.ScriptFunction)) or inspect.isroutine(value)
 
 
 # --- functions, modules and Kernels
@@ -220,7 +224,7 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     """Return a mapping from a function's arguments to parameters; reject an argument without a matching weight."""
     weights = by_argument(steps)
     try:
-        declared = list(inspect.signature(call).parameters.values())
+        declared = _declared(call)
     except (ValueError, TypeError):
         raise FFNError(f"{shown_path(path)}: the arguments of {shown(call)} cannot be read", "use a def") from None
     label = f"{shown_path(path)}: {getattr(call, '__name__', 'it')}({', '.join(map(str, declared))})"
@@ -236,11 +240,27 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     return {p.name: weights[p.name] for p in declared[1:] if p.name in weights}
 
 
+def _declared(call: Callable[..., Any], follow_wrapped: bool = True) -> list[Parameter]:
+    """Return a function's arguments: those of `forward` for an autograd Function's `apply`, those of the schema for a
+    scripted function and an operator of torch.library. Raises ValueError or TypeError if they cannot be read."""
+    home = getattr(call, "__self__", None)
+    if inspect.isclass(home) and issubclass(home, Function):
+        taken = list(inspect.signature(home.forward).parameters.values())
+        return taken[home.setup_context is Function.setup_context :]  # without setup_context, ctx comes first
+    schema = getattr(getattr(call, "_opoverload", getattr(call, "default", call)), "_schema", None)
+    schema = call.schema if isinstance(call, torch.jit.ScriptFunction) else schema
+    if isinstance(schema, torch._C.FunctionSchema):
+        defaults = [a.default_value if a.has_default_value() else Parameter.empty for a in schema.arguments]
+        named = zip(schema.arguments, defaults, strict=True)
+        return [Parameter(a.name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for a, default in named]
+    return list(inspect.signature(call, follow_wrapped=follow_wrapped).parameters.values())
+
+
 def _positional(call: Callable[..., Any], weights: Container[str]) -> list[str]:
     """Return the arguments after x that can be given by position, which costs less than by name; none if a decorator
     hides the function's own arguments."""
-    declared = list(inspect.signature(call, follow_wrapped=False).parameters.values())[1:]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    declared = _declared(call, follow_wrapped=False)[1:]
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in takewhile(lambda p: p.kind in kinds and p.name in weights, declared)]
 
 

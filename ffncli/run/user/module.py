@@ -147,6 +147,8 @@ def _runner(
 ) -> tuple[Runner | None, tuple[str, ...], Mapping[int, str]]:
     """Return (runner, `taken`, the layers' FFNs): a runner for a single block, FFNs for a whole model."""
     layers = ffn_layers(module)
+    if not layers and _is_mixture(module) and any("expert" in name for name, _ in module.named_parameters()):
+        raise _refuse_mixture(f"{shown_path(path)}: {type(module).__name__}")
     return None if layers else runner_for(module, dimensions, path), taken, layers
 
 
@@ -156,6 +158,8 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
     total = sum(p.numel() for p in parameters.values())
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
     shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+    if _is_mixture(module):
+        raise _refuse_mixture(label)
     if len(matrices(shapes, run.d_model)) > MOST_MATRICES:
         raise FFNError(
             f"{label} has {len(matrices(shapes, run.d_model))} weight matrices, but a dense block has 2 or 3", hint
@@ -174,6 +178,26 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
         raise FFNError(f"{label} does not match any block known here; nearest: {_nearest_block(match)}", hint)
     p, remarks = _dropout(match, original, captured)
     return match, p, remarks
+
+
+def _is_mixture(module: nn.Module) -> bool:
+    """Return whether a module holds experts and a router: n modules with the same matrices, or matrices [n, ...], and a
+    matrix with n rows or columns."""
+    parts = [part for part in module.modules() if not isinstance(part, _CONVOLUTIONS)]
+    shapes = [tuple(p.shape) for part in parts for p in part.parameters(recurse=False)]
+    routed = {size for shape in shapes if len(shape) == 2 for size in shape}
+    lists = [part for part in parts if isinstance(part, (nn.ModuleList, nn.ModuleDict)) and len(part) > 1]
+    inside = [{tuple(p.shape for p in one.parameters() if p.dim() > 1) for one in part.children()} for part in lists]
+    listed = {len(part) for part, same in zip(lists, inside, strict=True) if len(same) == 1 and len(same.pop()) > 1}
+    return bool(routed & (listed | {shape[0] for shape in shapes if len(shape) == 3}))
+
+
+def _refuse_mixture(label: str) -> FFNError:
+    what = f"{label} is a mixture of experts, which is not read from a class"
+    return FFNError(what, "give its sizes, as in 16x24:swiglu --experts 4 --top-k 2, its config or its tensors")
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d)
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
@@ -274,6 +298,8 @@ def _part(built: BuiltModule, name: str) -> nn.Module:
     """Return a layer's FFN as a module; raise FFNError if its matrices do not have a module of their own, unless the
     layer is torch's."""
     layer = built.module.get_submodule(name)
+    if "expert" in name:
+        raise _refuse_mixture(f"{shown_path(built.path)}: {built.name}: {name.partition('.expert')[0]}")
     if isinstance(layer, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
         return _OfTorchsLayer(layer)
     if not name or name.rpartition(".")[2].isdigit():

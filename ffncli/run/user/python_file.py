@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, fields
 from importlib.util import module_from_spec, spec_from_file_location
@@ -13,7 +13,7 @@ from inspect import Parameter
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, is_typeddict
 
 from torch import nn
 
@@ -62,8 +62,13 @@ ROLES = (
         "activation", "act", "act_fn", "hidden_act", "activation_function", "nonlinearity", "act_layer",
         "activation_fn", "hidden_activation", "non_linearity",
     ), "relu"),
-    Role("experts", ("experts", "num_experts", "n_experts", "num_local_experts", "n_routed_experts")),
-    Role("top_k", ("top_k", "num_experts_per_tok", "experts_per_token", "n_activated_experts")),
+    Role("experts", (
+        "experts", "num_experts", "n_experts", "num_local_experts", "n_routed_experts", "n_expert", "moe_num_experts",
+    )),
+    Role("top_k", (
+        "top_k", "k", "topk", "num_experts_per_tok", "experts_per_token", "n_activated_experts", "num_selected_experts",
+        "moe_top_k",
+    )),
     Role("shared_experts", ("shared_experts", "n_shared_experts", "num_shared_experts")),
 )  # fmt: skip
 _CONFIG = ("config", "cfg", "args", "params", "hparams", "conf", "options", "model_args", "configuration")
@@ -175,8 +180,9 @@ def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str
         return 4 * by_role["d_model"] if role == "d_ff" else 4
     row = next((row for row in ROLES if row.option == role), None)
     if row is None:
-        usual = "give it a default, or name an instance, as in my.py:block"
-        raise FFNError(f"{signature_text(cls)} needs {name}, which no option sets", usual)
+        raise FFNError(
+            f"{signature_text(cls)} needs {name}, which no option sets", f"give it a default, or {_INSTANCE}"
+        )
     if row.otherwise is None:
         needed = "--d-model N" if role == "ratio" else f"{option(row.option)} N"
         raise FFNError(f"{signature_text(cls)} needs {name}", f"give {needed}")
@@ -184,14 +190,33 @@ def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str
     return row.otherwise
 
 
+class Settings(dict[str, Any]):
+    """A `config` argument, read as a dict or by attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no option sets the config's {name}: {_INSTANCE}", name=name, obj=self)
+
+    def __missing__(self, name: str) -> Any:
+        raise LookupError(f"no option sets the config's {shown(name)}: {_INSTANCE}")
+
+
+_INSTANCE = "name an instance, as in my.py:block"
+
+
 def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
-    """Return a `config` argument: an instance of its annotated class, else a namespace that has every usual name."""
-    if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
-        inner = _fill(p.annotation, values, form)
+    """Return a `config` argument: an instance of its annotated class, else `Settings` with every usual name."""
+    cls = p.annotation if inspect.isclass(p.annotation) and p.annotation is not p.empty else dict
+    filled = not (is_typeddict(cls) or cls is SimpleNamespace or issubclass(Settings, cls))
+    arguments = _signature(cls).parameters if filled else {}
+    by_name = any(a.kind is a.VAR_KEYWORD for a in arguments.values()) and not any(_roles([*arguments]).values())
+    if filled and not by_name:
+        inner = _fill(cls, values, form)
         out.used |= inner.used
         out.taken += inner.taken
         out.formed = out.formed or inner.formed
-        return p.annotation(*inner.positional, **inner.named)
+        return cls(*inner.positional, **inner.named)
     if "d_model" not in values:
         raise FFNError(f"the argument {p.name} needs a width", "give --d-model N")
     by_role = _with_widths({"d_ff": "4x", **values}, {})
@@ -200,7 +225,7 @@ def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) ->
     settings = {role.option: by_role.get(role.option, role.otherwise) for role in ROLES}
     settings["activation"], out.formed = form(settings["activation"]), "activation" in values
     names = {name: settings[role.option] for role in ROLES for name in role.names if settings[role.option] is not None}
-    return SimpleNamespace(**names)
+    return cls(**names) if by_name else Settings(names)
 
 
 def _roles(names: list[str]) -> dict[str, str | None]:
@@ -238,15 +263,18 @@ _ON_A_CPU = "Triton sees no GPU; with TRITON_INTERPRET=1 in the environment, ffn
 
 @contextmanager
 def user_code(path: Path, doing: str) -> Iterator[None]:
-    """A context for running the user's code in `path`: it can import neighbouring files, its output goes to stderr, and
-    its exceptions become one FFNError.
+    """A context for running the user's code in `path`: it can import neighbouring files and its package, its output
+    goes to stderr, and its exceptions become one FFNError.
 
-    Output to file descriptor 1, to which C code and child processes write, is also redirected. Afterwards the directory
-    is removed from sys.path and the neighbours from sys.modules, since another source's neighbours may have the same
-    names. Out-of-memory errors are not converted.
+    Output to file descriptor 1, to which C code and child processes write, is also redirected. Afterwards the
+    directories are removed from sys.path and the neighbours from sys.modules, since another source's neighbours may
+    have the same names. Out-of-memory errors are not converted.
     """
-    folder, before = str(path.parent), set(sys.modules)
-    sys.path.insert(0, folder)
+    before = set(sys.modules)
+    root, package = _package(path)
+    folders = [str(root), str(path.parent)] if package else [str(path.parent)]
+    added = [Path(folder) for folder in folders if folder not in sys.path]
+    sys.path[:0] = folders
     try:
         with _descriptor_1_to_2(), redirect_stdout(sys.stderr):
             yield
@@ -257,9 +285,20 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
             raise
         raise FFNError(_located(error, path), doing) from error
     finally:
-        if folder in sys.path:
-            sys.path.remove(folder)
-        _forget_neighbours(Path(folder), before)
+        for folder in folders:
+            if folder in sys.path:
+                sys.path.remove(folder)
+        _forget_neighbours({path.parent, *added}, before)
+
+
+def _package(path: Path) -> tuple[Path, str]:
+    """Return (the folder from which the file's package is imported, the package's dotted name); for a file of no
+    package, its own folder and an empty name."""
+    folder, names = path.parent, []
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.append(folder.name)
+        folder = folder.parent
+    return folder, ".".join(reversed(names))
 
 
 @contextmanager
@@ -306,11 +345,13 @@ def _flush() -> None:
 
 
 def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
-    """Import the file under a name that no import statement can use; `form` is the hint if the file is missing."""
+    """Import the file, as a part of its package, under a name that no import statement can use; `form` is the hint if
+    the file is missing."""
     where = shown_path(path)
     if not path.is_file():
         raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
-    name = "ffn source " + re.sub(r"\W", "_", str(path))
+    _, package = _package(path)
+    name = ".".join([*filter(None, [package]), "ffn source " + re.sub(r"\W", "_", str(path))])
     spec = spec_from_file_location(name, path)
     assert spec is not None  # never None if the name ends in .py
     assert spec.loader is not None
@@ -318,6 +359,7 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
     sys.modules[name] = module  # dataclasses look up their module while it is executed
     with user_code(path, "raised while it was imported"):
         spec.loader.exec_module(module)
+    sys.modules[name] = module  # it stays although its package is forgotten
     return module
 
 
@@ -340,8 +382,15 @@ def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | 
         raise FFNError(f"{where} has no {shown(name)}", re.sub(r"'(\w+)'", lambda m: f"'{lower[m[1]]}'", near))
     target = vars(module)[name]
     if not (_is_class(target) or isinstance(target, nn.Module)):
-        raise FFNError(f"{where}: {name} is not an nn.Module class (it is a {type(target).__name__})", there)
+        hint = there if classes else "give an nn.Module class or an instance of one"
+        hint += f"; a function is a kernel: ffn verify -k {path.name}:{name}" if inspect.isroutine(target) else ""
+        raise FFNError(f"{where}: {name} is not an nn.Module class (it is {kind_of(target)})", hint)
     return target  # type: ignore[no-any-return]
+
+
+def kind_of(value: object) -> str:
+    """Describe a value other than an nn.Module in words."""
+    return "a class, but no nn.Module" if inspect.isclass(value) else f"a {type(value).__name__}"
 
 
 def _is_class(value: object) -> bool:
@@ -356,15 +405,17 @@ def _located(error: BaseException, path: Path) -> str:
     at = f", line {lines[-1]}" if lines else ""
     if _TRITON_WITHOUT_GPU in str(error):
         return f"{shown_path(path)}{at}: {_ON_A_CPU}"
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return f"{shown_path(path)}{at}: {error}: every folder of a package needs an __init__.py"
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     text = text if len(text) <= 200 else text[:199] + "…"
     return f"{shown_path(path)}{at}: {type(error).__name__}" + (f": {text}" if text else "")
 
 
-def _forget_neighbours(folder: Path, before: set[str]) -> None:
-    """Forget the modules that were imported from `folder` and are not in `before`, and their submodules."""
+def _forget_neighbours(folders: Collection[Path | None], before: set[str]) -> None:
+    """Forget the modules that were imported from `folders` and are not in `before`, and their submodules."""
     new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
-    tops = {name for name in new if "." not in name and _home(sys.modules[name]) == folder}
+    tops = {name for name in new if "." not in name and _home(sys.modules[name]) in folders}
     for name in new:
         if name.partition(".")[0] in tops:
             del sys.modules[name]

@@ -107,6 +107,45 @@ def test_right_ones_pass(file, name):
     assert row.note.endswith(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}")
 
 
+COMPILED_AND_WRAPPED = """
+import torch, torch.nn.functional as F
+def good(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+class WithContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gate, up, down):
+        ctx.save_for_backward(x)
+        return good(x, gate, up, down)
+class Separate(torch.autograd.Function):
+    @staticmethod
+    def forward(x, up, gate, down, scale=1.0):
+        return scale * good(x, gate, up, down)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:4])
+applied = WithContext.apply
+@torch.jit.script
+def scripted(x: torch.Tensor, down: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, scale: float = 1.0):
+    return scale * F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+@torch.library.custom_op("ffncli_tests::ffn", mutates_args=())
+def operator(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return good(x, gate, up, down)
+overload = torch.ops.ffncli_tests.ffn.default
+class Swapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up, gate, down):
+        return good(x, up, gate, down)
+"""
+TAKEN = ["WithContext", "Separate", "applied", "scripted", "operator", "overload", "Swapped"]
+
+
+def test_functions_that_torch_wraps_are_taken_with_their_arguments(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(COMPILED_AND_WRAPPED)
+    rows = verified(path, *TAKEN)
+    assert {name: rows[name].passed for name in TAKEN} == {name: name != "Swapped" for name in TAKEN}
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp64"])
 def test_in_other_dtypes(file, dtype):
     found = verified(file, "good", "SwiGLU", dtype=dtype)
@@ -149,6 +188,11 @@ def test_wrong_numbers_fail(file, name):
 def test_a_kernel_that_writes_spoils_nothing_for_the_next(file):
     found = verified(file, "changes_w", "good")
     assert (found["changes_w"].passed, found["good"].passed) == (False, True)
+
+
+def test_a_class_is_no_kernel_of_a_mixture(file):
+    words = "SwiGLU is a module, which cannot be the kernel of a mixture; name a function of x, router, gate, up, down"
+    assert words in refusal(file, "FILE:SwiGLU", FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)))
 
 
 CLASSES = [

@@ -176,6 +176,175 @@ def test_neighbours_import_and_nothing_stays_behind(tmp_path: Path):
     assert not {"neighbour_of_own", "own"} & set(sys.modules)
 
 
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("ffn_kit/ffn_kit.py", "from ffn_kit.parts import act"),
+        ("ffn_kit/own.py", "from .parts import act"),
+        ("ffn_kit/own.py", "from parts import act"),
+        ("ffn_kit/deep/own.py", "from ..parts import act"),
+        ("ffn_kit/deep/own.py", "from . import near\nact = near.act"),
+    ],
+)
+def test_a_file_of_a_package_imports_from_it(tmp_path: Path, file: str, line: str):
+    (tmp_path / "ffn_kit" / "deep").mkdir(parents=True)
+    for place in ("", "deep/"):
+        (tmp_path / "ffn_kit" / place / "__init__.py").touch()
+    (tmp_path / "ffn_kit" / "parts.py").write_text("from torch import tanh as act\n")
+    (tmp_path / "ffn_kit" / "deep" / "near.py").write_text("from ffn_kit.parts import act\n")
+    path = tmp_path / file
+    path.write_text(MODULES.replace("import math", f"import math\n{line}").replace("torch.relu", "act"))
+    before = list(sys.path)
+    found = load_module(f"{path}:FeedForwardBlock", Dimensions(**SMALL))
+    assert found.model.model.main.spec.activation == "tanh"
+    assert sys.path == before
+    assert not {"ffn_kit", "ffn_kit.parts", "parts"} & set(sys.modules)
+
+
+def test_a_relative_import_without_a_package_is_told_what_it_needs(tmp_path: Path):
+    (tmp_path / "own.py").write_text("from .parts import act\n")
+    with pytest.raises(FFNError, match=r"line 1: .*: every folder of a package needs an __init__\.py; raised while"):
+        load_module(f"{tmp_path}/own.py:Block", Dimensions())
+
+
+MIXTURES = """
+class Expert(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+    def forward(self, x):
+        return self.w2(F.relu(self.w1(x)))
+class Listed(nn.Module):
+    def __init__(self, dim, hidden, n_experts=4, k=2):
+        super().__init__()
+        self.gate = nn.Linear(dim, n_experts, bias=False)
+        self.experts, self.k = nn.ModuleList(Expert(dim, hidden) for _ in range(n_experts)), k
+    def forward(self, x):
+        top, at = self.gate(x).softmax(-1).topk(self.k)
+        parts = torch.stack([expert(x) for expert in self.experts], -2)
+        chosen = parts.gather(-2, at[..., None].expand(*at.shape, x.shape[-1]))
+        return (chosen * top[..., None]).sum(-2)
+class Keyed(Listed):
+    def __init__(self, dim, hidden):
+        super().__init__(dim, hidden, 3)
+        self.experts = nn.ModuleDict({str(n): Expert(dim, hidden) for n in range(3)})
+    def forward(self, x):
+        return self.gate(x).softmax(-1)[..., :1] * self.experts["0"](x)
+class Stacked(nn.Module):
+    def __init__(self, dim, hidden, experts=4):
+        super().__init__()
+        self.router = nn.Linear(dim, experts)
+        self.w1 = nn.Parameter(torch.randn(experts, dim, hidden))
+        self.w2 = nn.Parameter(torch.randn(experts, hidden, dim))
+    def forward(self, x):
+        y = torch.einsum("...d,ndh->...nh", x, self.w1).relu()
+        return torch.einsum("...nh,nhd,...n->...d", y, self.w2, self.router(x).softmax(-1))
+class Layers(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"moe": Listed(dim, hidden)}) for _ in range(3))
+class Twice(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.parts = nn.ModuleList(Expert(dim, hidden) for _ in range(2))
+    def forward(self, x):
+        return self.parts[1](self.parts[0](x))
+"""
+
+
+@pytest.mark.parametrize("name", ["Listed", "Keyed", "Stacked", "Layers"])
+def test_a_mixture_is_named_as_one(tmp_path: Path, name: str):
+    (tmp_path / "own.py").write_text(HEAD + MIXTURES)
+    with pytest.raises(FFNError, match=r"is a mixture of experts, which is not read from a class; give its sizes"):
+        ffncli.count(f"{tmp_path}/own.py:{name}", d_model=8, d_ff=12)
+
+
+def test_modules_in_a_row_are_no_mixture(tmp_path: Path):
+    (tmp_path / "own.py").write_text(HEAD + MIXTURES)
+    with pytest.raises(FFNError, match="Twice does not match any block known here"):
+        load_module(f"{tmp_path}/own.py:Twice", Dimensions(d_model="8", d_ff="12"))
+
+
+CONFIGS = """
+from argparse import Namespace
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, TypedDict
+class Sizes(TypedDict):
+    emb_dim: int
+class Free:
+    def __init__(self, **settings):
+        self.__dict__.update(settings)
+def built(base, sizes, bias=True, act="relu"):
+    d, h = sizes
+    base.up, base.down = nn.Linear(d, h, bias=bias), nn.Linear(h, d, bias=bias)
+    base.act = getattr(F, act)
+class Base(nn.Module):
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+class Items(Base):
+    def __init__(self, cfg):
+        super().__init__()
+        built(self, (cfg["emb_dim"], cfg["hidden_dim"]))
+class Typed(Base):
+    def __init__(self, cfg: Sizes):
+        super().__init__()
+        built(self, (cfg["emb_dim"], 4 * cfg["emb_dim"]))
+class Plain(Base):
+    def __init__(self, config: dict[str, Any]):
+        super().__init__()
+        built(self, (config.get("n_embd", 3), config["d_ff"]), act=config.get("hidden_act", "gelu"))
+class Mapped(Base):
+    def __init__(self, config: Mapping):
+        super().__init__()
+        built(self, (config["dim"], config["ffn_dim"] if "ffn_dim" in config else 1), **{"bias": config["bias"]})
+class Named(Base):
+    def __init__(self, args: Namespace):
+        super().__init__()
+        built(self, (args.d_model, args.d_ff), getattr(args, "bias", False))
+class Spaced(Base):
+    def __init__(self, params: SimpleNamespace):
+        super().__init__()
+        built(self, (params.hidden_size, params.intermediate_size))
+class Settable(Base):
+    def __init__(self, config: Free):
+        super().__init__()
+        built(self, (config.n_embd, config.n_inner))
+class Both(Base):
+    def __init__(self, cfg):
+        super().__init__()
+        self.cfg = cfg
+        built(self, (cfg.d_model, cfg["d_ff"]))
+    def forward(self, x):
+        return super().forward(x) * (1 if self.cfg.d_ff else 0)
+class LacksItem(Base):
+    def __init__(self, cfg):
+        super().__init__()
+        self.heads = cfg["n_special"]
+class LacksName(Base):
+    def __init__(self, config: dict):
+        super().__init__()
+        self.heads = config.n_special
+"""
+
+
+@pytest.mark.parametrize("name", ["Items", "Typed", "Plain", "Mapped", "Named", "Spaced", "Settable", "Both"])
+def test_a_config_is_a_dict_or_has_attributes(tmp_path: Path, name: str):
+    (tmp_path / "own.py").write_text(HEAD + CONFIGS)
+    found = load_module(f"{tmp_path}/own.py:{name}", Dimensions(d_model="6", d_ff="24"))
+    spec = found.model.model.main.spec
+    assert (spec.d_model, spec.d_ff, spec.activation, spec.bias) == (6, 24, "relu", True)
+    _assert_same(found)
+
+
+@pytest.mark.parametrize("name", ["LacksItem", "LacksName"])
+def test_a_field_that_no_option_sets_is_named(tmp_path: Path, name: str):
+    (tmp_path / "own.py").write_text(HEAD + CONFIGS)
+    words = "no option sets the config's n_special: name an instance, as in my.py:block"
+    with pytest.raises(FFNError, match=words.replace("n_special", "'?n_special'?")):
+        load_module(f"{tmp_path}/own.py:{name}", Dimensions(d_model="6"))
+
+
 def test_a_config_class_in_the_file_is_filled_too(tmp_path: Path):
     text = HEAD + (
         "from dataclasses import dataclass\n@dataclass\nclass Config:\n    n_embd: int = 12\n    bias: bool = True\n"
