@@ -8,6 +8,7 @@ from typing import Any
 
 from ffncli.bench.judge import warnings
 from ffncli.bench.judge.compare import CASE_COLUMNS, ComparedRow, Rules, compare
+from ffncli.bench.judge.environment_match import NothingInCommon
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
@@ -260,8 +261,14 @@ def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
 
 
 def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
-    """Return the section that compares two results. Raises FFNError if they have nothing in common."""
-    result = compare(read_rows(base), read_rows(new), Rules(allow_mismatch=True))
+    """Return the section that compares two results; it says so if they have no case and kernel in common."""
+    title = f"{base.name} and {new.name}"
+    try:
+        result = compare(read_rows(base), read_rows(new), Rules(allow_mismatch=True))
+    except NothingInCommon as nothing:
+        why = nothing.hint.replace(" in BASE", f" in {base.name}").replace(" in NEW", f" in {new.name}")
+        text = f"Not compared: the two results have no case and kernel in common ({why})."
+        return PageParts((Section(f"{name}-section", title, (element("p", text),)),), {})
     children: list[Child] = [element("p", f"Time in {new.name} relative to {base.name}; lower is faster.")]
     if result.mismatches:
         listed = "; ".join(f"{m.field}: {m.base}, then {m.new}" for m in result.mismatches)
@@ -281,7 +288,7 @@ def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
     names = (*asked, "kernel", *_OF_COMPARISON)
     rows = [[getattr(row, column) for column in names] for row in result.rows]
     data: dict[str, Any] = {"columns": [*map(name_of, names)], "rows": rows}
-    section = Section(f"{name}-section", f"{base.name} and {new.name}", tuple(children))
+    section = Section(f"{name}-section", title, tuple(children))
     return PageParts((section,), {name: data})
 
 

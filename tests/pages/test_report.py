@@ -68,6 +68,30 @@ def test_several_results_are_compared_in_turn(tmp_path: Path) -> None:
     assert {row[at] for row in table["rows"]} <= {1.0, None}
 
 
+@pytest.mark.parametrize("column", ["tokens", "kernel", "dtype"])
+def test_parts_of_one_grid_are_shown_without_a_comparison(column: str, tmp_path: Path) -> None:
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["pass"] == "forward"]
+    values = list(dict.fromkeys(row[column] for row in rows))[:2]
+    if len(values) < 2:
+        values.append("bf16")
+        rows += [{**row, column: "bf16"} for row in rows]
+    names = ["part-1.csv", "part-2.csv"]
+    for name, value in zip(names, values, strict=True):
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(row for row in rows if row[column] == value)
+    written = ffncli.report([tmp_path / name for name in names], tmp_path / "page.html")
+    assert written.sections[0] == "part-1.csv and part-2.csv"
+    assert {"part-1.csv: All rows", "part-2.csv: All rows"} <= {*written.sections}
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "Not compared: the two results have no case and kernel in common" in text
+    assert f"{column}: {values[0]} in part-1.csv, {values[1]} in part-2.csv" in text
+    shown = [len(data_of(tmp_path / "page.html")[f"file{at}-table"]["rows"]) for at in (1, 2)]
+    assert shown == [sum(row[column] == value for row in rows) for value in values]
+
+
 def test_a_sweep_has_times_under_the_roof(tmp_path: Path) -> None:
     with RESULTS.open(newline="", encoding="utf-8") as file:
         first = next(row for row in csv.DictReader(file) if row["kernel"] == "packed")

@@ -164,6 +164,11 @@ class ResultComparison:
         """The rows for which it is undecided whether they are slower."""
         return tuple(row for row in self.rows if row.inconclusive(self.rules.threshold))
 
+    @property
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        """The (case, kernel) pairs of BASE that a gate cannot judge, because NEW does not have them."""
+        return () if self.rules.threshold is None else self.only_in_base
+
     def count(self, verdict: CompareVerdict) -> int:
         """Return how many rows have this verdict."""
         return sum(row.verdict == verdict for row in self.rows)

@@ -45,18 +45,22 @@ class Matching:
     only_new: tuple[tuple[str, str], ...]
 
 
+class NothingInCommon(FFNError):
+    """Raised if two results have no case and kernel in common."""
+
+
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
     """Match rows by block, by the requested setting (tokens, dtype, device, ...), and by kernel.
 
     A pair holds the rows of all runs of a side. A row that appears twice on one side (its file was given twice, or
-    merged with itself) counts once. Raises FFNError if one run has two different results for one case, or if the sides
-    have no case and kernel in common.
+    merged with itself) counts once. Raises FFNError if one run has two different results for one case, NothingInCommon
+    if the sides have no case and kernel in common.
     """
     unclear = _unclear(base) | _unclear(new)
     left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)
     pairs = tuple(RowPair(*_name(right[key][0]), left[key], right[key]) for key in left if key in right)
     if not pairs:
-        raise FFNError("BASE and NEW have no case and kernel in common", _apart(base, new))
+        raise NothingInCommon("BASE and NEW have no case and kernel in common", _apart(base, new))
     only_base = tuple(_name(left[key][0]) for key in left if key not in right)
     only_new = tuple(_name(right[key][0]) for key in right if key not in left)
     return Matching(pairs, only_base, only_new)

@@ -76,7 +76,9 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
     if undecided:
-        raise FFNError(undecided, "measure with more --processes to narrow the intervals", ExitCode.INCONCLUSIVE)
+        narrower = "measure with more --processes to narrow the intervals"
+        hint = narrower if comparison.inconclusive else "measure all cases of BASE"
+        raise FFNError(undecided, hint, ExitCode.INCONCLUSIVE)
 
 
 def _same_screen(output: Output) -> bool:

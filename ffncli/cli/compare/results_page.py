@@ -47,6 +47,7 @@ def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
     def named(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
         return [{"case": case, "kernel": kernel} for case, kernel in pairs]
 
+    undecided = len(comparison.inconclusive) + len(comparison.missing)
     return {
         "base": names[0],
         "new": names[1],
@@ -56,7 +57,7 @@ def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
         "fail_if_slower": comparison.rules.threshold,
         "verdict": headline(comparison),
         "regressions": named([(one.case, one.kernel) for one in comparison.regressions]),
-        "counts": {word: comparison.count(word) for word in _WORDS} | {"undecided": len(comparison.inconclusive)},
+        "counts": {word: comparison.count(word) for word in _WORDS} | {"undecided": undecided},
         "kernels": [asdict(kernel) for kernel in comparison.kernels],
         "only_in_base": named(comparison.only_in_base),
         "only_in_new": named(comparison.only_in_new),
@@ -93,7 +94,13 @@ def headline(comparison: ResultComparison) -> str:
         return f"nothing could be gated at {limit}: {why[0][0]}"
     total = len(comparison.rows)
     left = f"; {total - gated} of {total} could not be gated" if gated < total else ""
-    return f"no kernel is certainly slower by more than {limit} ({counts}){left}"
+    gone = f"; {_gone(comparison)}" if comparison.missing else ""
+    return f"no kernel is certainly slower by more than {limit} ({counts}){left}{gone}"
+
+
+def _gone(comparison: ResultComparison) -> str:
+    lost = len(comparison.missing)
+    return f"{lost} {plural('row', lost)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
 
 
 def not_gated(comparison: ResultComparison) -> str:
@@ -102,8 +109,7 @@ def not_gated(comparison: ResultComparison) -> str:
     left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
     if comparison.rules.threshold is None:
         return ""
-    lost = len(comparison.only_in_base)
-    gone = f"{lost} {plural('row', lost)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
+    gone = _gone(comparison)
     if not left:
         return gone
     reasons = list(dict.fromkeys(row.reason for row in left))
@@ -128,11 +134,11 @@ def failure(comparison: ResultComparison, named: bool = True) -> str:
 
 
 def open_question(comparison: ResultComparison) -> str:
-    """Return the message of --strict about inconclusive rows; "" if there are none."""
-    rows = comparison.inconclusive
-    if not rows:
-        return ""
-    return f"{len(rows)} of {len(comparison.rows)} rows are inconclusive: {_listed(rows, comparison.rules.margin)}"
+    """Return the message of --strict about inconclusive rows, and about rows of BASE that a gate did not find in NEW;
+    "" if there are none."""
+    rows, total = comparison.inconclusive, len(comparison.rows)
+    open_ = f"{len(rows)} of {total} rows are inconclusive: {_listed(rows, comparison.rules.margin)}" if rows else ""
+    return "; ".join(filter(None, (open_, _gone(comparison))))
 
 
 def _listed(rows: Sequence[ComparedRow], margin: float) -> str:

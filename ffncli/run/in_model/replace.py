@@ -72,7 +72,8 @@ class Replaced:
 
     @property
     def calls(self) -> dict[str, int]:
-        """The number of FFN calls computed by kernels (`kernel`), and of FFN calls computed by the model, by reason."""
+        """The number of FFN calls computed by kernels (`kernel`), and of FFN calls computed by the model, by reason;
+        a call inside torch.compile counts once, when it is traced."""
         total: Counter[str] = Counter()
         for swap in self._swaps:
             total += swap.calls

@@ -25,7 +25,7 @@ class FFNSwap:
     `on`.
 
     `calls` counts the FFN's calls: under `kernel` if the kernel computed them, else under the reason for using the
-    model.
+    model. A call inside torch.compile is counted once, when it is traced.
     """
 
     def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel, tokens: tuple[int, ...]) -> None:
@@ -80,6 +80,7 @@ class FFNSwap:
         """Return the kernel's output for a call with these arguments; None if the model must compute it."""
         x = args[0] if len(args) == 1 and not options else None
         if torch.compiler.is_compiling():  # torch.compile must trace the model itself
+            self._count_compiled()
             return None
         # Check the weights last: in train mode they change at every step, and preparing them again would be wasted.
         why, params = self._obstacle(x), None
@@ -95,6 +96,11 @@ class FFNSwap:
             return self.built.compute(flat, params).view(x.shape)
         with torch.no_grad():
             return self.built.compute(flat, params).view(x.shape)
+
+    # runs once, while the call is traced, and leaves nothing in the graph
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _count_compiled(self) -> None:
+        self.calls["inside torch.compile"] += 1
 
     def _params(self) -> tuple[Params | None, str]:
         """Return the kernel's weights, up to date with the model's weights, or None and the reason."""

@@ -90,6 +90,21 @@ def test_strict_asks_for_a_decision(call, tmp_path, base, one_slower):
     assert call("compare", base, one_slower, *GATE, "--strict")[0] == 1  # a failure is a decision
 
 
+def test_cases_that_new_does_not_have_leave_the_gate_open(call, tmp_path, base):
+    whole = table([1.0] * 6, "new")
+    for part in (whole[:-1], whole[:1], whole[1::2]):
+        new, lost = write(tmp_path / "part.csv", part), len(whole) - len(part)
+        words = f"{lost} {'rows of BASE are' if lost > 1 else 'row of BASE is'} not in NEW"
+        code, out, err = call("compare", base, new, *GATE, "--json")
+        body = json.loads(out)
+        assert (code, err, body["counts"]["undecided"]) == (0, f"note: {words}\n", lost)
+        assert body["verdict"].endswith(f"; {words}")
+        code, _, err = call("compare", base, new, *GATE, "--strict", "-q")
+        assert (code, err) == (4, f"error: {words}; measure all cases of BASE\n")
+        assert call("compare", base, new, "--strict")[0] == 0  # without a gate, what both have is compared
+        assert call("compare", new, base, *GATE, "--strict")[0] == 0  # cases that are new do no harm
+
+
 def test_between_margin_and_gate_a_row_is_decided(call, tmp_path, base):
     """3 % slower is neither within 2 % nor surely beyond, but surely no more than 10 %."""
     new = write(tmp_path / "new.csv", table([1.02] * 6, "new"))

@@ -229,6 +229,24 @@ def test_hooks_autocast_and_replaced_modules():
     assert far(after, logits(model)) <= 1e-6
 
 
+@pytest.mark.parametrize(("name", "backend", "count"), [("llama", "eager", 2), ("bert", "eager", 2),
+                                                        ("gpt2", "aot_eager", 2), ("opt", "eager", 2)])  # fmt: skip
+def test_calls_inside_torch_compile_are_counted_when_they_are_traced(name: str, backend: str, count: int, tmp_path):
+    made = make(name, tmp_path)
+    model: Any = made.model.eval()
+    given = made.case.inputs(torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        expected = model(**given)[0]
+        with ffncli.replace(model, "eager") as replaced:
+            compiled = torch.compile(model, backend=backend)
+            assert far(compiled(**given)[0], expected) <= 1e-6
+            assert replaced.calls == {"inside torch.compile": count}
+            compiled(**given)
+            assert replaced.calls == {"inside torch.compile": count}
+            model(**given)
+            assert replaced.calls == {"inside torch.compile": count, "kernel": count}
+
+
 def test_a_hook_on_the_whole_ffn_keeps_its_output():
     """A kernel that overwrites its last output hands out copies."""
     model, outs = llama(), []
