@@ -3,7 +3,8 @@ token.
 
 `uniform`: every expert is equally likely. `zipf:S`: a token's top_k experts are drawn one after another without
 replacement, with probabilities proportional to r^-S for popularity rank r, as in `ffn bench --routing zipf:S`. Tokens
-choose independently.
+choose independently. Between the experts of one layer, the loads sum to a constant; for `uniform`, the busiest load
+takes this into account.
 """
 
 import re
@@ -14,12 +15,14 @@ from functools import cache
 from math import erfc, exp, expm1, log, log1p, prod, sqrt
 
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.counting.even_load import balanced, counted
 
 UNIFORM = "uniform"
 MOST_EXPONENT = 20.0
 _ZIPF = re.compile(r"zipf:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_EXACT_TOKENS = 512  # above this, token counts are treated as normally distributed
-_POINTS = 400  # points of the integral for normally distributed counts
+_COUNTED_CHOICES = 64  # of all tokens, up to which the busiest of equally likely experts is counted
+_MOST_TRIALS = 512  # above this, binomial probabilities are approximated
+_POINTS = 400  # points of the integral over approximated probabilities
 
 
 def zipf_exponent(text: str) -> float | None:
@@ -65,10 +68,25 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
     each, mean = experts // ranks, tokens * top_k / experts
     imbalance, touched = 1.0, sum(reached)
     if ranks > 1:
-        busiest = _largest(_by_rank(chances, each, tokens), tokens * min(top_k, each), each * mean)
-        imbalance = busiest / (each * mean)
+        imbalance = _busiest(chances, top_k, tokens, each) / (each * mean)
         touched = _largest(_by_rank(reached, each), each, touched / ranks)
-    return ExpertSpread(mean, _largest(_by_rank(chances, 1, tokens), tokens, mean), sum(reached), imbalance, touched)
+    return ExpertSpread(mean, _busiest(chances, top_k, tokens, 1), sum(reached), imbalance, touched)
+
+
+def _busiest(chances: Sequence[float], top_k: int, tokens: int, each: int) -> float:
+    """Return the expected load of the busiest group of `each` adjacent experts.
+
+    Equal loads that sum to a constant differ more than independent ones do: of E experts, any two have the covariance
+    -variance / (E - 1), so that the maximum exceeds the mean by √(E / (E - 1)) times as much.
+    """
+    experts, mean = len(chances), tokens * top_k * each / len(chances)
+    even = chances[0] == chances[-1]
+    if even and tokens * top_k <= _COUNTED_CHOICES:
+        exact = counted(experts, top_k, tokens) if each == 1 else None
+        return balanced(experts, top_k, tokens, experts // each) if exact is None else exact
+    most = tokens * min(top_k, each)
+    largest = _largest(_by_rank(chances, each, tokens), most, mean)
+    return min(mean + sqrt(experts / (experts - 1)) * (largest - mean), most) if even and experts > 1 else largest
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:
@@ -105,17 +123,21 @@ def _reached(chance: float, tokens: int) -> float:
 
 
 def _largest(counts: Sequence[tuple[float, float]], most: int, least: float) -> float:
-    """Return the expected maximum of counts between 0 and `most` with these (mean, variance); at least `least`."""
+    """Return the expected maximum of independent counts between 0 and `most` with these (mean, variance); at least
+    `least`. A count is binomial, with the trials that give its mean and variance."""
     if max(variance for _, variance in counts) < 1e-9:
         return max(least, *(mean for mean, _ in counts))
-    times = Counter(counts)
-    if most <= _EXACT_TOKENS:
-        tables = [(_binomial_below(mean, most), n) for (mean, _), n in times.items()]
-        # a count's mean is the sum of P(count > m) over m; for the maximum of independent counts, P is 1 - Π P(count ≤
-        # m)
-        expected = sum(1 - prod(below[m] ** n for below, n in tables) for m in range(most))
-        return max(least, min(1.0, sum(mean for mean, _ in counts)), expected)
-    return max(least, min(_largest_normal(times), float(most)))
+    trials = Counter((round(mean**2 / (mean - variance)), mean) for mean, variance in counts)
+    expected = _largest_exact(trials) if max(n for n, _ in trials) <= _MOST_TRIALS else _largest_integrated(trials)
+    return max(least, min(1.0, sum(mean for mean, _ in counts)), min(expected, float(most)))
+
+
+def _largest_exact(counts: Mapping[tuple[int, float], int]) -> float:
+    """Return the expected maximum of binomial counts ((trials, mean) → number of such counts): a count's mean is the
+    sum of P(count > m) over m, and for the maximum of independent counts, P is 1 - Π P(count ≤ m)."""
+    most = max(n for n, _ in counts)
+    tables = [(_binomial_below(mean, n) + [1.0] * (most - n), times) for (n, mean), times in counts.items()]
+    return sum(1 - prod(below[m] ** times for below, times in tables) for m in range(most))
 
 
 def _binomial_below(mean: float, most: int) -> list[float]:
@@ -133,18 +155,28 @@ def _binomial_below(mean: float, most: int) -> list[float]:
     return below
 
 
-def _largest_normal(counts: Mapping[tuple[float, float], int]) -> float:
-    """Return the expected maximum of normally distributed counts ((mean, variance) → number of such counts), integrated
-    over the range in which the product of their probabilities is neither 0 nor 1."""
-    known = {(mean, sqrt(variance)): n for (mean, variance), n in counts.items()}
-    # more than 8 deviations from the means, the product is 0 or 1 in float64
-    low = max(0.0, *(mean - 8 * deviation for mean, deviation in known))
-    high = max(mean + 8 * deviation for mean, deviation in known)
+def _largest_integrated(counts: Mapping[tuple[int, float], int]) -> float:
+    """Return the expected maximum of binomial counts ((trials, mean) → number of such counts), with the sum over m
+    taken as an integral over the range in which the product of their probabilities is neither 0 nor 1."""
+    deviations = [(mean, sqrt(mean * max(0.0, 1 - mean / n))) for n, mean in counts]
+    low = max(-0.5, *(mean - 8 * deviation for mean, deviation in deviations))
+    high = max(mean + 12 * deviation for mean, deviation in deviations)
     step, total = (high - low) / _POINTS, 0.0
-    for x in (low + (at + 0.5) * step for at in range(_POINTS)):
-        total += 1 - prod(_normal_below(x, *one) ** n for one, n in known.items())
-    return low + total * step
+    for m in (low + (at + 0.5) * step for at in range(_POINTS)):
+        total += 1 - prod(_about_below(m, *one) ** times for one, times in counts.items())
+    return low + 0.5 + total * step
 
 
-def _normal_below(x: float, mean: float, deviation: float) -> float:
-    return 0.5 * erfc((mean - x) / (deviation * sqrt(2))) if deviation else float(x >= mean)
+def _about_below(m: float, trials: int, mean: float) -> float:
+    """Return P(count ≤ m) of a binomial count, to about 0.001 (Peizer and Pratt 1968)."""
+    hits, misses = m + 0.5, trials - m - 0.5
+    if hits <= 0 or misses <= 0 or mean >= trials:
+        return float(misses <= 0 or hits > mean)
+    over = hits - mean
+    entropy = hits * log1p(over / mean) + misses * log1p(-over / (trials - mean))
+    root = (
+        sqrt(2 * max(entropy, 0.0) / (1 + 1 / (6 * trials))) / abs(over)
+        if over
+        else 1 / sqrt(mean * (1 - mean / trials))
+    )
+    return 0.5 * erfc(-(over + 1 / 6 - mean / (3 * trials)) * root / sqrt(2))
