@@ -33,7 +33,9 @@ DENSE = {
 # d_model, expert d_ff, experts, top_k, params of one routed expert, FFN total, FFN active per token
 MOE = {
     "mixtral-8x7b": (4096, 14336, 8, 2, 176_160_768, 45_098_205_184, 11_275_337_728),
-    "mixtral-8x22b": (6144, 16384, 8, 2, 301_989_888, 135_294_222_336, 33_825_619_968),
+    **dict.fromkeys(
+        ("mixtral-8x22b", "mixtral-8x22b-instruct"), (6144, 16384, 8, 2, 301_989_888, 135_294_222_336, 33_825_619_968)
+    ),
     "qwen3-30b-a3b": (2048, 768, 128, 8, 4_718_592, 29_003_612_160, 1_824_522_240),
     "qwen3-235b-a22b": (4096, 1536, 128, 8, 18_874_368, 227_145_678_848, 14_242_807_808),
     "deepseek-v2": (5120, 1536, 160, 6, 23_592_960, 225_738_588_160, 11_372_953_600),
@@ -54,9 +56,11 @@ WHOLE = {
     "llama-2-70b": 68_976_648_192, "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800, "mistral-7b": 7_241_732_096, "mistral-7b-v0.3": 7_248_023_552,
     "gemma-7b": 8_537_680_896, "gemma-2-9b": 9_241_705_984, "gemma-2-27b": 27_227_128_320, "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168, "gemma-3-12b": 11_766_034_176, "gemma-3-27b": 27_009_346_304,
     "phi-2": 2_779_683_840, "phi-3-mini": 3_821_079_552, "phi-4": 14_659_507_200, "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-72b": 72_706_203_648, "qwen3-8b": 8_190_735_360, "falcon-7b": 6_921_720_704, "whisper-tiny": 37_760_640,
-    "whisper-large-v3": 1_543_490_560, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296,
+    "whisper-large-v3": 1_543_490_560, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_620_634_112,
+    "mixtral-8x22b-instruct": 140_630_071_296,
     "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_419_200, "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
 }  # fmt: skip
@@ -65,7 +69,8 @@ WHOLE = {
 # 22 B, DeepSeek-V2 21 B and -V3 37 B (with); gpt-oss 3.6 B and 5.1 B (without).
 ACTIVE = {
     "mixtral-8x7b": (12_879_925_248, 12_748_853_248),
-    "mixtral-8x22b": (39_161_468_928, 38_960_142_336),
+    "mixtral-8x22b": (39_152_031_744, 38_955_423_744),
+    "mixtral-8x22b-instruct": (39_161_468_928, 38_960_142_336),
     "qwen3-30b-a3b": (3_353_032_704, 3_041_867_776),
     "qwen3-235b-a22b": (22_190_763_520, 21_568_433_664),
     "deepseek-v2": (21_375_800_320, 20_851_512_320),
@@ -89,7 +94,7 @@ WIDTHS = {
     **dict.fromkeys(("mistral-7b-v0.3", "gemma-7b", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), 2),
     **dict.fromkeys(("phi-2", "phi-3-mini", "phi-4", "qwen2.5-7b", "qwen2.5-72b", "qwen3-8b", "falcon-7b"), 2),
     **dict.fromkeys(("falcon-40b", "whisper-large-v3", "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b"), 2),
-    **dict.fromkeys(("qwen3-235b-a22b", "deepseek-v2"), 2),
+    **dict.fromkeys(("qwen3-235b-a22b", "deepseek-v2", "mixtral-8x22b-instruct"), 2),
     "deepseek-v3": 1,
     "gpt-oss-20b": 4.25 / 8,
     "gpt-oss-120b": 4.25 / 8,
@@ -225,10 +230,28 @@ RECENT = {
     "privacy-filter": (1_260_913_664, 40_039_424, None), "phi-3.5-moe": (40_267_415_552, 5_035_261_952, 41_873_153_344),
     "inkling-2-small": (587_153_295_360, 12_315_543_552, None),
 }  # fmt: skip
+
+
 # Differences between a release and the model, except layers for further tokens and towers below 5 %: lm_head stored
 # although it is tied; no choice corrections; the towers of transformers' modules with default values (Muse-Glimmer
 # 1.9 G; Gemma-4's), and the keys and values of layers that reuse those of other layers, with a scale per layer.
+def _qwen_further(d: int, f: int, heads: int, kv: int) -> int:
+    """The layer of Qwen3.5 that predicts a further token: a projection of two vectors to one, a layer, five norms."""
+    return 2 * d * d + d * (3 * heads + 2 * kv) * 256 + 2 * 256 + 3 * d * f + 5 * d
+
+
 BESIDE = {
+    # towers of 12, 24, 24 and 27 layers, counted in the Qwen3_5VisionModel that transformers builds
+    "qwen3.5-0.8b": 100_592_896 + _qwen_further(1024, 3584, 8, 2),
+    "qwen3.5-2b": 331_416_576 + _qwen_further(2048, 6144, 8, 2),
+    "qwen3.5-4b": 333_514_240 + _qwen_further(2560, 9216, 16, 4),
+    "qwen3.5-9b": 456_010_480 + _qwen_further(4096, 12288, 16, 4),
+    "nemotron-3-nano": -23 * 128, "lfm2-8b-a1b": -22 * 32,  # no corrections
+    "a.x-k1": -60 * 192 + 7168,  # no corrections; an unused norm in the dense layer
+    "gemma-4-12b": 2 * 1120 * 3840 + (6912 + 1) * 3840 + 2 * 6912 + 4 * 3840 + 3840 * 3840 + 640 * 3840 + 48,
+    "step-3.5-flash": 3 * (128_896 * 4096 + 281_432_320),  # three sliding layers for further tokens, each with a head
+    "longcat-flash": 1_197_899_776,  # LongCat-Flash-Prover has just this layer less, 560,664,980,480
+    "qwen3.8": 25_824_337_920 + 2 * 8192**2 + 8192 * (3 * 64 + 2 * 4) * 256 + 2 * 256 + 5 * 8192,
     "qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048, "solar-open-100b": -48 * 128,
     "muse-glimmer": 1_852_639_744 + 41_943_040 + 27_262_976,
     "gemma-4-e2b": 475_728_160 + 16 * (2 * 1536 + 1) * 256 + 4 * (2 * 1536 + 1) * 512 + 35, "kimi-linear-48b-a3b": 0,

@@ -61,6 +61,7 @@ class Heads:
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
     gate: Flag | None = None  # the bias of an output gate as wide as the queries; None: no gate
+    head_gate: Flag = False  # an output gate with one value per head
     buckets: tuple[str, int] | None = None  # a relative-position table in the self-attention of every layer
 
     @property
@@ -88,6 +89,8 @@ class Heads:
             total += heads
         if self.gate is not None:
             total += (d_model + flag(config, self.gate)) * q
+        if flag(config, self.head_gate):
+            total += d_model * heads
         if self.buckets and not cross:
             total += heads * config.integer(*self.buckets)
         return total

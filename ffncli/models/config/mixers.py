@@ -7,11 +7,13 @@ shapes, as listed by implementations (ggml-org/llama.cpp#26185, lablup/mlxcel#13
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ffncli.models.config.attention import (
     Attention,
     Heads,
     Latent,
+    flag,
     ngram_matrices,
     per_layer_matrices,
     per_layer_projection,
@@ -19,18 +21,19 @@ from ffncli.models.config.attention import (
 from ffncli.models.files.strict_json import Fields
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
-_INDEXED = "indexed_attention"
+_INDEXED, _BLOCKS = "indexed_attention", "minimax_m3_sparse"
 _BIAS = ("attention_bias", False)
 
 
 def layer_kinds(config: Fields, default: Callable[[int, int], str], known: Sequence[str]) -> list[str]:
     """Return the name of each layer's kind. Raises FFNError if the list has the wrong length or an unknown name."""
     layers = config.integer("num_hidden_layers")
-    kinds = config.get("layer_types", None)
+    names = "layer_types|layers_block_type"
+    kinds = config.get(names, None)
     if kinds is None:
         return [default(i, layers) for i in range(layers)]
     if type(kinds) is not list or len(kinds) != layers or any(kind not in known for kind in kinds):
-        raise config.wrong("layer_types", kinds, f"one of {', '.join(known)} for each layer ({layers})")
+        raise config.wrong(names, kinds, f"one of {', '.join(known)} for each layer ({layers})")
     return kinds
 
 
@@ -50,12 +53,17 @@ class GatedDelta(Attention):
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Count the weights, biases and norms of one layer."""
-        key_heads, key_dim, heads, value_dim = (config.integer(name) for name in self.needs)
+        key_heads, key_dim, heads, value_dim = self.sizes(config, d_model)
         keys, values = key_heads * key_dim, heads * value_dim
         convolution = config.integer("linear_conv_kernel_dim", 4) * (2 * keys + values)
         # queries and keys, values and gates, and beta and decay for each value head; then dt_bias and A_log
         into, decay = d_model * 2 * (keys + values + heads), 2 * heads
         return into + convolution + decay + value_dim + values * d_model
+
+    def sizes(self, config: Fields, d_model: int) -> tuple[int, int, int, int]:
+        """Return the heads of keys and their width, and those of values."""
+        key_heads, key_dim, heads, value_dim = (config.integer(name) for name in self.needs)
+        return key_heads, key_dim, heads, value_dim
 
 
 @dataclass(frozen=True)
@@ -338,16 +346,23 @@ def gated_norm(config: Fields, d_model: int) -> Callable[[int], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Indexed(Heads):
-    """Heads that attend only to tokens chosen by an indexer (Qwen4-Exp)."""
+    """Heads that attend only to tokens chosen by an indexer (Qwen4-Exp, MiniMax-M3): `index` are its heads of queries
+    and of keys, and their width."""
+
+    index: tuple[str, str | None, str] = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim")
+    index_defaults: tuple[int, int] | None = None  # of queries and width
 
     @property
     def needs(self) -> Sequence[str]:
         """The config fields required for counting."""
-        return (*super().needs, "indexer_n_heads", "indexer_kv_heads", "indexer_head_dim")
+        return super().needs if self.index_defaults else (*super().needs, *filter(None, self.index))
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Count the weights, biases and norms of one layer."""
-        *_, queries, keys, width = (config.integer(name) for name in self.needs)
+        names, defaults = self.index, self.index_defaults
+        queries = config.integer(names[0], defaults[0]) if defaults else config.integer(names[0])
+        width = config.integer(names[2], defaults[1]) if defaults else config.integer(names[2])
+        keys = config.integer(names[1]) if names[1] else 1
         return super().params(config, d_model) + d_model * (queries + keys) * width + 2 * width
 
 
@@ -385,3 +400,164 @@ def qwen4_extra(config: Fields, d_model: int) -> Callable[[int], int]:
 def qwen4_last(config: Fields, d_model: int) -> int:
     """Count the mix before the head, which replaces the final norm."""
     return _mixed_streams(config, d_model)
+
+
+# --- layers whose heads differ ----------------------------------------------------------------------------------------
+
+_MINIMAX_HEADS = Heads(qk_norm=True, kv_default=4, head_dim_default=128)
+_MINIMAX_INDEXED = Indexed(
+    qk_norm=True, kv_default=4, head_dim_default=128, index_defaults=(4, 128),
+    index=("sparse_attention_config.sparse_num_index_heads|index_n_heads", None,
+           "sparse_attention_config.sparse_index_dim|index_head_dim"),
+)  # fmt: skip
+
+
+def minimax(config: Fields) -> Callable[[int], Attention]:
+    """Return MiniMax-M3's attention by layer: over blocks of keys that an indexer chooses, or over all."""
+    nested = config.get("sparse_attention_config", None) is not None
+    chosen = config.integers("sparse_attention_config.sparse_attention_freq") if nested else ()
+    kinds = layer_kinds(config, lambda i, layers: _BLOCKS if i < len(chosen) and chosen[i] else FULL, (FULL, _BLOCKS))
+    return lambda i: _MINIMAX_INDEXED if kinds[i] == _BLOCKS else _MINIMAX_HEADS
+
+
+@dataclass(frozen=True)
+class SizedHeads:
+    """Attention whose values may be narrower than its keys, with sizes that a rule has read for this layer."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    value: int
+    bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False
+    qk_norm: bool = False
+    head_gate: bool = False
+    needs: Sequence[str] = ()
+    fields: Sequence[str] = ("num_attention_heads", "num_key_value_heads", "head_dim")
+
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the weights, biases and norms of one layer."""
+        into = self.heads * self.width + self.kv_heads * (self.width + self.value)
+        gates = self.heads * (self.sinks + d_model * self.head_gate) + 2 * self.width * self.qk_norm
+        return (d_model + self.bias) * into + (self.heads * self.value + self.output_bias) * d_model + gates
+
+
+def mimo(config: Fields) -> Callable[[int], Attention]:
+    """Return MiMo-V2's attention by layer. Sliding layers have twice the key-value heads, and sinks; published configs
+    give their sizes (`swa_*`) and mark them by a 1 in `hybrid_layer_pattern`."""
+    pattern, bias = config.integers("hybrid_layer_pattern"), flag(config, _BIAS)
+    kinds = layer_kinds(
+        config, lambda i, layers: SLIDING if (pattern[i] if i < len(pattern) else i and (i + 1) % 6) else FULL,
+        (FULL, SLIDING),
+    )  # fmt: skip
+    heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads", 4)
+    width, value = config.integer("head_dim", 192), config.integer("v_head_dim", 128)
+    full = SizedHeads(heads, kv_heads, width, value, bias, sinks=config.flag("add_full_attention_sink_bias", False))
+    sliding = SizedHeads(
+        config.integer("swa_num_attention_heads", heads), config.integer("swa_num_key_value_heads", 2 * kv_heads),
+        config.integer("swa_head_dim", width), config.integer("swa_v_head_dim", value), bias,
+        sinks=config.flag("add_swa_attention_sink_bias", True),
+    )  # fmt: skip
+    return lambda i: sliding if kinds[i] == SLIDING else full
+
+
+def step(config: Fields) -> Callable[[int], Attention]:
+    """Return Step-3.5's attention by layer, with a gate per head; sliding layers may have another number of heads."""
+    layers, kinds = config.integer("num_hidden_layers"), config.get("layer_types", None)
+    if kinds is None:
+        kinds = [FULL] * layers
+    if type(kinds) is not list or len(kinds) < layers or any(kind not in (FULL, SLIDING) for kind in kinds):
+        raise config.wrong("layer_types", kinds, f"{FULL} or {SLIDING} for each layer ({layers})")
+    heads, bias = config.integer("num_attention_heads"), flag(config, _BIAS)
+    kv_heads, width = config.integer("num_attention_groups|num_key_value_heads", 8), config.integer("head_dim", 128)
+    nested = "attention_other_setting.num_attention_heads|" if config.get("attention_other_setting", None) else ""
+    other = config.integer(f"{nested}num_sliding_attention_heads", heads)
+
+    def one(i: int) -> Attention:
+        count = other if kinds[i] == SLIDING else heads
+        return SizedHeads(count, kv_heads, width, width, bias, bias, qk_norm=True, head_gate=True)
+
+    return one
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledLatent(Latent):
+    """Mistral Large 4's latent attention: queries and its indexer are read from the residual stream, and each head has
+    a learned scale. A layer without rotated positions has `no_rope`; one without a `latent` reads another layer's."""
+
+    no_rope: bool = False
+    latent: bool = True
+
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the weights, biases and norms of one layer."""
+        heads, rank, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
+        bias = flag(config, self.bias)
+        reads = (d_model + bias) * (rank + (0 if self.no_rope else rope)) + rank if self.latent else 0
+        keys_values = rank * heads * (nope + (rope if self.no_rope else 0) + value)
+        output = (heads * value + bias) * d_model
+        chosen = 0
+        if self.indexer:
+            index_heads, width = config.integer("index_n_heads", 32), config.integer("index_head_dim", 128)
+            chosen = d_model * (index_heads * (width + 1) + width + 2) + 2 * (width + index_heads)
+        return d_model * heads * (nope + rope) + reads + keys_values + output + 2 * heads + chosen
+
+
+def mistral_large4(config: Fields) -> Callable[[int], Attention]:
+    """Return Mistral Large 4's attention by layer; by default every fourth layer has no rotated positions."""
+    layers, period = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    rotated, sources = config.integers("no_rope_layers"), config.integers("kv_source_layers")
+    if any(0 < len(values) < layers for values in (rotated, sources)):
+        raise config.wrong(
+            "no_rope_layers|kv_source_layers", list(rotated or sources), f"a number per layer ({layers})"
+        )
+    every, offset = config.integer("index_topk_freq", 1, low=0), config.integer("index_skip_topk_offset", 2, low=0)
+    indexed = _with_indexer(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
+
+    def one(i: int) -> Attention:
+        rope = rotated[i] if rotated else (i + 1) % period
+        return ScaledLatent(indexer=indexed[i], no_rope=not rope, latent=not sources or sources[i] == i)
+
+    return one
+
+
+_DOTS_SLIDING = {
+    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
+    "qk_nope_head_dim": 192, "v_head_dim": 128,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersLatent(Latent):
+    """Dots3's latent attention, with a norm on the rotated part of the key; `sizes` are this layer's sizes where they
+    are not the config's."""
+
+    sizes: tuple[tuple[str, Any], ...] = ()
+
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the weights, biases and norms of one layer."""
+        layer = replace(config, values={**config.values, **dict(self.sizes)})
+        return super().params(layer, d_model) + layer.integer("qk_rope_head_dim", low=0)
+
+
+def dots3(config: Fields) -> Callable[[int], Attention]:
+    """Return Dots3's attention by layer. Layers 0, 1, 5, 9, ... attend to tokens that an indexer chooses, unless
+    `use_dsa` is false; the others have a window, and sizes of their own (`swa_*`)."""
+    saved = config.get("per_layer_config", None)  # the form in which transformers saves it
+    window, chosen = config.flag("use_sliding_window", True), config.flag("use_dsa", saved is None)
+    kinds = layer_kinds(
+        config, lambda i, layers: SLIDING if window and i > 1 and i % 4 != 1 else FULL, (FULL, SLIDING, _INDEXED)
+    )
+    sizes = {name: config.integer(f"swa_{name}", default) for name, default in _DOTS_SLIDING.items()}
+    rotated = sizes["head_dim"] - sizes["qk_nope_head_dim"]
+    sizes["qk_rope_head_dim"] = config.integer("swa_qk_rope_head_dim", rotated, low=0)
+
+    def one(i: int) -> Attention:
+        if saved is None:
+            layer = sizes if kinds[i] == SLIDING else {}
+        else:
+            layer = config.inside("per_layer_config").values.get(str(i), {})
+        indexed = kinds[i] == _INDEXED or (chosen and kinds[i] == FULL)
+        return LayersLatent(head_gate=True, indexer=indexed, sizes=tuple(layer.items()))
+
+    return one

@@ -3,8 +3,8 @@
 RESTS has one row (Rest) per model family, like `families.FAMILIES`; rows only read fields and build no model. The count
 covers the base model, plus the language-model head of language models. BERT and its relatives include their pooler (as
 in the published 109,482,240 for bert-base); ViT excludes pooler and classifier. MIXED holds the rows of families whose
-layers differ, or that have tables besides the input embedding. Facts: transformers 5.23 `configuration_*.py` and
-`modeling_*.py`.
+layers differ, that have tables besides the input embedding, or whose class has no head. Facts: transformers 5.23
+`configuration_*.py` and `modeling_*.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ffncli.block.cost import step_costs
 from ffncli.block.steps import input_shapes
-from ffncli.models.config import attention, mixers
+from ffncli.models.config import attention, mixers, state_spaces
 from ffncli.models.config.attention import Attention, Flag, Heads, Latent, flag
 from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import Group, LayerParams, NonFFN
@@ -41,7 +41,8 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
     layers: dict[str, dict[int, LayerParams]] = {}
     tables = row.tables(config, d_model)
     parts = {("", "input embedding"): table, ("", "other embeddings"): row.other(config, d_model),
-             ("", "tables"): tables, ("", "head"): head + bias}  # fmt: skip
+             ("", "tables"): tables, ("", "head"): head + bias,
+             ("", "layers without FFN"): row.between(config, d_model)}  # fmt: skip
     for stack in row.stacks:
         if those := [group for group in groups if group.stack == stack.name]:
             layers[stack.name] = _layers(config, row, stack, d_model, those)
@@ -63,7 +64,8 @@ def _layers(
     sizes: dict[Attention, int] = {}
     out: dict[int, LayerParams] = {}
     for group in groups:
-        norms = (row.norms + stack.cross) * row.norm_vectors * d_model + _inner_norms(group)
+        branch = row.branch_norms and any(step.output == "post_norm" for step in group.steps)
+        norms = (row.norms + stack.cross + branch) * row.norm_vectors * d_model + _inner_norms(group)
         for i in group.layers:
             if (attention := mixer(i)) not in sizes:
                 cross = attention.params(config, d_model, cross=True) if stack.cross else 0
@@ -110,15 +112,17 @@ class Rest:
 
     If layers differ, `mixers` returns each layer's attention (or its replacement). `extra` counts a layer's parameters
     besides attention, FFN and norms; besides the input embedding, `tables` counts the tables that are looked up by
-    token.
+    token; `between` counts the layers without an FFN.
     """
 
     attention: Attention = field(default_factory=Heads)
     mixers: Callable[[Fields], Callable[[int], Attention]] | None = None
     extra: Callable[[Fields, int], Callable[[int], int]] = nothing
     tables: Once = none
+    between: Once = none
     d_model: str = "hidden_size"
     norms: int = 2
+    branch_norms: bool = False  # whether a norm on an FFN's branch comes in addition, in the layers that have one
     norm_vectors: int = 1
     final_norm: bool = True
     vocabulary: str | None = "vocab_size"
@@ -234,6 +238,14 @@ def _chatglm(config: Fields, row: Rest) -> Rest:
     return replace(row, attention=heads, final_norm=final, norm_vectors=1 if config.flag("rmsnorm", True) else 2)
 
 
+def _lfm(config: Fields, row: Rest) -> Rest:
+    return replace(row, tied=config.flag("tie_embedding", True))
+
+
+def _lfm3(config: Fields, row: Rest) -> Rest:
+    return replace(row, norms=4 if config.flag("use_sandwich_norm", True) else 2)
+
+
 def _qwen(config: Fields, row: Rest) -> Rest:
     heads = Heads(kv_heads=None, head_dim="kv_channels", qkv_bias=True, output_bias=not config.flag("no_bias", True))
     return replace(row, attention=heads)
@@ -319,6 +331,24 @@ MIXED: Mapping[str, Rest] = {
     "muse_spark_text": Rest(attention=replace(_MUSE_HEADS, kv_default=16, head_dim_default=64), norms=3,
                             extra=lambda config, d_model: lambda i: 2 * d_model),  # the gates of the two residuals
     "muse_glimmer_text": Rest(attention=_MUSE_HEADS, norms=4),
+    "gemma4_unified_text": Rest(attention=mixers.GemmaHeads(1, 1), mixers=mixers.gemma4, norms=4, tied=True),
+    "deepseek_v32": replace(_INDEXED, mixers=None, attention=Latent(indexer=True)),
+    **dict.fromkeys(("mistral4", "longcat_flash"), _LATENT),
+    "axk1": replace(_LATENT, branch_norms=True),
+    "dots3_note_text": Rest(attention=Latent(), mixers=mixers.dots3),
+    "mistral_large4_text": Rest(attention=Latent(), mixers=mixers.mistral_large4),
+    "minimax_m3_vl_text": Rest(attention=Heads(), mixers=mixers.minimax),
+    "mimo_v2_flash": Rest(attention=Heads(), mixers=mixers.mimo),
+    "step3p5": Rest(attention=Heads(), mixers=mixers.step),
+    "bamba": Rest(attention=Heads(), mixers=state_spaces.bamba),
+    "granitemoehybrid": Rest(attention=Heads(), mixers=state_spaces.granite),
+    "jamba": Rest(attention=Heads(), mixers=state_spaces.jamba),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), Rest(attention=Heads(), mixers=state_spaces.lfm2, tied=True, adjust=_lfm)),
+    "lfm3": Rest(attention=Heads(), mixers=state_spaces.lfm3, tied=True, adjust=_lfm3),
+    "olmo_hybrid": Rest(attention=Heads(), mixers=state_spaces.olmo),
+    "nemotron_h": Rest(
+        attention=state_spaces.Absent(), norms=1, between=state_spaces.nemotron, needs=("num_attention_heads",)
+    ),
     "openai_privacy_filter": Rest(attention=replace(_SINK_HEADS, kv_default=2), head=None),
 }  # fmt: skip
 RESTS: Mapping[str, Rest] = {
@@ -413,6 +443,12 @@ RESTS: Mapping[str, Rest] = {
     "phimoe": replace(
         _LLAMA, norm_vectors=2, head=("lm_head_bias", False), attention=replace(_LLAMA_HEADS, kv_default=8)
     ),
+    "afmoe": Rest(
+        attention=Heads(qk_norm=True, gate=False, qkv_bias=_BIASED, output_bias=_BIASED, head_dim_default=128), norms=4
+    ),
+    "kolibri1": Rest(attention=Heads(qk_norm=True, kv_default=4, head_dim_default=128), norms=4),
+    "internlm3": Rest(attention=replace(_LLAMA_HEADS, head_dim_default=128, kv_default=2)),
+    "iquestcoder": Rest(attention=replace(_LLAMA_HEADS, head_dim_default=128, kv_default=8)),
     "minimax_m2": Rest(attention=Heads(qk_norm=True, qk_norm_per_head=True, kv_default=8, head_dim_default=128)),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _NORMED),
     "dots1": Rest(attention=replace(_NORMED_HEADS, kv_default=32)),

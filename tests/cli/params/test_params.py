@@ -255,7 +255,7 @@ def test_ridge_list_shows_every_accelerator_by_a_name_that_ridge_takes(call, jso
 
 
 def test_the_source_of_a_row_is_evidence_and_not_what_was_not_counted(call):
-    lines = call("params", "qwen3.8")[1].splitlines()
+    lines = call("params", "transformer-base")[1].splitlines()
     places = [
         next(i for i, line in enumerate(lines) if line.startswith(text))
         for text in ("evidence", "  source: ", "not counted")

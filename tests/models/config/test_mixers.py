@@ -56,6 +56,41 @@ CHANGES: Mapping[str, tuple[dict[str, Any], ...]] = {
     "hy_v4": ({"indexer_types": None}, {"hc_mult": 3}),
     "axk2": ({"gated_norm_rank": 5},),
     "bailing_hybrid": ({"layer_types": [_LINEAR, _FULL, _LINEAR, _FULL]}, {"layer_types": None, "layer_group_size": 2}),
+    "gemma4_unified_text": ({"attention_bias": True, "num_kv_shared_layers": 0},),
+    "mistral4": ({"attention_bias": True},),
+    "axk1": ({"attention_bias": True},),
+    "mistral_large4_text": (
+        {"indexer_types": ["full", "shared", "shared", "full"], "attention_bias": True},
+        {"no_rope_layers": [1, 0, 0, 1], "kv_source_layers": [0, 0, 2, 2]}, {"no_rope_layers": None},
+    ),
+    "dots3_note_text": (
+        {"layer_types": None, "per_layer_config": None, "swa_q_lora_rank": 6, "swa_num_attention_heads": 3,
+         "swa_num_key_value_heads": 3},
+        {"layer_types": [_SLIDING, _FULL, "indexed_attention", _FULL], "per_layer_config": None,
+         "attention_bias": True},
+    ),
+    "minimax_m3_vl_text": ({"layer_types": ["minimax_m3_sparse", _FULL, _FULL, "minimax_m3_sparse"]},
+                           {"layer_types": None, "sparse_attention_config": {
+                               "sparse_attention_freq": [0, 1, 1, 1], "sparse_num_index_heads": 3,
+                               "sparse_index_dim": 10}}),
+    "mimo_v2_flash": ({"v_head_dim": 6, "attention_bias": True}, {"layer_types": None}),
+    "step3p5": (
+        {"layer_types": [_SLIDING, _FULL, _SLIDING, _FULL], "num_sliding_attention_heads": None,
+         "attention_other_setting": {"num_attention_heads": 6}, "per_layer_config": None},
+        {"attention_bias": True, "layer_types": None},
+    ),
+    "bamba": ({"attn_layer_indices": [1], "mamba_conv_bias": False}, {"mamba_proj_bias": True, "mamba_n_groups": 2},
+              {"attn_layer_indices": [0, 3], "attention_bias": True, "mamba_d_head": "auto"}),
+    "granitemoehybrid": ({"layer_types": [_LINEAR, _FULL, _LINEAR, _FULL], "mamba_conv_bias": False},
+                         {"attention_bias": True, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_proj_bias": True},
+              {"mamba_conv_bias": False, "mamba_dt_rank": "auto", "mamba_expand": 3}),
+    "lfm2": ({"conv_bias": True}, {"layer_types": None, "full_attn_idxs": [1]}, {"layer_types": None}),
+    "lfm2_moe": ({"conv_bias": True, "conv_L_cache": 5},),
+    "lfm3": ({"use_attention_gate": False, "use_sandwich_norm": False}, {"layer_types": None, "attention_bias": True}),
+    "olmo_hybrid": ({"layer_types": None, "linear_key_head_dim": None, "linear_value_head_dim": None},
+                    {"linear_num_key_heads": None, "linear_num_value_heads": None, "attention_bias": True}),
+    "nemotron_h": ({"use_bias": True, "use_conv_bias": False, "n_groups": 2},),
     "gemma3n_text": (
         {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 6}, {"laurel_rank": 3, "altup_num_inputs": 2},
     ),
@@ -87,7 +122,7 @@ def built(name: str, number: int) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         config = CONFIG_MAPPING[name].from_dict({k: v for k, v in values.items() if k != "model_type"})
         model = attrgetter(specimens()[name][0].model or text_architectures()[name])(transformers)(config)
-    buffers = [(n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
+    buffers = [(n, b) for n, b in model.named_buffers() if n.endswith(("e_score_correction_bias", "expert_bias"))]
     return {n: tuple(tensor.shape) for n, tensor in (*model.named_parameters(), *buffers)}
 
 
@@ -114,11 +149,14 @@ def test_each_layer(name: str, number: int) -> None:
     assert found is not None
     shapes = built(name, number)
     (stack,) = found.layers.values()
+    if name == "longcat_flash":  # a layer has two dense blocks, each after an attention, and a mixture beside them
+        both = [(stack[i], stack[i + 1]) for i in range(0, len(stack), 2)]
+        stack = {i: LayerParams(a.attention + b.attention, a.norms + b.norms) for i, (a, b) in enumerate(both)}
     for i, layer in stack.items():
         inside = {n.split(f"layers.{i}.")[1]: shape for n, shape in shapes.items() if f"layers.{i}." in n}
         table = {n: shape for n, shape in inside.items() if n.endswith("ngram_embedding.weight")}
         other = {n: shape for n, shape in inside.items() if _OTHER.search(n) and n not in table}
-        mixer = {n: shape for n, shape in inside.items() if re.match(r"self_attn|linear_attn", n)}
+        mixer = {n: shape for n, shape in inside.items() if re.match(r"self_attn|linear_attn|mamba\.|conv\.", n)}
         norms = {
             n: s for n, s in inside.items() if "norm" in n and "mlp.fc" not in n and n not in other | mixer | table
         }

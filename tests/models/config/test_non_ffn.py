@@ -59,6 +59,8 @@ _ROUTED = {
 }  # fmt: skip
 _ARIA = {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2}
 _ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12, "moe_num_shared_experts": 1}
+_AFMOE = {**_FEW, "num_shared_experts": 1, "moe_intermediate_size": 12, "num_dense_layers": 1}
+_KOLIBRI = {**_LOCAL, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20}
 # MoE families whose attention is one of the common ones, with what their FFN needs to be built
 _SPARSE: Mapping[str, Values] = {
     "granitemoeshared": _LOCAL, "cohere2_moe": _ONE_WIDTH, "dots1": _ROUTED, "exaone_moe": _MOE, "hunyuan_v1_moe": _MOE,
@@ -119,6 +121,10 @@ CASES: Mapping[str, tuple[Values, ...]] = {
     "helium": ({**_KV, "head_dim": 4}, {**_KV, "head_dim": 4, **_BIASED, **_TIED}),
     "ernie4_5_moe": ({**_LLAMA, **_ERNIE}, {**_KV, **_ERNIE, "use_bias": True, **_UNTIED}),
     **{name: (_MLA, {**_MLA, **_BIASED}) for name in ("glm4_moe_lite", "minicpm3", "youtu")},
+    "afmoe": ({**_LLAMA, **_AFMOE}, {**_WIDE, **_AFMOE, **_BIASED, **_TIED}),
+    "kolibri1": ({**_LLAMA, **_KOLIBRI}, {**_WIDE, **_KOLIBRI, **_TIED}),
+    **{name: (_LLAMA, {**_LLAMA, **_BIASED, "mlp_bias": True, **_TIED}, _WIDE)
+       for name in ("internlm3", "iquestcoder")},
     "granitemoe": ({**_KV, **_LOCAL}, {**_KV, **_LOCAL, **_BIASED, **_TIED}),
     "cohere2": (_LLAMA, {**_LLAMA, **_BIASED, **_UNTIED}),
     "mixtral": ({**_LLAMA, **_LOCAL}, {**_LLAMA, **_LOCAL, **_TIED}),

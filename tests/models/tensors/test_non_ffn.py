@@ -52,15 +52,13 @@ PARTS: Mapping[str, tuple[str, str]] = {
     ),
     # Norms inside the attention are its own; the one inside the MLP is the layer's.
     "bitnet": (_LLAMA[0], r"model\.layers\.1\.(mlp\.ffn_sub_norm|\w+_layernorm)\.weight"),
-    **dict.fromkeys(("afmoe", "diffllama", "deepseek_v32", "hyperclovax", "internlm3", "iquestcoder"), _LLAMA),
+    **dict.fromkeys(("diffllama", "hyperclovax"), _LLAMA),
     **dict.fromkeys(("blenderbot", "pegasus", "marian", "mvp", "plbart"), _BART),
     "longt5": (
         r"encoder\.block\.1\.layer\.0\.LocalSelfAttention\..*",
         r"encoder\.block\.1\.layer\.[01]\.layer_norm\.weight",
     ),
     "voxtral_realtime": (r"(?!)", r"(?!)"),  # a small MLP scales its norm
-    "longcat_flash": (r"(?!)", r"(?!)"),  # two attentions and three FFNs in a layer
-    "bamba": (r"model\.layers\.1\.mamba\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"),
     "falcon_h1": (r"model\.layers\.1\.(mamba|self_attn)\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"),
     "xlstm": (r"backbone\.blocks\.1\.mlstm_layer\..*", r"backbone\.blocks\.1\.norm_(mlstm|ffn)\.weight"),
 }

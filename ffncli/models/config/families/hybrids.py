@@ -80,7 +80,7 @@ def _lfm3(config: Fields) -> Extra:
     return {"activation": "silu", "norm_position": "pre+branch" if config.flag("use_sandwich_norm", True) else "pre"}
 
 
-def _nemotron_kinds(config: Fields) -> list[str]:
+def nemotron_kinds(config: Fields) -> list[str]:
     """Return the kind of each layer: a mixer, an MLP or a mixture of experts, each with one norm and one residual.
     Lists take precedence over patterns."""
     pattern = config.text("hybrid_override_pattern", "ME*-")
@@ -92,12 +92,12 @@ def _nemotron_kinds(config: Fields) -> list[str]:
 
 
 def _nemotron_layers(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    kinds = _nemotron_kinds(config)
+    kinds = nemotron_kinds(config)
     return lambda i: {} if kinds[i] in ("mlp", "moe") else None
 
 
 def _nemotron_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    kinds = _nemotron_kinds(config)
+    kinds = nemotron_kinds(config)
     return lambda i: kinds[i] == "moe"
 
 
@@ -185,7 +185,7 @@ ROWS: Mapping[str, Family] = {
     "lfm3": Family(activation=None, eps=("norm_eps|rms_norm_eps", 1e-5), adjust=_lfm3),
     "nemotron_h": Family(
         gated=False, activation="mlp_hidden_act", default_activation="relu2", bias=_MLP_BIAS,
-        eps=("layer_norm_epsilon", 1e-5), stacks=(Stack("decoder", lambda config: len(_nemotron_kinds(config))),),
+        eps=("layer_norm_epsilon", 1e-5), stacks=(Stack("decoder", lambda config: len(nemotron_kinds(config))),),
         layer=_nemotron_layers, moe=MoEFields(layers=_nemotron_experts, routing=_nemotron_routing),
     ),
     "olmo_hybrid": silu(layer=_olmo_layers),
