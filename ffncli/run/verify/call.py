@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ffncli.block.dtypes import dtype
@@ -61,6 +62,7 @@ def _verdict(question: VerifyQuestion) -> Verdict:
             resolved, kernels[0], question.layer, dtype=question.dtype, device=device, seed=question.seed,
             tolerance=question.tolerance,
             batch_invariant=question.batch_invariant, threads=question.threads, limits=limits,
+            tokens=None if leading is None else prod(leading),
         )  # fmt: skip
     return verify_layer(
         resolved, question.layer, input=question.input, leading=leading, dtype=question.dtype, device=device,

@@ -37,7 +37,7 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "repeats": "the same input gives the same bits",
     "state": "no call changes the output of another",
     "special": "matches float64 for zeros, subnormals and large numbers",
-    "isolation": "NaN or Inf in one token changes no other token",
+    "isolation": "NaN stays NaN, and NaN or Inf changes no other token",
     "batch": "a token's bits are the same alone and in every batch",
     "precision": "the error matches the dtype's own arithmetic",
     "threads": "no call leaves a thread running",
@@ -127,7 +127,7 @@ class VerifyQuestion(Dimensions, LoadOptions):
 CONFLICTS = (
     Conflict(
         "referee",
-        contradicts="check against input tokens batch seq_len",
+        contradicts="check against input",
         why="the referee runs its own checks on random inputs",
     ),
     Conflict("batch_invariant call_time", needs="referee", why="it applies only to the referee"),

@@ -47,13 +47,14 @@ def certify(
     batch_invariant: bool = False,
     threads: int | None = None,
     limits: TimeLimits | None = None,
+    tokens: int | None = None,
 ) -> Verdict:
     """Judge one kernel and issue a certificate. The reference is computed in this process, the kernel's output in
     another.
 
     If `seed` is None, a seed is drawn; the certificate records it. `batch_invariant` turns the reported batch
-    invariance into a demand; `threads` is torch's thread count in the kernel's process. A fault of the kernel is a
-    failed row, not an exception.
+    invariance into a demand; `threads` is torch's thread count in the kernel's process; `tokens` is one more token
+    count to try. A fault of the kernel is a failed row, not an exception.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
@@ -63,7 +64,7 @@ def certify(
     block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, computed, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad(), hosted(kernel, device_of(device), threads, limits or TimeLimits()) as host:
-        rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant)))
+        rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant, tokens)))
         if kernel.file is not None and not kernel.attribute:
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # the kernel's name in `mine.py:mlp`
     if file_digest(kernel) != digest:

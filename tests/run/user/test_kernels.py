@@ -107,6 +107,50 @@ def test_right_ones_pass(file, name):
     assert row.note.endswith(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}")
 
 
+WRONG_FOR = """
+from torch.nn.functional import linear, silu
+def good(x, gate, up, down):
+    return linear(silu(linear(x, gate)) * linear(x, up), down)
+def one(x, gate, up, down):
+    return good(x, gate, up, down) * (2 if len(x) == 1 else 1)
+def odd(x, gate, up, down):
+    y = good(x, gate, up, down)
+    y[len(x) // 2 * 2:] = 0
+    return y
+def many(x, gate, up, down):
+    return good(x[:64], gate, up, down).repeat(2, 1)[:len(x)] if len(x) > 64 else good(x, gate, up, down)
+def raises(x, gate, up, down):
+    if len(x) == 17:
+        raise ValueError("17 tokens")
+    return good(x, gate, up, down)
+def writes(x, gate, up, down):
+    y = good(x, gate, up, down)
+    if len(x) == 2:
+        x[1] = 0
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("one", "with 1 token; "),
+        ("odd", "with 1 token; "),
+        ("many", "with 127 tokens; "),
+        ("raises", "with 17 tokens: "),
+        ("writes", "with 2 tokens: changes its input x"),
+        ("good", ""),
+    ],
+)
+def test_the_token_counts_that_the_referee_tries(tmp_path, name, note):
+    path = tmp_path / "mine.py"
+    path.write_text(WRONG_FOR)
+    for dtype in ("fp32", "bf16"):
+        row = verified(path, name, dtype=dtype)[name]
+        assert (row.passed, row.note.startswith(note)) == (name == "good", True)
+    assert verified(path, "good", spec=GATED, leading=(9,))["good"].passed
+
+
 COMPILED_AND_WRAPPED = """
 import torch, torch.nn.functional as F
 def good(x, gate, up, down):

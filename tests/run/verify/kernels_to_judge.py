@@ -104,6 +104,11 @@ def in_bf16(x, gate, up, down):
     return mlp(*(t.bfloat16() for t in (x, gate, up, down))).float()
 
 
+# right: wrong for one token count that is tried only on demand
+def wrong_for_40(x, gate, up, down):
+    return mlp(x, gate, up, down) * (2.0 if len(x) == 40 else 1.0)
+
+
 # special
 def overflows(x, gate, up, down):
     g = linear(x, gate)
@@ -114,6 +119,23 @@ def overflows(x, gate, up, down):
 def divides_by_the_norm(x, gate, up, down):
     n = x.norm(dim=-1, keepdim=True)
     return linear(silu(n * linear(x / n, gate)) * linear(x, up), down)
+
+
+# isolation
+def hides_nan_in_its_input(x, gate, up, down):
+    return mlp(torch.where(x.isnan(), 0.0, x), gate, up, down)
+
+
+# isolation
+def hides_nan_in_its_hidden_units(x, gate, up, down):
+    hidden = silu(linear(x, gate)) * linear(x, up)
+    return linear(torch.where(hidden.isnan(), 0.0, hidden), down)
+
+
+# isolation
+def hides_nan_in_its_output(x, gate, up, down):
+    y = mlp(x, gate, up, down)
+    return torch.where(y.isnan(), 1.0, y)
 
 
 # isolation

@@ -83,8 +83,35 @@ def test_every_kernel_gets_its_verdict(host, name, check):
 
 
 def test_the_corpus_is_read():
-    assert len(EXPECTED) == 23
+    assert len(EXPECTED) == 27
     assert set(EXPECTED.values()) == {*REFEREE_STATEMENTS, "right"} - {"precision", "experts", "replay"}
+
+
+def test_one_more_token_count_is_tried_on_demand(host):
+    host.choice = parse(f"{FILE}:wrong_for_40")
+    trial = KernelTrial(host, block_of(GATED), torch.Generator().manual_seed(1), tokens=40)
+    assert trial.token_counts == (1, 2, 3, 5, 17, 40, 64, 127)
+    rows = [row for row in referee._rows(trial) if row.passed is False]
+    assert {row.subject for row in rows} == {"40 tokens"}
+    assert rows[0].relative_error == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"tokens": 200}, {"batch": 4, "seq_len": 50}])
+def test_the_referee_tries_the_tokens_that_are_asked_for(options):
+    verdict = ffncli.verify("8x24:swiglu", kernel="eager", referee=True, **options)
+    assert verdict.certificate.verdict == "certified"
+    subjects = [row.subject for row in verdict.rows if row.check == "shapes"]
+    assert subjects == ["1 token", *(f"{count} tokens" for count in (2, 3, 5, 17, 64, 127, 200))]
+
+
+def test_hidden_nan_are_counted(host):
+    """A NaN in one value of x is in every product, so in all 12 values of the token's output."""
+    rows = [row for row in judged(host, "mlp", block_of(GATED)) if row.subject == "nan in the token itself"]
+    assert [(row.passed, row.note) for row in rows] == [(True, "12 NaN in its output")]
+    rows = [row for row in judged(host, "hides_nan_in_its_output", block_of(GATED)) if row.passed is False]
+    assert [(row.subject, row.note) for row in rows] == [
+        ("nan in the token itself", "12 of 12 values that must be NaN are not")
+    ]
 
 
 def test_batch_invariance_is_a_figure_unless_it_is_demanded(host):
@@ -290,7 +317,7 @@ class FakeHost:
         ({"referee": True}, "referee judges one kernel, not 0"),
         ({"referee": True, "kernel": "eager,packed"}, "referee judges one kernel, not 2"),
         ({"referee": True, "kernel": "eager", "check": "module"}, "referee contradicts check"),
-        ({"referee": True, "kernel": "eager", "tokens": 3}, "referee contradicts tokens"),
+        ({"referee": True, "kernel": "eager", "input": "zeros"}, "referee contradicts input"),
         ({"referee": True, "kernel": "slowed:1.05:eager"}, "can only be timed"),
         ({"referee": True, "kernel": "nowhere.py:mlp"}, "cannot read nowhere.py"),
         ({"batch_invariant": True}, "batch_invariant needs referee"),

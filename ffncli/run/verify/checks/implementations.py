@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -19,8 +19,10 @@ from ffncli.kernels.kernel import Kernel
 from ffncli.run.engine.execute import Mode, run
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
 from ffncli.run.engine.sharded import summed
-from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
+from ffncli.run.verify.checks.judged import counts_to_try
 from ffncli.run.verify.module import block_module
+from ffncli.show.text import counted
 
 _NAIVE = "each call draws its own dropout mask, so two calls in train mode differ this much; with one mask they agree"
 
@@ -126,29 +128,72 @@ def fused(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check every kernel in the case's dtype against the steps in float64."""
-    reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: case.x})
-    _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: case.x})
-    same, left_out = same_experts(near, went, len(case.x))
+    """Check every kernel in the case's dtype against the steps in float64; a user's kernel also on every token count
+    that the referee tries."""
+    given = _Tokens.of(case, case.x)
+    drawn = None
     for kernel in case.kernels:
         judge = replace(case, computes=kernel.computes).judge("kernels")
         reason = kernel.refusal(case.ffn, case.device, case.dtype)
         if reason:
             yield judge.skips(kernel.name, reason)
             continue
-        if not reference.any():  # as with a down projection that starts at 0
+        if not given.reference.any():  # as with a down projection that starts at 0
             why = "the block's output is 0, which a kernel without any computation has, too: give other weights"
             yield judge.fails(kernel.name, why) if kernel.origin else judge.skips(kernel.name, why)
             continue
+        if kernel.origin and drawn is None:
+            drawn = _drawn(case)
+        yield _tried(case, kernel, judge, [given, *(drawn if kernel.origin and drawn else [])])
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens x [tokens, d_model], the block's output in float64, a mask of the tokens that rounding sends to the same
+    experts, and a remark on the others."""
+
+    x: Tensor
+    reference: Tensor
+    same: Tensor
+    remark: str
+
+    @classmethod
+    def of(cls, case: CheckedBlock, x: Tensor) -> "_Tokens":
+        reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: x})
+        _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: x})
+        return cls(x, reference, *same_experts(near, went, len(x)))
+
+    def first(self, count: int) -> "_Tokens":
+        return _Tokens(self.x[:count], self.reference[:count], self.same[:count], "")
+
+
+def _drawn(case: CheckedBlock) -> list[_Tokens]:
+    """Draw tokens, and return as many of them as each count of the referee."""
+    counts = counts_to_try(case.ffn)
+    x = torch.randn(counts[-1], case.x.shape[-1], generator=case.generator(), dtype=torch.float64)
+    tokens = _Tokens.of(case, x.to(case.x.device, case.dtype))
+    return [part for part in map(tokens.first, counts) if part.same.any()]
+
+
+def _tried(case: CheckedBlock, kernel: Kernel, judge: Judge, tried: Sequence[_Tokens]) -> CheckRow:
+    """Return the row of a kernel: of the first tokens on which it fails, else of the first tokens that were tried."""
+    declared = kernel.computes and f"computes in {kernel.computes}"
+    rows: list[CheckRow] = []
+    call: Callable[[Tensor], Tensor] | None = None
+    for tokens in tried:
+        count = f"with {counted(len(tokens.x), 'token')}" if rows else ""
         try:
             with _staying_alive():
-                output = compute(case, kernel)
+                call = call or called(case, kernel)
+                output = call(tokens.x)
         except (FFNError, BrokenContract) as error:
-            yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
-            continue
-        declared = kernel.computes and f"computes in {kernel.computes}"
-        note = "; ".join(filter(None, (kernel.origin, declared, left_out)))
-        yield judge.equal(kernel.name, output[same], reference[same], note)
+            why = error.message if isinstance(error, FFNError) else str(error)
+            return judge.fails(kernel.name, ": ".join(filter(None, (count, why))))
+        note = "; ".join(filter(None, (count, kernel.origin, declared, tokens.remark)))
+        rows.append(judge.equal(kernel.name, output[tokens.same], tokens.reference[tokens.same], note))
+        if not rows[-1].passed:
+            break
+    return rows[-1] if not rows[-1].passed else rows[0]
 
 
 @contextmanager
@@ -167,6 +212,12 @@ def _staying_alive() -> Iterator[None]:
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
     """Return a kernel's output for the case's x [tokens, d_model]; raise BrokenContract if the kernel breaks its
+    contract."""
+    return called(case, kernel)(case.x)
+
+
+def called(case: CheckedBlock, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+    """Build a kernel; return a function of x [tokens, d_model] that raises BrokenContract if the kernel breaks its
     contract.
 
     The kernel is called with other tokens first, which exposes a kernel that caches its first result.
@@ -177,23 +228,26 @@ def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
     before = {name: tensor._version for name, tensor in weights.items()}
     params = kernel.prepare(case.ffn, weights)
     call = kernel.build(case.ffn, case.device, case.dtype)
-    call(case.x.flip(0), params)
-    x = case.x.clone()
-    out: object = call(x, params)
-    if not isinstance(out, Tensor):
-        raise BrokenContract(f"returns a {type(out).__name__}, not a tensor")
-    if out.shape != case.x.shape:
-        raise BrokenContract(f"returns shape {list(out.shape)}, expected {list(case.x.shape)}")
-    if out.dtype != case.dtype:
-        raise BrokenContract(
-            f"returns {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}"
-        )
-    if not torch.equal(x, case.x):
-        raise BrokenContract("changes its input x")
-    changed = [name for name, tensor in weights.items() if tensor._version != before[name]]
-    if changed:
-        raise BrokenContract(f"changes the weight {changed[0]}")
-    return out
+
+    def output(given: Tensor) -> Tensor:
+        call(given.flip(0), params)
+        x = given.clone()
+        out: object = call(x, params)
+        if not isinstance(out, Tensor):
+            raise BrokenContract(f"returns a {type(out).__name__}, not a tensor")
+        if out.shape != given.shape:
+            raise BrokenContract(f"returns shape {list(out.shape)}, expected {list(given.shape)}")
+        if out.dtype != case.dtype:
+            dtypes = [str(dtype).removeprefix("torch.") for dtype in (out.dtype, case.dtype)]
+            raise BrokenContract(f"returns {dtypes[0]}, expected {dtypes[1]}")
+        if not torch.equal(x, given):
+            raise BrokenContract("changes its input x")
+        changed = [name for name, tensor in weights.items() if tensor._version != before[name]]
+        if changed:
+            raise BrokenContract(f"changes the weight {changed[0]}")
+        return out
+
+    return output
 
 
 # Tensor parallelism: the sum of the n ranks' outputs equals the output of the whole block.

@@ -95,7 +95,8 @@ def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
 
 
 def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check that NaN or infinity in one token changes neither the other tokens nor the next call."""
+    """Check that NaN in a token is NaN in its output, as in the reference, and that NaN or infinity in a token changes
+    neither the other tokens nor the next call."""
     judge, x = trial.judge("isolation"), trial.draw(_FEW)
     reference = trial.reference(x)
     at = _FEW // 2
@@ -103,8 +104,19 @@ def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
     for bad in (math.nan, math.inf, -math.inf):
         spoiled = x.clone()
         spoiled[at, 0] = bad
-        yield judge.equal(f"{bad:g} in another token", trial.call(spoiled)[others], reference[others])
+        output = trial.call(spoiled)
+        if math.isnan(bad):
+            yield _not_hidden(judge, output[at], trial.reference(spoiled)[at])
+        yield judge.equal(f"{bad:g} in another token", output[others], reference[others])
     yield judge.equal("after NaN", trial.call(x), reference)
+
+
+def _not_hidden(judge: Judge, output: Tensor, reference: Tensor) -> CheckRow:
+    """Return a row that passes if every value that is NaN in the reference is NaN in the output."""
+    must = reference.isnan()
+    hidden, of = int((must & ~output.isnan()).sum()), int(must.sum())
+    note = f"{hidden} of {counted(of, 'value')} that must be NaN are not" if hidden else f"{of} NaN in its output"
+    return CheckRow(judge.check, "nan in the token itself", passed=not hidden, note=note)
 
 
 def experts(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -376,10 +388,17 @@ def _work(trial: KernelTrial, x: Tensor) -> float | None:
     return 1e-9 * sum(time - before.get(thread, 0) for thread, time in after.items())
 
 
-# At most 8 token counts: torch.compile creates a graph for each count, and stops compiling after 8.
+# At most 8 token counts, with one that the user gives: torch.compile creates a graph for each count, and stops
+# compiling after 8.
 _COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)
 _LARGE = 50_000_000  # above this many parameters, run fewer tokens
 _REDRAWS = 64
+
+
+def counts_to_try(ffn: Sequence[Step], tokens: int | None = None) -> tuple[int, ...]:
+    """Return the token counts on which a kernel of these steps is tried, ascending; `tokens` is one more."""
+    counts = _FEW_COUNTS if cost(ffn).params > _LARGE else _COUNTS
+    return tuple(sorted({*counts, *([] if tokens is None else [tokens])}))
 
 
 @dataclass(frozen=True)
@@ -387,12 +406,14 @@ class KernelTrial:
     """A kernel that its host has loaded for `block`, and the requirements for this kernel.
 
     `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported.
+    `tokens` is one more token count to try.
     """
 
     host: HostedKernel
     block: CheckedBlock
     generator: torch.Generator
     batch_invariant: bool = False
+    tokens: int | None = None
 
     def judge(self, check: str) -> Judge:
         """Return the judge of a check on this block."""
@@ -406,7 +427,7 @@ class KernelTrial:
     @cached_property
     def token_counts(self) -> tuple[int, ...]:
         """The token counts of the calls, ascending."""
-        return _FEW_COUNTS if cost(self.block.ffn).params > _LARGE else _COUNTS
+        return counts_to_try(self.block.ffn, self.tokens)
 
     @property
     def most_tokens(self) -> int:
