@@ -3,7 +3,7 @@
 # make test M=hub      the tests with that mark (pyproject.toml says what each is); also as `make test-hub`
 # make test-all        all of both, mark after mark
 # make test-kills      runs that are killed at drawn moments and resumed: KILLS=100 of them
-# make fuzz            the mark `fuzz`, then FUZZ_CASES=5000 damaged files of every format
+# make fuzz            the mark `fuzz`, then FUZZ_CASES=5000 damaged files of every format, 2000 configs, 2000 library calls
 # make test-wheel      builds the wheel and tries it in a new environment, away from the checkout
 # make test-triton     Triton kernels without a GPU, in an environment of its own (1.8 GB)
 # make test-arenas     what `ffn export` writes for FlashInfer-Bench, loaded by its own loader (30 MB)
@@ -90,7 +90,8 @@ test-kills: $(VENV)/.installed-test
 FUZZ_CASES ?= 5000
 fuzz: test-fuzz
 	@$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES) & \
-	$(BIN)/python -m tests.fuzz --only families --cases 2000; families=$$?; wait $$! && exit $$families
+	{ $(BIN)/python -m tests.fuzz --only families --cases 2000 && $(BIN)/python -m tests.fuzz --only calls --cases 2000; }; \
+	others=$$?; wait $$! && exit $$others
 
 test-wheel: $(VENV)/.installed-test
 	@.ci/test_wheel $(VENV)

@@ -94,7 +94,7 @@ def shown(value: object, limit: int = 60) -> str:
     """Return the repr of `value` as quoted in an error, shortened to fit one line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python refuses to print integers of more than 4300 digits
+    except Exception:  # a caller's class may raise anything; Python refuses to print integers of more than 4300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -4,6 +4,7 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from ffncli.bench.records import Method
 from ffncli.bench.request.grid import BenchRequest, Grid, build_request
@@ -18,8 +19,8 @@ from ffncli.bench.request.options import (
 )
 from ffncli.bench.request.suite import public_suite, suite_request, track_of
 from ffncli.bench.results.csv_file import ResultRows
-from ffncli.errors import FFNError, option, shown
-from ffncli.options.accept import listed
+from ffncli.errors import FFNError, option
+from ffncli.options.accept import instance, listed
 from ffncli.options.opt import call
 from ffncli.options.shared import Force
 
@@ -45,7 +46,7 @@ class BenchQuestion(Grid, KernelOptions, MethodOptions):
     kernel that is wrong or fails gets a row with that status.
     """
 
-    method: Method | None = None
+    method: Annotated[Method | None, instance(Method, "a Method")] = None
     suite: Suite = None
     certificate: Certificates = None
     save: Save = None
@@ -68,8 +69,6 @@ benchmark = call(BenchQuestion, benchmarked, "benchmark")
 
 def _request(question: BenchQuestion) -> BenchRequest:
     """Build the request to measure. Raises FFNError if it is impossible."""
-    if question.method is not None and not isinstance(question.method, Method):
-        raise FFNError(f"{option('method')} must be a Method, got {shown(question.method)}")
     require_compatible(question)
     certificates = certificate_files(question.certificate)
     if question.suite is None:

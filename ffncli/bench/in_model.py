@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ffncli.block.recipe import FFNSpec
-from ffncli.block.steps import Step
-from ffncli.errors import FFNError, shown
+from ffncli.block.steps import STEPS, Step
+from ffncli.errors import FFNError
 from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice, parse
+from ffncli.options.accept import COUNT, COUNTS, Accepts, instance, listed, number_or_text, several, text
+from ffncli.options.arguments import checked
+from ffncli.run.user.options import is_module
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from ffncli.run.in_model.replace import Replaced
 
 
+def _module(value: Any) -> Any:
+    if not is_module(value):
+        raise TypeError
+    return value
+
+
+_KERNEL = Accepts("a string such as 'packed' or 'mine.py:mlp'", text)
+_BLOCK = Accepts[Any](
+    "an ffncli.FFNSpec, or steps", lambda value: value if isinstance(value, FFNSpec) else STEPS.convert(value)
+)
+_WEIGHTS = instance(Mapping, "a mapping of names to tensors")  # type: ignore[type-abstract]
+_MODULE = Accepts[Any]("a transformers model", _module)
+_LAYERS = several(number_or_text("a layer"), "whole numbers, or strings such as 'decoder.3'")
+
+
+@checked(name=_KERNEL, block=_BLOCK, weights=_WEIGHTS, tokens=COUNT)
 def kernel(
     name: str, block: FFNSpec | Sequence[Step], weights: Mapping[str, Tensor], *, tokens: int = 1
 ) -> KernelFunction:
@@ -34,23 +51,22 @@ def kernel(
     Gradients flow to x if the kernel supports them. Raises FFNError for weights that do not fit the block, and, with
     the reason, for a block that the kernel cannot compute.
     """
+    from torch import Tensor
+
     from ffncli.run.in_model.kernel_call import kernel_function
 
-    if not isinstance(block, FFNSpec) and not (isinstance(block, Sequence) and all(isinstance(s, Step) for s in block)):
-        raise FFNError(f"block must be an ffncli.FFNSpec, or steps, got {shown(block)}")
-    if not isinstance(weights, Mapping):
-        raise FFNError(f"weights must be a mapping of names to tensors, got a {type(weights).__name__}")
     if name != AUTO:
-        return kernel_function(_parsed(name), block, weights)
+        return kernel_function(parse(name), block, weights)
     if not isinstance(block, FFNSpec):
         raise FFNError("auto needs the block as an ffncli.FFNSpec", "name a kernel, as in ffncli.kernel_names()")
     like = weights.get("down.weight")
-    if like is None:
-        raise FFNError("weights: down.weight missing", "names are canonical: up.weight, down.weight, ...")
-    choice, _ = _fastest(block, _count(tokens), like.dtype, str(like.device))
+    if not isinstance(like, Tensor):
+        raise FFNError("weights: down.weight is not a tensor", "names are canonical: up.weight, down.weight, ...")
+    choice, _ = _fastest(block, tokens, like.dtype, str(like.device))
     return kernel_function(choice, block, weights)
 
 
+@checked(model=_MODULE, kernel=_KERNEL, tokens=COUNTS, layers=_LAYERS)
 def replace(
     model: nn.Module,
     kernel: str = AUTO,
@@ -74,16 +90,13 @@ def replace(
     """
     from ffncli.run.in_model.replace import TOKENS, replace_ffns
 
-    counts = TOKENS if tokens is None else tuple(map(_count, [tokens] if isinstance(tokens, int) else tokens))
-    if not counts:
-        raise FFNError("tokens must be one or more whole numbers from 1")
-    chosen = None if kernel == AUTO else _parsed(kernel)
+    counts = listed(tokens) or TOKENS
+    chosen = None if kernel == AUTO else parse(kernel)
 
     def choose(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
         return _fastest(spec, max(counts), dtype, device) if chosen is None else (chosen, "")
 
-    several = layers if layers is None or isinstance(layers, (int, str)) else [*layers]
-    return replace_ffns(model, choose, counts, several)
+    return replace_ffns(model, choose, counts, listed(layers) if layers else None)
 
 
 def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
@@ -91,19 +104,3 @@ def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tup
     from ffncli.bench.timing.modes.auto import fastest
 
     return fastest(spec, tokens, dtype, device)
-
-
-def _parsed(name: str) -> KernelChoice:
-    if not isinstance(name, (str, PurePath)):
-        raise FFNError(f"kernel must be a string such as 'packed' or 'mine.py:mlp', got {shown(name)}")
-    return parse(str(name))
-
-
-def _count(tokens: int) -> int:
-    try:
-        number = 0 if isinstance(tokens, bool) else operator.index(tokens)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise FFNError(f"tokens must be one or more whole numbers from 1, got {shown(tokens)}")
-    return number

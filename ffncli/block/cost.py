@@ -14,7 +14,9 @@ from math import prod
 from typing import Self
 
 from ffncli.block import steps as ops
-from ffncli.block.steps import Shape, Step, experts_per_token, input_shapes, of_norm, shapes
+from ffncli.block.steps import STEPS, Shape, Step, experts_per_token, input_shapes, of_norm, shapes
+from ffncli.options.accept import NATURAL
+from ffncli.options.arguments import checked
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"
@@ -70,6 +72,7 @@ class Cost(Additive):
         return round(self.elements * width)
 
 
+@checked(steps=STEPS, tokens=NATURAL)
 def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
     """Return the cost of a block on `tokens` tokens. Raises FFNError if its shapes do not fit."""
     return sum(step_costs(steps, input_shapes(steps, (tokens,))).values(), Cost())

@@ -29,7 +29,8 @@ from ffncli.block.steps import (
     block_inputs,
 )
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.options.accept import MAX_SIZE
+from ffncli.options.accept import MAX_SIZE, instance
+from ffncli.options.arguments import check_types, checked, checked_record
 
 NormKind = Literal["none", "layernorm", "rmsnorm"]
 NormPosition = Literal["pre", "post", "branch", "pre+branch"]
@@ -37,6 +38,7 @@ NormWeight = Literal["none", "plain", "one_plus"]
 Weigh = Literal["output", "input"]
 
 
+@checked_record
 @dataclass(frozen=True)
 class MoE(RoutingRule):
     """How tokens are routed to experts, and what runs in addition to these. `weigh` is as in `steps.Experts`.
@@ -79,7 +81,11 @@ class MoE(RoutingRule):
     router_norm: bool = False
     expert_scale: bool = False
 
+    def __post_init__(self) -> None:
+        check_types(self)
 
+
+@checked_record
 @dataclass(frozen=True)
 class FFNSpec:
     """One block. `d_ff` is the width of ONE projection (in MoE, of one expert's projection).
@@ -123,6 +129,7 @@ class FFNSpec:
     norm_gate: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         name, implied = activations.resolve(self.activation, "activation")
         if implied and self.gated is False:
             raise FFNError(
@@ -261,6 +268,7 @@ def unit_ops(function: str, limits: Limits) -> tuple[Activation, Activation]:
     )
 
 
+@checked(spec=instance(FFNSpec, "an ffncli.FFNSpec"))
 def steps(spec: FFNSpec) -> tuple[Step, ...]:
     """Return the block as its list of assignments, norms and residual included, in the order of execution."""
     d_model = Axis("d_model", spec.d_model)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from ffncli.block import activations
 from ffncli.errors import FFNError
+from ffncli.options.accept import Accepts, several
 
 Shape: TypeAlias = tuple[int, ...]
 Symbols: TypeAlias = Callable[[str], str]  # parameter name ("weight") → its symbol in a printed formula ("W1")
@@ -456,6 +457,15 @@ class Step:
         return {f"{self.output}.{name}": axes for name, axes in self.op.tables().items()}
 
 
+def _step(value: Any) -> Step:
+    if not (isinstance(value, Step) and isinstance(value.op, Op)):
+        raise TypeError
+    return value
+
+
+STEPS = several(Accepts("a step", _step), "steps, as from ffncli.steps", least=0)
+
+
 def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
     """Return a mapping from the name of each of a block's parameters, in step order, to its axes."""
     return {name: axes for step in steps for name, axes in step.parameters().items()}
@@ -541,8 +551,11 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
 
     Residuals and the norms around the module are excluded: the input is the tensor that the first projection or router
     reads; the output is the result of the down projection or the mixed experts, or the logits of a lone final layer.
+    Raises FFNError for steps without a projection.
     """
-    first = next(s for s in steps if isinstance(s.op, Linear) and not of_norm(s))
+    first = next((s for s in steps if isinstance(s.op, Linear) and not of_norm(s)), None)
+    if first is None:
+        raise FFNError("these steps have no projection, so they are not an FFN")
     names = {s.output for s in steps}
     # In reverse order of execution: `moe` adds to `biased`, which adds to `widened`, which projects `experts`.
     output = next((n for n in ("moe", "biased", "widened", "experts", "scaled", "down") if n in names), "logits")

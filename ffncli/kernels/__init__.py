@@ -5,6 +5,7 @@ from importlib import import_module
 
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.kernel import REGISTERED, Kernel
+from ffncli.options.arguments import checked
 
 BUILT_IN: Mapping[str, str] = {
     "eager": "ffncli.kernels.eager",
@@ -57,6 +58,7 @@ def full_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+@checked()
 def kernel_names() -> tuple[str, ...]:
     """Return the names of the package's kernels, as accepted by `ffncli.kernel` and `--kernel`."""
     return tuple(BUILT_IN)

@@ -3,18 +3,21 @@
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf, nan
 from typing import Any, Generic, TypeVar, overload
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option, shown
 
 T = TypeVar("T")
 MAX_SIZE = 2**31 - 1  # no real tensor axis is larger; beyond it, torch overflows in places
 MAX_INTEGER = 2**63 - 1
 _MOST_VALUES = 1000  # in a comma-separated list
 _MOST_IDS = 1_000_000
+_BYTES = (bytes, bytearray, memoryview)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _PREFIXES = " KMGT"
 
@@ -38,12 +41,41 @@ class Accepts(Generic[T]):
     repeat: bool = False
 
 
+def converted(name: str, value: object, accepts: Accepts[T]) -> T:
+    """Convert an argument. Raises FFNError with the argument's name and the values that it accepts."""
+    try:
+        return accepts.convert(value)
+    except FFNError as error:
+        raise error.within(option(name)) from None
+    except Exception:  # the methods of a caller's object may raise anything
+        hint = ""
+        with suppress(Exception):
+            hint = accepts.hint(value)
+        raise FFNError(f"{option(name)} must be {accepts.words}, got {shown(value)}", hint) from None
+
+
+def instance(kind: type[T], words: str) -> Accepts[T]:
+    """Accept an object of this class, unchanged."""
+
+    def convert(value: Any) -> T:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return Accepts(words, convert)
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _is_bool(value: Any) -> bool:
+    """Return whether the value is a bool of Python, NumPy or torch."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).rpartition(".")[2] == "bool"
 
 
 def whole_number(value: Any) -> int:
     """Convert an integer of any type except bool (numpy's types included), or a string of digits."""
-    if isinstance(value, bool):
+    if _is_bool(value):
         raise TypeError
     if not isinstance(value, str):
         return operator.index(value)
@@ -69,7 +101,7 @@ def real(words: str, allowed: Callable[[float], bool], metavar: str = "X") -> Ac
     """Accept a number for which `allowed` is true; NaN is never accepted."""
 
     def convert(value: Any) -> float:
-        if isinstance(value, bool):
+        if _is_bool(value) or isinstance(value, _BYTES):  # float() also reads bytes as text
             raise TypeError
         number = float(value)
         if number != number or not allowed(number):
@@ -119,13 +151,14 @@ def _percent(value: Any) -> tuple[float, bool]:
         return nan, True
 
 
+_DAY = real("a time up to a day", lambda x: 0 < x <= 86_400)
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, str):
         match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|min|h|)", value.strip())
         value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if isinstance(value, bool) or not 0 < float(value) <= 86_400:
-        raise ValueError
-    return float(value)
+    return _DAY.convert(value)
 
 
 SECONDS = Accepts("a time up to a day, as in 20s or 2m", _seconds, metavar="TIME")
@@ -154,6 +187,13 @@ def text(value: Any) -> str:
     return path
 
 
+def _path(value: Any) -> str:
+    path = text(value)
+    if "\0" in path:
+        raise FFNError(f"{shown(path)} is not a file name")
+    return path
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
@@ -161,7 +201,7 @@ def _flag(value: Any) -> bool:
 
 
 TEXT = Accepts("a string", text)
-PATH = Accepts("a path", text, metavar="FILE")
+PATH = Accepts("a path", _path, metavar="FILE")
 FLAG = Accepts("True or False", _flag)
 
 
@@ -186,10 +226,18 @@ def choice(*words: str) -> Accepts[str]:
 
 
 def _members(value: Any) -> Iterable[Any]:
-    """Return the members of a list, or a single value as its only member; a 0-dimensional array is a single value."""
-    if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
+    """Return the members of a list, or a single value as its only member; a 0-dimensional array is a single value.
+
+    A mapping and bytes are not lists. Raises FFNError for a list without an end.
+    """
+    if isinstance(value, (str, os.PathLike, Mapping, *_BYTES)) or not isinstance(value, Iterable):
         return (value,)
-    return value
+    if getattr(value, "ndim", 1) == 0:
+        return (value,)
+    members = [*islice(value, _MOST_IDS + 1)]
+    if len(members) > _MOST_IDS:
+        raise FFNError(f"at most {_MOST_IDS:,} values")
+    return members
 
 
 @overload
@@ -239,7 +287,7 @@ def joined(words: str) -> Accepts[str]:
 
 def _prompt(value: Any) -> str | tuple[str, ...]:
     """Return one prompt as a string, several as a tuple; calls that accept only one prompt reject the tuple later."""
-    texts = (text(value),) if isinstance(value, str | os.PathLike) else tuple(text(one) for one in value)
+    texts = tuple(text(one) for one in _members(value))
     return texts[0] if len(texts) == 1 else texts
 
 

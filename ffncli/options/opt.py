@@ -10,12 +10,13 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
 
-from ffncli.errors import FFNError, did_you_mean, option, shown
-from ffncli.options.accept import FLAG, TEXT, Accepts
+from ffncli.options.accept import FLAG, TEXT, Accepts, converted
+from ffncli.options.arguments import bound
 
 SOURCE, INPUT, COMPUTE, OUTPUT, HELP = "Source and dimensions", "Input", "Compute", "Output", "Help"
 
 _OPTIONS: "dict[type[Any], Mapping[str, Opt]]" = {}
+_ACCEPTED: "dict[type[Any], Mapping[str, Accepts[Any]]]" = {}
 _KNOWN: "dict[str, Opt]" = {}  # field name → option, for every option seen by this process
 P = ParamSpec("P")
 Q = TypeVar("Q")
@@ -71,31 +72,22 @@ class Opt:
         """The name that turns a flag off, `--plain`; "" if there is no such name."""
         return next((text.partition("/")[2] for text in self.names if "/" in text), "")
 
-    def converted(self, name: str, value: object) -> Any:
-        """Convert `value` to the field's type. Raises FFNError with the field's name and the values that it accepts."""
-        accepts = self.accepts or TEXT
-        try:
-            return accepts.convert(value)
-        except FFNError as error:
-            raise error.within(option(name)) from None
-        except (TypeError, ValueError, OverflowError):
-            raise FFNError(f"{option(name)} must be {accepts.words}, got {shown(value)}", accepts.hint(value)) from None
-
 
 @dataclass(frozen=True)
 class Options:
     """A record whose fields are options. Creating it converts every field from a shell's string or from a Python value.
 
-    None stands for the field's default, unless None is a value of the field.
+    A field that only the library has is annotated with what it `Accepts`, without an Opt. None stands for the field's
+    default, unless None is a value of the field.
     """
 
     def __post_init__(self) -> None:
         defaults = _defaults(type(self))
-        for name, opt in options_of(type(self)).items():
+        for name, accepts in _accepted(type(self)).items():
             value, default = getattr(self, name), defaults[name]
-            if value is None and not (opt.accepts and opt.accepts.none):
+            if value is None and not accepts.none:
                 value = default
-            object.__setattr__(self, name, value if value is default else opt.converted(name, value))
+            object.__setattr__(self, name, value if value is default else converted(name, value, accepts))
 
 
 def options_of(record: type[Any]) -> Mapping[str, Opt]:
@@ -103,15 +95,24 @@ def options_of(record: type[Any]) -> Mapping[str, Opt]:
     if record not in _OPTIONS:
         hints = get_type_hints(record, include_extras=True)
         options: dict[str, Opt] = {}
+        accepted: dict[str, Accepts[Any]] = {}
         for field in _fields(record):
             kind, *extras = get_args(hints[field.name]) or (None,)
-            for opt in extras:
-                if isinstance(opt, Opt):
-                    if opt.accepts is None:
-                        opt.accepts = FLAG if bool in (kind, *get_args(kind)) else TEXT
-                    options[field.name] = _KNOWN[field.name] = opt
-        _OPTIONS[record] = options
+            for extra in extras:
+                if isinstance(extra, Opt):
+                    extra.accepts = extra.accepts or (FLAG if bool in (kind, *get_args(kind)) else TEXT)
+                    options[field.name] = _KNOWN[field.name] = extra
+                accepts = extra.accepts if isinstance(extra, Opt) else extra
+                if isinstance(accepts, Accepts):
+                    accepted[field.name] = accepts
+        _OPTIONS[record], _ACCEPTED[record] = options, accepted
     return _OPTIONS[record]
+
+
+def _accepted(record: type[Any]) -> Mapping[str, Accepts[Any]]:
+    """Return what each field of a record accepts."""
+    options_of(record)
+    return _ACCEPTED[record]
 
 
 def speak_of(record: type[Any]) -> None:
@@ -139,7 +140,8 @@ def _fields(record: type[Any]) -> list[Field[Any]]:
 
 
 def _defaults(record: type[Any]) -> Mapping[str, Any]:
-    return {f.name: None if f.default is MISSING else f.default for f in fields(record)}
+    made = {f.name: f.default_factory() for f in fields(record) if f.default_factory is not MISSING}
+    return {f.name: None if f.default is MISSING else f.default for f in fields(record)} | made
 
 
 def chosen(record: Options) -> tuple[str, ...]:
@@ -162,10 +164,7 @@ def call(
 
     @wraps(question, assigned=("__doc__", "__module__"), updated=())
     def ask(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = [p.name for p in inspect.signature(question).parameters.values()]
-        if unknown := next((word for word in kwargs if word not in known), None):
-            hint = (elsewhere or {}).get(unknown) or did_you_mean(unknown, known, f"see help(ffncli.{name})")
-            raise FFNError(f"no argument {shown(unknown)}", hint)
+        bound(signature, name, args, kwargs, elsewhere or {})
         return run(question(*args, **kwargs))
 
     ask.__name__ = ask.__qualname__ = name

@@ -12,7 +12,7 @@ from ffncli.bench.records import BLOCK, STEP
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import FFNError, option, shown_path
-from ffncli.options.accept import PATHS, listed
+from ffncli.options.accept import PATH, PATHS, TEXT, listed
 from ffncli.options.opt import Opt, Options, call
 from ffncli.options.shared import Force
 from ffncli.options.shared import Path as FilePath
@@ -58,12 +58,13 @@ class ReportQuestion(Options):
             " experts and ffn trace --layer all.",
         ),
     ] = field(kw_only=False)  # fmt: skip
-    output: FilePath = field(default="report.html", kw_only=False)  # other commands call their -o `out`
+    # other commands call their -o `out`
+    output: Annotated[FilePath, PATH] = field(default="report.html", kw_only=False)
     title: Annotated[
         str | None,
         Opt("--title", metavar="WORDS", group="Page", daily=True, help="The page's title. [default: the files' names]"),
     ] = None
-    about: str | None = None
+    about: Annotated[str | None, TEXT] = None
     force: Force = False
 
 
@@ -126,7 +127,7 @@ def _named(name: str, parts: PageParts) -> PageParts:
 
 def _kind(path: Path) -> str:
     """Return the kind of a file: `results`, `trace` or `document`. Raises FFNError for anything else."""
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise FFNError(f"{shown_path(path)} does not exist")
     if path.suffix.lower() == ".json":
         with path.open("rb") as file:

@@ -39,19 +39,24 @@ def answer(words: Sequence[str], stdin: str = "") -> FuzzAnswer:
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8", "surrogateescape")))
     code, failure = 0, ""
     try:
-        with _limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 main(list(words))
             except SystemExit as stop:
                 code = int(stop.code or 0)
     except TooLate:
-        failure = f"no answer in {SECONDS} s"
+        failure = overdue()
     except BaseException as error:
         failure = f"{type(error).__name__} came out of main: {error}"
     finally:
         sys.stdin = before
     text = out.getvalue() + err.getvalue()
     return FuzzAnswer(code, time.monotonic() - start, failure or wrong_with(code, text), text)
+
+
+def overdue() -> str:
+    """What is wrong with an answer that did not come."""
+    return f"no answer in {SECONDS} s"
 
 
 def wrong_with(code: int, text: str) -> str:
@@ -66,7 +71,9 @@ def wrong_with(code: int, text: str) -> str:
 
 
 @contextlib.contextmanager
-def _limited() -> Iterator[None]:
+def limited() -> Iterator[None]:
+    """Raise TooLate where the body takes longer than SECONDS."""
+
     def late(number: int, frame: Any) -> None:
         raise TooLate
 

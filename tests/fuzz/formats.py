@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import changes, configs, models, results, tensors
+from tests.fuzz import calls, changes, configs, models, results, tensors
 from tests.fuzz.answers import FuzzAnswer, answer
 
 FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
@@ -17,14 +17,16 @@ FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
     "options": changes.options, "assertion": changes.assertion, "sweep": changes.sweep, "block": changes.block,
 }  # fmt: skip
 
-
-FAMILIES = "families"  # changed configs of every family, held to the tensors of transformers' model of them
+WITHOUT_A_COMMAND: Mapping[str, Callable[[Random], tuple[list[str], FuzzAnswer]]] = {
+    "families": configs.changed_case,  # changed configs of every family, held to the tensors of transformers' model
+    "calls": calls.drawn_call,  # of the library, in Python
+}
 
 
 def run_case(name: str, number: int, seed: int = 0) -> tuple[list[str], FuzzAnswer]:
     """(the command line, its answer) of one case: the same for the same three, in any order and process."""
-    if name == FAMILIES:
-        return configs.changed_case(Random(f"{seed}/{name}/{number}"))
+    if name in WITHOUT_A_COMMAND:
+        return WITHOUT_A_COMMAND[name](Random(f"{seed}/{name}/{number}"))
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="ffn-fuzz-") as folder, results.no_workers():
         draw = Random(f"{seed}/{name}/{number}")

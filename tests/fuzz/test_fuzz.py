@@ -13,10 +13,10 @@ COUNT = int(os.environ.get("FFN_FUZZ_CASES", "12"))
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, "calls"])
 def test_input_that_lies_is_answered(name: str):
     before = peak_bytes()
-    for number in range(COUNT):
+    for number in range(25 * COUNT if name == "calls" else COUNT):
         command, given = run_case(name, number)
         assert not given.wrong, (
             f"python -m tests.fuzz --only {name}/{number}: {given.wrong}\n{command}\n{given.text[-2000:]}"

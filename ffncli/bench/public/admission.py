@@ -24,6 +24,8 @@ from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, MACHINE, ResultRow, case_columns, columns, name_of
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.kernels import BUILT_IN
+from ffncli.options.accept import PATH, TEXT
+from ffncli.options.arguments import checked
 from ffncli.show.text import percent
 from ffncli.system.files import read_whole
 
@@ -63,6 +65,7 @@ class Admission:
         return all(condition.passed for condition in self.conditions)
 
 
+@checked(path=PATH, suite=TEXT)
 def admit(path: str | Path, suite: str = "ffn-1") -> Admission:
     """Judge a result: a CSV of `ffn bench --suite` with its rounds file next to it.
 

@@ -31,7 +31,7 @@ from ffncli.models.counting.parallel import check_ranks
 from ffncli.models.dimensions import Dimensions, token_counts
 from ffncli.models.files.json_records import record_of
 from ffncli.models.model import Model, Resolved, folder_of
-from ffncli.options.accept import COUNTS, NAMES, PATH, Accepts, choice, comma_list, listed, text
+from ffncli.options.accept import COUNTS, NAMES, PATH, Accepts, choice, comma_list, instance, listed, text
 from ffncli.options.conflicts import check
 from ffncli.options.opt import COMPUTE, Opt
 from ffncli.options.shared import KINDS_OF_SOURCE, Batch, Counts, SeqLen, TokenList
@@ -118,7 +118,7 @@ class Grid(Dimensions):
             help="Real input: rows of the tensor x in a .safetensors file. [default: normal random numbers]",
         ),
     ] = None  # fmt: skip
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: Annotated[Ranks, instance(Ranks, "a Ranks")] = field(default_factory=Ranks)
 
     @property
     def token_counts(self) -> tuple[int, ...]:

@@ -20,6 +20,8 @@ from ffncli.bench.records import TimedBlock
 from ffncli.bench.results.row import ASKED, SCHEMA_VERSION, BenchWarning, ResultRow, columns, name_of
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.json_records import hints_of, record_of
+from ffncli.options.accept import PATH, listed, several
+from ffncli.options.arguments import checked
 from ffncli.show.parts import csv_text
 from ffncli.system.files import open_to_read
 
@@ -153,6 +155,7 @@ def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
     return tuple(blocks)
 
 
+@checked(path=several(PATH, "a path, or several", least=1))
 def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     """Read results of `ffn bench` as a DataFrame with a row per case and kernel and the columns of the CSV.
 
@@ -160,8 +163,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     (unknown: NaN), strings the type str; lists are tuples. `path` may be several files. Raises FFNError for a file that
     is not a result.
     """
-    paths = [path] if isinstance(path, (str, Path)) else list(path)
-    return results_frame([row for one in paths for row in read_rows(one)])
+    return results_frame([row for one in listed(path) for row in read_rows(Path(one))])
 
 
 def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:

@@ -9,7 +9,10 @@ from ffncli.block.activations import resolve
 from ffncli.block.analysis.curve import Shape, curve, exact_zero_share, expectation, near_zero_share, shape
 from ffncli.block.value import NEAR_ZERO
 from ffncli.errors import FFNError, option, shown
+from ffncli.options.accept import ABOVE_ZERO, TEXT, real, several
+from ffncli.options.arguments import checked
 
+FARTHEST = 1e9  # maximum |x|
 NARROWEST, WIDEST = 1e-6, 1e6  # bounds on the input's std: outside, every activation is just its asymptotes
 CONVENTIONS = {
     "slope": "df/dx; at a kink, torch's value",
@@ -81,6 +84,11 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
     )  # fmt: skip
 
 
+@checked(
+    name=TEXT,
+    at=several(real("a number", lambda x: abs(x) <= FARTHEST), f"numbers from -{FARTHEST:g} to {FARTHEST:g}", least=0),
+    std=ABOVE_ZERO,
+)
 def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
     """Return the facts of an activation by any of its names, such as `gelu_new`.
 
@@ -136,7 +144,7 @@ def claim(text: str) -> Claim:
         exponent = stated.as_tuple().exponent
         if not (equals and at.is_finite() and isinstance(exponent, int) and abs(exponent) < 300 and len(text) < 400):
             raise InvalidOperation
-        if max(abs(at), abs(stated)) > 10**9:
+        if max(abs(at), abs(stated)) > FARTHEST:
             raise InvalidOperation
     except InvalidOperation:
         raise FFNError(f"{shown(text)} is not of the form X=Y, with two numbers", "for example 0.12=0.066") from None

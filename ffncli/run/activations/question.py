@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 from ffncli.block.activations import TABLE, gated_name, resolve
-from ffncli.block.analysis.facts import claim
+from ffncli.block.analysis.facts import FARTHEST, claim
 from ffncli.block.analysis.gated import UNITS, split
 from ffncli.block.analysis.rounding import NumberFormat, formats
 from ffncli.errors import FFNError, option, shown
@@ -28,7 +28,7 @@ BEYOND_LIMITS = "-12:12:4"  # wide enough to exceed the limits of most gated uni
 DEFAULT_UP, COMPARED_UP = (1.0,), (1.0, 12.0)
 DEFAULT_FORMATS = "bf16,fp16"
 D_MODEL, D_FF = 512, 2048  # the Transformer of 2017
-MOST, FARTHEST = 10_000, 1e9  # maximum number of points, and maximum |x|
+MOST = 10_000  # points
 Names: TypeAlias = str | Sequence[str]
 Points: TypeAlias = str | float | Sequence[float]
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from ffncli.block.activations import CANONICAL, LIMITED, TABLE
 from ffncli.block.analysis.gated import UNITS
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.options.accept import TEXT
+from ffncli.options.arguments import checked
 from ffncli.run.topics import blocks
 from ffncli.run.topics.topic import Topic, TopicLine, activation_topic, function_topic, unit_topic
 
@@ -61,6 +63,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
 }
 
 
+@checked(topic=TEXT)
 def explain(topic: str) -> Topic:
     """Explain a part of the block or an activation function, as `ffn explain` does.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from ffncli.errors import FFNError, shown_path
 from ffncli.models import source as model_source
@@ -14,8 +14,10 @@ from ffncli.models.counting.count import count as count_model
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.model import Resolved
 from ffncli.options import shared
+from ffncli.options.accept import NATURAL, instance
+from ffncli.options.arguments import checked
 from ffncli.options.opt import COMPUTE, Opt, call
-from ffncli.run.user.options import ModelSource
+from ffncli.run.user.options import MODEL, ModelSource, is_module
 
 if TYPE_CHECKING:
     from ffncli.models.counting.cluster_plan import ClusterPlan
@@ -23,27 +25,26 @@ if TYPE_CHECKING:
     from ffncli.run.user.options import Source
 
 
+@checked(source=MODEL, dimensions=instance(Dimensions, "an ffncli.models.dimensions.Dimensions"), seed=NATURAL)
 def load(source: Source | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
     """Return the model for a SOURCE and dimension options. `my.py:Name` is executed, and `seed` seeds its weights.
 
     The options also change a model that is already loaded, but not a module, which has its own dimensions and weights.
     All other sources go to `models.source.load`, which needs no torch.
     """
-    if isinstance(source, os.PathLike):
-        source = os.fspath(source)
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
-    if source is not None and not isinstance(source, str):
+    if is_module(source):
         from ffncli.run.user.module import copied, in_memory, model_of
 
         if (resolved := in_memory(source)) is not None:
             return with_dimensions(resolved, dimensions or Dimensions())
         with copied(source, dimensions or Dimensions()) as module:
             return model_of(module, dimensions or Dimensions())
-    if source is None or not model_source.is_user_module(source):
-        return model_source.load(source, dimensions)
+    if not isinstance(source, str) or not model_source.is_user_module(source):
+        return model_source.load(cast(str | None, source), dimensions)
     path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))
-    if not path.exists():  # before torch is imported
+    if not os.path.exists(path):  # before torch is imported
         raise FFNError(f"{shown_path(path)} does not exist", "give my.py:ClassName")
     from ffncli.run.user.module import built, model_of
 

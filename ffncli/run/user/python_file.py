@@ -348,8 +348,8 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
     """Import the file, as a part of its package, under a name that no import statement can use; `form` is the hint if
     the file is missing."""
     where = shown_path(path)
-    if not path.is_file():
-        raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
+        raise FFNError(f"{where} " + ("is a directory" if os.path.isdir(path) else "does not exist"), f"give {form}")
     _, package = _package(path)
     name = ".".join([*filter(None, [package]), "ffn source " + re.sub(r"\W", "_", str(path))])
     spec = spec_from_file_location(name, path)

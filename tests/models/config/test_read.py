@@ -27,7 +27,6 @@ from ffncli.models.model import Resolved
 from ffncli.models.source import load
 from tests import ROOT
 from tests.fuzz.configs import judge, specimens
-from tests.fuzz.formats import FAMILIES as FORMAT
 from tests.fuzz.formats import run_case
 from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, T5, expect_refusal, folder, harmful, refusal, with_token
 
@@ -209,8 +208,8 @@ def test_a_value_that_the_family_does_not_compute_is_refused(config: Mapping[str
 def test_drawn_changes_give_the_right_number_a_note_or_a_line() -> None:
     results: Counter[str] = Counter()
     for number in range(60):
-        change, given = run_case(FORMAT, number)
-        assert not given.wrong, f"python -m tests.fuzz --only {FORMAT}/{number}: {change}: {given.wrong}"
+        change, given = run_case("families", number)
+        assert not given.wrong, f"python -m tests.fuzz --only families/{number}: {change}: {given.wrong}"
         results[given.text] += 1
     assert results["counted"] > 10
     assert results["refused"] > 10

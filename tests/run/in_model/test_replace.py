@@ -545,7 +545,7 @@ def test_what_a_kernel_and_its_function_refuse():
     plain = ffncli.FFNSpec(8, 24, "relu", bias=False)
     with pytest.raises(FFNError, match="packed: a plain block has no gate to pack"):
         ffncli.kernel("packed", plain, {"up.weight": torch.zeros(24, 8), "down.weight": torch.zeros(8, 24)})
-    for name, message in (("fast", "unknown kernel 'fast'"), (3, "kernel must be a string")):
+    for name, message in (("fast", "unknown kernel 'fast'"), (3, "name must be a string")):
         with pytest.raises(FFNError, match=message):
             ffncli.kernel(name, SPEC, drawn())
     with pytest.raises(FFNError, match=r"block must be an ffncli\.FFNSpec"):
