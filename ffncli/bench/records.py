@@ -15,9 +15,9 @@ from ffncli.block.shard import Ranks
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
 from ffncli.options.accept import MAX_SIZE
+from ffncli.options.shared import Pass
 from ffncli.show.text import plural
 
-Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]

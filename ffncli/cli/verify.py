@@ -173,20 +173,25 @@ def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = F
 
 
 def _remark(certificate: Certificate) -> str:
-    """Return text such as `fp32-true, batch-invariant`. For a refused kernel, return the reason, followed by the
-    kernel's arithmetic if that explains the refusal."""
+    """Return text such as `fp32-true, batch-invariant, gradients fp32-true`. For a refused kernel, return the reason,
+    followed by the kernel's arithmetic if that explains the refusal."""
     if certificate.reason:
         like = certificate.error_class if (certificate.error_class or "").endswith("-like") else None
         return "; ".join(filter(None, (certificate.reason, like)))
     invariant = "batch-invariant" if certificate.batch_invariant else "not batch-invariant"
-    return f"{certificate.error_class}, {invariant}"
+    gradients = "forward pass only"
+    if certificate.gradients:
+        gradients = f"gradients {' and '.join(dict.fromkeys(certificate.gradients.values()))}"
+    return f"{certificate.error_class}, {invariant}, {gradients}"
 
 
 def _referee_line(name: str, rows: Sequence[CheckRow]) -> ShortLine:
     """Return a check's line: what holds, its first failed row, figures that are only reported, or why it is skipped."""
     failed = next((row for row in rows if row.passed is False), None)
-    if name == "precision" and rows[0].relative_error is not None:
-        return "PASS" if failed is None else "FAIL", name, f"{rows[0].subject}: rms {error_text(rows[0])}"
+    if name in ("precision", "gradient-class") and rows[0].relative_error is not None:
+        rms = "rms " if name == "precision" else ""
+        worst = failed or max(rows, key=lambda row: (row.relative_error or 0.0) / (row.tolerance or 1.0))
+        return "PASS" if failed is None else "FAIL", name, f"{worst.subject}: {rms}{error_text(worst)}"
     if failed is not None:
         return "FAIL", name, f"{failed.subject}: " + "; ".join(filter(None, (error_text(failed), failed.note)))
     figures = [row for row in rows if row.passed is None and row.relative_error is not None]

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from ffncli.options.accept import (
     COUNT,
@@ -25,6 +25,7 @@ from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt
 KINDS_OF_SOURCE = "Model name, directory, file or hf://org/name; 512x2048:gelu; my.py:Class (runs that file)."
 SPLIT, VIEW = "Ranks", "What to show"
 
+Pass: TypeAlias = Literal["forward", "forward+backward"]
 Path: TypeAlias = str | os.PathLike[str]
 Counts: TypeAlias = int | Sequence[int]
 Numbers: TypeAlias = int | str | Sequence[int]

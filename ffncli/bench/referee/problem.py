@@ -7,7 +7,7 @@ reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,22 +21,21 @@ from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.request.data import SCALED, digest, input_rows
 from ffncli.bench.verdict import Error, Ruling
-from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
-from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
+from ffncli.block.steps import Route, Step, block_inputs
 from ffncli.errors import FFNError, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.reference import (
-    events_in_float64,
     gradients_in_float64,
     in_float64,
+    near_kinks,
     output_and_experts,
     steady_tokens,
 )
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.gap import gap
+from ffncli.run.measure.gap import gap, least_gradient, size
 
 _REDRAWS = 8
 _MOST_JUDGED = 4e9  # FLOPs of the samples' references in one placement: about 0.2 s of a core
@@ -378,36 +377,6 @@ def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor
     return out, gradients[problem.entry]
 
 
-def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Yield, for every activation with kinks, the indices of the tokens that rounding may carry across a kink.
-
-    A sum of n products is accurate to eps · √n of the largest sum. For 16-bit dtypes too, eps is float32's, since
-    rounding the finished sum keeps its sign; for float64, eps is float64's.
-    """
-    if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
-        return
-    (entering,) = inputs.values()
-    eps = torch.finfo(torch.promote_types(entering.dtype, torch.float32)).eps
-    tensors: dict[str, Tensor] = {}
-    expert: int | None = None
-    for event in events_in_float64(steps, weights, inputs):
-        if event.expert != expert:  # an activation's input must come from the same expert
-            tensors, expert = {}, event.expert
-        tensors[event.name] = event.tensor
-        if isinstance(event.step.op, Activation):
-            z = tensors[event.name.removesuffix(event.step.output) + event.step.inputs[0]]
-            margin = eps * math.sqrt(entering.shape[-1]) * z.abs().max()
-            near = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-            for kink in _kinks(event.step.op):
-                near |= ((z - kink).abs() <= margin).any(-1)
-            yield near.nonzero().flatten() if event.tokens is None else event.tokens[near]
-
-
-def _kinks(op: Activation) -> tuple[float, ...]:
-    """Return the inputs at which the slope jumps."""
-    return tuple(x for x, order in factor(op).row.kinks if order == 1)
-
-
 # --- rows of a user's file as x ---------------------------------------------------------------------------------------
 
 
@@ -435,7 +404,6 @@ class InputFile:
 
 
 OUTPUT, GRADIENT = "its output", "its gradient of "  # how notes name the compared tensor
-_SMALL = 0.01  # fraction of the largest gradient; a smaller gradient is judged as if it were that large
 
 
 @dataclass(frozen=True)
@@ -473,11 +441,6 @@ def errors_of(
     return errors
 
 
-def least_gradient(gradients: Mapping[str, Tensor]) -> float:
-    """Return the smallest scale for judging a gradient: a smaller gradient is judged as if it were that large."""
-    return _SMALL * max(size(t) for t in gradients.values())
-
-
 def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
     """Return the error of one finite tensor; `floor` is the minimum of max|b|."""
     apart, largest = gap(tensor, reference), size(reference)
@@ -489,8 +452,3 @@ def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
     rel = float((tensor.double() - wide).norm()) / length
     small = tensor.abs()
     return Error(share, rel, int(((small > 0) & (small < torch.finfo(tensor.dtype).tiny)).sum()))
-
-
-def size(tensor: Tensor) -> float:
-    """Return max|b|."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, TypeAlias, get_args
 
 from ffncli.bench.machine.devices import default_device, require_gpu
-from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, Pass, model_with
+from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, model_with
 from ffncli.bench.request.data import TEXT, check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.kernels import (
     ChosenKernels,
@@ -34,7 +34,7 @@ from ffncli.models.model import Model, Resolved, folder_of
 from ffncli.options.accept import COUNTS, NAMES, PATH, Accepts, choice, comma_list, instance, listed, text
 from ffncli.options.conflicts import check
 from ffncli.options.opt import COMPUTE, Opt
-from ffncli.options.shared import KINDS_OF_SOURCE, Batch, Counts, SeqLen, TokenList
+from ffncli.options.shared import KINDS_OF_SOURCE, Batch, Counts, Pass, SeqLen, TokenList
 from ffncli.options.shared import Path as FilePath
 from ffncli.system.gpu import device_index
 

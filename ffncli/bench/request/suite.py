@@ -11,13 +11,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ffncli.bench.records import Above, Cache, Case, Method, Pass, Time
+from ffncli.bench.records import Above, Cache, Case, Method, Time
 from ffncli.bench.request.grid import BenchRequest, Grid, build_request
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.kernels import AUTO
 from ffncli.models.files.json_records import Count, Positive, record_of
 from ffncli.models.files.strict_json import parse_object
+from ffncli.options.shared import Pass
 
 SUITES = ("ffn-1",)
 CPU, CUDA = "cpu", "cuda"  # the tracks (the groups of cases), named after their device

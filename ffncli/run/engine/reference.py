@@ -1,13 +1,15 @@
 """The reference in float64: a block and its gradients, computed from the same rounded values, with one expert widened
-at a time; and detection of tokens that rounding sends to other experts."""
+at a time; and detection of tokens that rounding sends to other experts, or across a kink."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import Experts, Route, Step, block_inputs
+from ffncli.block.analysis.gated import factor
+from ffncli.block.steps import Activation, Experts, Route, Step, block_inputs, walk
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute, mix, received, run, unmixed
 
 Weights = Mapping[str, Tensor]
@@ -109,20 +111,50 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
         params = {name: weights[name] for step in before for name in (*step.parameters(), *step.tables())}
         # A token is steady only if neither exact float64 nor any of 16 random perturbations changes its experts.
         for scale in (0.0, *(off,) * 16):
-            noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
-            _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in params.items()}, noisy)
+            noisy = {n: perturbed(t, scale, generator) for n, t in inputs.items()}
+            _, there = in_float64(before, {n: perturbed(t, scale, generator) for n, t in params.items()}, noisy)
             same &= same_experts(here, there, len(same))[0]
         apart = int((~same).sum())
         remark = f"{apart} of {len(same)} tokens left out: rounding decides which experts they go to" if apart else ""
     return same, remark
 
 
-def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+def perturbed(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
     """Widen a tensor and perturb each value by a random relative error of about `scale`; integers stay unchanged."""
     if not tensor.is_floating_point():
         return tensor
     noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
     return tensor.double() * (1 + scale * noise)
+
+
+def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield, for every activation with kinks, the indices of the tokens that rounding may carry across a kink.
+
+    A sum of n products is accurate to eps · √n of the largest sum. For 16-bit dtypes too, eps is float32's, since
+    rounding the finished sum keeps its sign; for float64, eps is float64's.
+    """
+    if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
+        return
+    (entering,) = inputs.values()
+    eps = torch.finfo(torch.promote_types(entering.dtype, torch.float32)).eps
+    tensors: dict[str, Tensor] = {}
+    expert: int | None = None
+    for event in events_in_float64(steps, weights, inputs):
+        if event.expert != expert:  # an activation's input must come from the same expert
+            tensors, expert = {}, event.expert
+        tensors[event.name] = event.tensor
+        if isinstance(event.step.op, Activation):
+            z = tensors[event.name.removesuffix(event.step.output) + event.step.inputs[0]]
+            margin = eps * math.sqrt(entering.shape[-1]) * z.abs().max()
+            near = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+            for kink in _kinks(event.step.op):
+                near |= ((z - kink).abs() <= margin).any(-1)
+            yield near.nonzero().flatten() if event.tokens is None else event.tokens[near]
+
+
+def _kinks(op: Activation) -> tuple[float, ...]:
+    """Return the inputs at which the slope jumps."""
+    return tuple(x for x, order in factor(op).row.kinks if order == 1)
 
 
 def gradients_in_float64(

@@ -5,6 +5,7 @@ format.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +87,19 @@ def gap(a: Tensor, b: Tensor) -> Gap:
             first_unlike = start + int(odd.nonzero()[0])
         unlike += int(odd.sum())
     return Gap(largest, at, there, size, unlike, first_unlike)
+
+
+_SMALL = 0.01  # fraction of the largest gradient; a smaller gradient is judged as if it were that large
+
+
+def least_gradient(gradients: Mapping[str, Tensor]) -> float:
+    """Return the smallest scale for judging a gradient: a smaller gradient is judged as if it were that large."""
+    return _SMALL * max(size(t) for t in gradients.values())
+
+
+def size(tensor: Tensor) -> float:
+    """Return max|b|."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 _MORE_ROUNDINGS = 10

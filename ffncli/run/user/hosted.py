@@ -25,7 +25,17 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Step
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.kernels.choice import KernelChoice
-from ffncli.run.user.host_requests import CallRequest, HostRequest, HostSetup, LoadRequest, Region, ShowWeights
+from ffncli.run.user.host_requests import (
+    CallRequest,
+    GradientRequest,
+    HostRequest,
+    HostSetup,
+    Layout,
+    LoadRequest,
+    Region,
+    ShowWeights,
+    laid_out,
+)
 from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
 from ffncli.system.child import PrintedBytes, passed_on
@@ -56,6 +66,14 @@ class TimeLimits:
     call: float = 60.0
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """A kernel's output, and its gradients of x and of the canonical weights by name."""
+
+    output: Tensor
+    by_name: Mapping[str, Tensor]
+
+
 @dataclass
 class HostedKernel:
     """A kernel in a running host process. Raises KernelFailure if it fails, FFNError if it cannot load."""
@@ -70,15 +88,17 @@ class HostedKernel:
     request: LoadRequest | None = None
     name: str = ""  # the kernel's name, as given by the loaded file
     computes: str = ""  # the number format that the kernel declares
+    trains: bool = True  # whether the kernel declares that it has gradients
     changed: set[str] = field(default_factory=set)  # tensors, such as `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def load(
-        self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
-    ) -> str | None:
+        self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int,
+        backward: bool = False,
+    ) -> str | None:  # fmt: skip
         """Load the kernel for this block and up to `tokens` tokens; return the reason if the kernel refuses the block,
-        else None."""
-        self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
+        else None. With `backward`, there is room for gradients."""
+        self.request = self._placed(spec, tuple(steps), weights, dtype, tokens, backward)
         self._weights, self.changed = weights, set()
         with _allowing(self):
             os.ftruncate(self.memory_number, max(self.request.size, os.fstat(self.memory_number).st_size))
@@ -90,18 +110,59 @@ class HostedKernel:
             raise FFNError(_text(answer, "error"), _text(answer, "hint"))
         self.name = _text(answer, "name")
         self.computes = _text(answer, "computes") if answer.get("computes") else ""
+        self.trains = answer.get("trains") is not False
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
         """Copy x [tokens, d_model] to the input buffer of index `place`, call the kernel on it, return the output."""
+        return self._call(CallRequest(len(x), place), {place: x})[1]
+
+    def gradients(
+        self, x: Tensor, g: Tensor, trained: Sequence[str], layout: Layout = "rows", passes: int = 1,
+        then: Tensor | None = None, place: int = 0,
+    ) -> Gradients | None:  # fmt: skip
+        """Return the output and the gradients of the tensors in `trained` (`x` and canonical weights), as in
+        GradientRequest; None if the output has no gradient. A gradient that the kernel does not return is 0.
+
+        g [tokens, d_model] is the gradient of the output; it must be constant in the dimensions that `layout` expands.
+        The kernel must have been loaded with `backward`. `then` is another x.
+        """
+        assert self.request is not None
+        assert self.request.upstream is not None
+        assert self.memory is not None
+        upstream = self.request.upstream.of(self.memory)
+        if layout in ("rows", "columns"):
+            laid_out(upstream, len(g), layout).copy_(g)
+        else:
+            upstream[:1].copy_(g[:1])
+        for region in self.request.gradients.values():
+            region.of(self.memory).fill_(torch.nan)
+        inputs = {place: x} if then is None else {place: x, 1 - place: then}
+        request = GradientRequest(len(x), place, tuple(trained), layout, passes, None if then is None else 1 - place)
+        answer, output = self._call(request, inputs)
+        if not same_bits(laid_out(upstream, len(g), layout), g):
+            self.changed.add("the gradient of its output")
+        if not answer.get("requires_grad"):
+            return None
+        given = {name: self.request.gradients[name].of(self.memory) for name in trained}
+        missing = answer.get("missing")
+        for name, gradient in given.items():
+            if isinstance(missing, list) and name in missing:
+                gradient.zero_()
+        gradients = {name: gradient[: len(x)] if name == "x" else gradient for name, gradient in given.items()}
+        return Gradients(output, {name: gradient.clone() for name, gradient in gradients.items()})
+
+    def _call(self, request: CallRequest, inputs: Mapping[int, Tensor]) -> tuple[dict[str, Any], Tensor]:
+        """Copy the inputs to the buffers of these indices and call the kernel; return its answer and its output."""
         assert self.request is not None
         assert self.memory is not None
-        entry = self.request.inputs[place].of(self.memory)[: len(x)]
+        x = inputs[request.place]
         output = self.request.output.of(self.memory)[: len(x)]
-        entry.copy_(x)
         output.fill_(torch.nan)  # so that a missing output is not mistaken for the last call's output
-        answer = self._ask(CallRequest(len(x), place), self.limits.call, "did not return within", "--call-time")
-        if not same_bits(entry, x):
+        for place, values in inputs.items():
+            self.request.inputs[place].of(self.memory)[: len(x)].copy_(values)
+        answer = self._ask(request, self.limits.call, "did not return within", "--call-time")
+        if not all(same_bits(self.request.inputs[n].of(self.memory)[: len(x)], inputs[n]) for n in inputs):
             self.changed.add("its input x")
         if "error" in answer:
             raise KernelFailure("; ".join(filter(None, (_text(answer, "error"), _text(answer, "hint")))))
@@ -112,7 +173,7 @@ class HostedKernel:
         dtype = str(x.dtype).removeprefix("torch.")
         if answer.get("dtype") != dtype:
             raise KernelFailure(f"returns {_text(answer, 'dtype')}, expected {dtype}")
-        return output.clone()
+        return answer, output.clone()
 
     def inspect(self) -> None:
         """Add to `changed` the weights that have changed since loading."""
@@ -132,8 +193,9 @@ class HostedKernel:
             return None
 
     def _placed(
-        self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
-    ) -> LoadRequest:
+        self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int,
+        backward: bool,
+    ) -> LoadRequest:  # fmt: skip
         """Build the load request, with a region of the shared memory for every tensor."""
         end = 0
 
@@ -146,7 +208,13 @@ class HostedKernel:
         regions = {name: next_region(tensor.shape, tensor.dtype) for name, tensor in weights.items()}
         inputs = tuple(next_region((tokens, spec.d_model), dtype) for _ in range(PLACES))
         output = next_region((tokens, spec.d_model), dtype)
-        return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output)
+        if not backward:
+            return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output)
+        upstream = next_region((tokens, spec.d_model), dtype)
+        trained = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+        gradients = {name: next_region(tensor.shape, tensor.dtype) for name, tensor in trained.items()}
+        gradients["x"] = next_region((tokens, spec.d_model), dtype)
+        return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output, upstream, gradients)
 
     def _ask(self, request: HostRequest | HostSetup | None, seconds: float, slow: str, option: str) -> dict[str, Any]:
         """Send a request and return the answer. Raise KernelFailure if the process does not answer, or ends."""

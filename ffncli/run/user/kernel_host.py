@@ -25,11 +25,12 @@ from ffncli.system.gpu import use_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ffncli.kernels.kernel import Computes, Params
-    from ffncli.run.user.host_requests import CallRequest, HostRequest, HostSetup, LoadRequest
+    from ffncli.kernels.kernel import Computes, Kernel, Params
+    from ffncli.run.user.host_requests import CallRequest, GradientRequest, HostRequest, HostSetup, LoadRequest
 
 Answer = dict[str, Any]
 _LONGEST = 300  # maximum length of an error message, in characters
+_MOST_GRAPHS = 64  # of a compiled function; torch runs it uncompiled beyond its own limit of 8
 
 
 def main(arguments: list[str]) -> int:
@@ -78,6 +79,7 @@ class KernelHost:
     device: str
     memory_number: int
     memory: mmap | None = None
+    kernel: Kernel | None = None
     compute: Computes | None = None
     params: Params = ()
     request: LoadRequest | None = None
@@ -86,11 +88,15 @@ class KernelHost:
 
     def answer(self, request: HostRequest) -> Answer:
         """Carry out a request and return the answer; an exception becomes an answer with `error`."""
-        from ffncli.run.user.host_requests import CallRequest, LoadRequest
+        from ffncli.run.user.host_requests import CallRequest, GradientRequest, LoadRequest
 
+        if dynamo := sys.modules.get("torch._dynamo"):
+            dynamo.config.recompile_limit = _MOST_GRAPHS
         try:
             if isinstance(request, LoadRequest):
                 return self._load(request)
+            if isinstance(request, GradientRequest):
+                return self._gradients(request)
             return self._call(request) if isinstance(request, CallRequest) else self._show_weights()
         except FFNError as error:
             return {"error": error.message[:_LONGEST], "hint": error.hint[:_LONGEST]}
@@ -108,7 +114,7 @@ class KernelHost:
         use_device(self.device, torch)
         self.compute, self.params, self.weights, self.inputs = None, (), {}, {}
         self.memory, self.request = mmap(self.memory_number, request.size), request
-        kernel = kernel_of(request.choice, request.steps, request.spec)
+        kernel = self.kernel = kernel_of(request.choice, request.steps, request.spec)
         refusal = kernel.refusal(request.steps, self.device, request.dtype)
         if refusal is None:
             torch.backends.cudnn.allow_tf32 = False  # convolutions round float32 to 10 bits on GPUs by default
@@ -116,28 +122,89 @@ class KernelHost:
             with torch.no_grad():
                 self.params = tuple(kernel.prepare(request.steps, self.weights))
             self.compute = kernel.build(request.steps, self.device, request.dtype)
-        return {"name": kernel.name, "refusal": refusal, "computes": kernel.computes}
+            if dynamo := sys.modules.get(
+                "torch._dynamo"
+            ):  # beyond its limit torch runs a function without compiling it
+                dynamo.config.recompile_limit = _MOST_GRAPHS
+        return {"name": kernel.name, "refusal": refusal, "computes": kernel.computes, "trains": kernel.trains}
 
     def _call(self, request: CallRequest) -> Answer:
         import torch
 
         assert self.compute is not None
-        assert self.request is not None
-        assert self.memory is not None
-        shared = self.request.inputs[request.place].of(self.memory)[: request.tokens]
-        key = (request.place, request.tokens)
+        x = self._input(request.tokens, request.place)
+        with torch.inference_mode():
+            out: object = self.compute(x, self.params)
+        return self._answer_with(out, x, request)
+
+    def _input(self, tokens: int, place: int) -> Tensor:
+        """Return x as the kernel gets it: the same tensor in every call with this place and number of tokens."""
+        shared = self._shared(tokens, place)
+        key = (place, tokens)
         x = self.inputs.setdefault(key, shared.to(self.device))  # on a CPU, this is the shared memory itself
         if self.device != "cpu":
             x.copy_(shared)
-        with torch.inference_mode():
-            out: object = self.compute(x, self.params)
+        return x
+
+    def _shared(self, tokens: int, place: int) -> Tensor:
+        assert self.request is not None
+        assert self.memory is not None
+        return self.request.inputs[place].of(self.memory)[:tokens]
+
+    def _answer_with(self, out: object, x: Tensor, request: CallRequest) -> Answer:
+        """Write the output to the shared memory, and x, in case the kernel has changed it; return the output's form."""
+        import torch
+
+        assert self.request is not None
+        assert self.memory is not None
+        shared = self._shared(request.tokens, request.place)
         if self.device != "cpu":
-            shared.copy_(x)
+            shared.copy_(x.detach())
         if not isinstance(out, torch.Tensor):
             return {"type": type(out).__name__}
         if list(out.shape) == list(shared.shape) and out.dtype == shared.dtype:
-            self.request.output.of(self.memory)[: request.tokens].copy_(out)
+            self.request.output.of(self.memory)[: request.tokens].copy_(out.detach())
         return {"shape": list(out.shape), "dtype": str(out.dtype).removeprefix("torch.")}
+
+    def _gradients(self, request: GradientRequest) -> Answer:
+        """Run the kernel and its backward pass as training does: into `.grad` of x and of the canonical weights, also
+        through the kernel's own form of the weights."""
+        import torch
+
+        from ffncli.run.user.host_requests import laid_out
+
+        assert self.request is not None
+        assert self.memory is not None
+        assert self.kernel is not None
+        assert self.compute is not None
+        assert self.request.upstream is not None
+        g = laid_out(self.request.upstream.of(self.memory).to(self.device), request.tokens, request.layout)
+        leaves = {name: tensor.detach() for name, tensor in self.weights.items()}
+        for name in leaves.keys() & set(request.trained):
+            leaves[name].requires_grad_()
+        entering = []
+        with torch.enable_grad():
+            for place in (request.place, *(() if request.then is None else (request.then,))):
+                x = self._input(request.tokens, place).detach()
+                entering.append(x.requires_grad_("x" in request.trained))
+                out: object = self.compute(x, tuple(self.kernel.prepare(self.request.steps, leaves)))
+                if not isinstance(out, torch.Tensor) or out.shape != x.shape or out.dtype != x.dtype:
+                    return self._answer_with(out, x, request)
+                if not out.requires_grad:
+                    return self._answer_with(out, x, request) | {"requires_grad": False}
+                for _ in range(request.passes - 1):  # only the last pass counts
+                    out.backward(g, retain_graph=True)  # type: ignore[no-untyped-call]
+                    for tensor in (x, *leaves.values()):
+                        tensor.grad = None
+                out.backward(g)  # type: ignore[no-untyped-call]
+        missing = []
+        for name, tensor in {"x": entering[0], **leaves}.items():
+            if tensor.grad is not None:
+                place = self.request.gradients[name].of(self.memory)
+                (place[: request.tokens] if name == "x" else place).copy_(tensor.grad)
+            elif name in request.trained:
+                missing.append(name)
+        return self._answer_with(out, entering[0], request) | {"requires_grad": True, "missing": missing}
 
     def _show_weights(self) -> Answer:
         if self.request is not None and self.memory is not None and self.device != "cpu":

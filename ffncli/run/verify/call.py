@@ -60,8 +60,8 @@ def _verdict(question: VerifyQuestion) -> Verdict:
         limits = TimeLimits(**{name: seconds for name, seconds in times.items() if seconds is not None})
         return certify(
             resolved, kernels[0], question.layer, dtype=question.dtype, device=device, seed=question.seed,
-            tolerance=question.tolerance,
-            batch_invariant=question.batch_invariant, threads=question.threads, limits=limits,
+            tolerance=question.tolerance, batch_invariant=question.batch_invariant, passes=question.passes,
+            threads=question.threads, limits=limits,
             tokens=None if leading is None else prod(leading),
         )  # fmt: skip
     return verify_layer(

@@ -4,16 +4,17 @@ torch."""
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, get_args
 
 from ffncli.errors import FFNError, option, shown
 from ffncli.kernels.choice import KernelChoice, choices
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.source import is_user_module
 from ffncli.options import shared
-from ffncli.options.accept import FROM_ZERO, SECONDS, TEXT, TEXTS, Accepts, several
+from ffncli.options.accept import FROM_ZERO, SECONDS, TEXT, TEXTS, Accepts, choice, several
 from ffncli.options.conflicts import Conflict, check
 from ffncli.options.opt import Opt
+from ffncli.options.shared import Pass
 from ffncli.run.user.options import Against, Input, ModelSource
 from ffncli.run.user.time_limit import LoadOptions
 
@@ -36,10 +37,13 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "shapes": "matches float64 for any number of tokens",
     "repeats": "the same input gives the same bits",
     "state": "no call changes the output of another",
-    "special": "matches float64 for zeros, subnormals and large numbers",
+    "special": "matches float64 for zeros, subnormals, large numbers",
     "isolation": "NaN stays NaN, and NaN or Inf changes no other token",
     "batch": "a token's bits are the same alone and in every batch",
     "precision": "the error matches the dtype's own arithmetic",
+    "gradients": "every gradient matches float64",
+    "gradient-class": "their errors match the dtype's own arithmetic",
+    "gradient-batch": "a token's dx has the same bits alone and in a batch",
     "threads": "no call leaves a thread running",
     "untouched": "neither the input nor the weights are changed",
     "replay": "an input seen before takes as much work as a new one",
@@ -112,6 +116,13 @@ class VerifyQuestion(Dimensions, LoadOptions):
     batch_invariant: Annotated[
         bool, _referee("--batch-invariant", help="Require the same bits for a token alone and in any batch.")
     ] = False
+    passes: Annotated[
+        Pass | None,
+        _referee(
+            "--pass", accepts=choice(*get_args(Pass)),
+            help="forward, or forward+backward to require gradients. [default: gradients if the output has them]",
+        ),
+    ] = None  # fmt: skip
     call_time: Annotated[
         float | None,
         _referee(
@@ -130,7 +141,7 @@ CONFLICTS = (
         contradicts="check against input",
         why="the referee runs its own checks on random inputs",
     ),
-    Conflict("batch_invariant call_time", needs="referee", why="it applies only to the referee"),
+    Conflict("batch_invariant passes call_time", needs="referee", why="it applies only to the referee"),
 )
 
 

@@ -8,11 +8,12 @@ import torch
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
+from ffncli.options.shared import Pass
 from ffncli.run.engine.prepare import block_summary, device_of, dtype_name, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
-from ffncli.run.verify.checks import judged
+from ffncli.run.verify.checks import gradients, judged, precision
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
-from ffncli.run.verify.checks.judged import KernelTrial
+from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Certificate, Verdict, environment, file_digest, first_reason, now_utc
 
@@ -24,7 +25,10 @@ REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "special": judged.special,
     "isolation": judged.isolation,
     "batch": judged.batch,
-    "precision": judged.precision,
+    "precision": precision.precision,
+    "gradients": gradients.values,
+    "gradient-class": gradients.error_class,
+    "gradient-batch": gradients.batch,
     "threads": judged.threads,
     "untouched": judged.untouched,
     "replay": judged.replay,
@@ -45,6 +49,7 @@ def certify(
     seed: int | None = None,
     tolerance: float | None = None,
     batch_invariant: bool = False,
+    passes: Pass | None = None,
     threads: int | None = None,
     limits: TimeLimits | None = None,
     tokens: int | None = None,
@@ -53,8 +58,9 @@ def certify(
     another.
 
     If `seed` is None, a seed is drawn; the certificate records it. `batch_invariant` turns the reported batch
-    invariance into a demand; `threads` is torch's thread count in the kernel's process; `tokens` is one more token
-    count to try. A fault of the kernel is a failed row, not an exception.
+    invariance into a demand; `passes` leaves the backward pass out, or demands it, and None judges it if the kernel has
+    one. `threads` is torch's thread count in the kernel's process; `tokens` is one more token count to try. A fault of
+    the kernel is a failed row, not an exception.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
@@ -64,13 +70,16 @@ def certify(
     block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, computed, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad(), hosted(kernel, device_of(device), threads, limits or TimeLimits()) as host:
-        rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant, tokens)))
+        rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant, passes, tokens)))
         if kernel.file is not None and not kernel.attribute:
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # the kernel's name in `mine.py:mlp`
     if file_digest(kernel) != digest:
         raise FFNError(f"{shown(kernel.kernel)} changed while it was being judged", "run it again")
     reason = first_reason(rows)
     measured = next((row for row in rows if row.check == "precision" and row.relative_error is not None), None)
+    classes = [row.subject for row in rows if row.check == "gradient-class" and row.relative_error is not None]
+    of_gradients = dict(subject.split(": ") for subject in classes)
+    backward = any(row.passed is not None for row in rows if row.check == "gradients")
     batches = [row for row in rows if row.check == "batch" and row.max_error is not None]
     certificate = Certificate(
         verdict="refused" if reason else "certified",
@@ -81,6 +90,8 @@ def certify(
         sha256=digest,
         error_class=measured.subject if measured else None,
         error_rel=measured.relative_error if measured else None,
+        passes="forward+backward" if backward else "forward",
+        gradients=of_gradients or None,
         batch_invariant=all(row.max_error == 0 and row.passed for row in batches) if batches else None,
         batch_invariance_demanded=batch_invariant,
         dtype=dtype_name(computed),

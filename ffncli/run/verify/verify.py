@@ -21,6 +21,7 @@ from ffncli.errors import FFNError, did_you_mean, option, shown, shown_path
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved
+from ffncli.options.shared import Pass
 from ffncli.run.engine.inputs import InputSource
 from ffncli.run.engine.prepare import BlockSummary, Prepared, block_summary, prepare
 from ffncli.run.user.kernels import kernels_of
@@ -191,7 +192,8 @@ class Certificate:
     `sha256` are None for a built-in kernel.
 
     `reason` names the first failed check; it is empty for a certified kernel. `error_class` (such as `fp32-true`) and
-    `batch_invariant` are None if they could not be measured. `environment` contains versions and the machine, under the
+    `batch_invariant` are None if they could not be measured. `passes` is what was judged, `gradients` the class of
+    every gradient, by name (`x` or a weight). `environment` contains versions and the machine, under the
     column names of `ffn bench`.
     """
 
@@ -203,6 +205,8 @@ class Certificate:
     sha256: str | None
     error_class: str | None
     error_rel: float | None
+    passes: Pass
+    gradients: Mapping[str, str] | None
     batch_invariant: bool | None
     batch_invariance_demanded: bool
     dtype: str
@@ -222,7 +226,7 @@ def first_reason(rows: Sequence[CheckRow]) -> str:
     figures = [] if row.relative_error is None else [f"error {row.relative_error:.2g}"]
     if figures and row.tolerance:
         figures = [f"{figures[0]} (limit {row.tolerance:.2g})"]
-    note = [row.note] if row.note and row.check != "precision" else []
+    note = [row.note] if row.note and row.check not in ("precision", "gradient-class") else []
     return f"{row.check}, {row.subject}: " + "; ".join([*figures, *note])
 
 

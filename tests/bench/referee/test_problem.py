@@ -8,6 +8,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee import problem as module
 from ffncli.bench.referee.problem import Problem
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.run.engine import reference
 from tests.bench.fake_memory import FakeMemory
 
 D, F, T = 8, 12, 6
@@ -138,10 +139,10 @@ def test_a_kink_is_where_rounding_may_cross_it():
     x = problem.first.x.clone()
     z = wide(x) @ wide(weights["up.weight"]).T + wide(weights["up.bias"])
     weights["up.bias"][3] -= float(z[2, 3])  # token 2 now sits on the kink, to a rounding
-    found = [tokens.tolist() for tokens in module.near_kinks(problem.steps, weights, {problem.entry: x})]
+    found = [tokens.tolist() for tokens in reference.near_kinks(problem.steps, weights, {problem.entry: x})]
     assert found == [[2]]
     smooth = problem_of(SWIGLU)
-    assert list(module.near_kinks(smooth.steps, smooth.weights, {smooth.entry: x})) == []
+    assert list(reference.near_kinks(smooth.steps, smooth.weights, {smooth.entry: x})) == []
 
 
 def test_kinks_of_experts_are_looked_for_with_one_expert_widened_at_a_time():
@@ -149,7 +150,7 @@ def test_kinks_of_experts_are_looked_for_with_one_expert_widened_at_a_time():
     spec = FFNSpec(64, 256, "swiglu_oai", bias=False, moe=MoE(32, 4))
     problem, expert = problem_of(spec, tokens=4, dtype="bf16"), 8 * 3 * 64 * 256
     with FakeMemory() as memory:
-        assert len(list(module.near_kinks(problem.steps, problem.weights, {problem.entry: problem.first.x}))) > 8
+        assert len(list(reference.near_kinks(problem.steps, problem.weights, {problem.entry: problem.first.x}))) > 8
     assert expert < memory.peak < 3 * expert
 
 
@@ -160,17 +161,17 @@ def test_a_kink_inside_an_expert_concerns_the_tokens_that_it_received():
     expert = int(best[3, 1])
     z = wide(x[3]) @ wide(weights["up.weight"][expert]).T + wide(weights["up.bias"][expert])
     weights["up.bias"][expert, 5] -= float(z[5])
-    found = [tokens.tolist() for tokens in module.near_kinks(problem.steps, weights, {problem.entry: x})]
+    found = [tokens.tolist() for tokens in reference.near_kinks(problem.steps, weights, {problem.entry: x})]
     assert [tokens for tokens in found if tokens] == [[3]]
 
 
 def test_a_limit_after_the_function_is_a_kink_where_it_is_reached():
     """silu passes 7 at 7.0063428; a soft cap has no kink."""
     ops = {step.output: step.op for step in steps(FFNSpec(4, 8, "swiglustep"))}
-    assert module._kinks(ops["act"]) == pytest.approx((7.006342814601792,), rel=1e-12)
-    assert module._kinks(ops["lift"]) == (-7.0, 7.0)
+    assert reference._kinks(ops["act"]) == pytest.approx((7.006342814601792,), rel=1e-12)
+    assert reference._kinks(ops["lift"]) == (-7.0, 7.0)
     ops = {step.output: step.op for step in steps(FFNSpec(4, 8, "situ"))}
-    assert (module._kinks(ops["act"]), module._kinks(ops["lift"])) == ((), ())
+    assert (reference._kinks(ops["act"]), reference._kinks(ops["lift"])) == ((), ())
 
 
 def test_the_longest_sum():

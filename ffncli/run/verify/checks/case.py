@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -81,11 +81,12 @@ class CheckedBlock:
     split: SplitRun | None = None
     computes: str = ""
 
-    def judge(self, check: str, dtype: torch.dtype | None = None) -> "Judge":
-        """Return a check's judge, with the tolerance of the block's dtype, or of `dtype`."""
+    def judge(self, check: str, dtype: torch.dtype | None = None, tokens: int = 1) -> "Judge":
+        """Return a check's judge, with the tolerance of the block's dtype, or of `dtype`. `tokens` is the number of
+        tokens over which a weight's gradient is summed."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
-        allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
+        allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width, tokens), scores)
         allowed = max(allowed, declared_tolerance(self.computes)[0]) if self.computes else allowed
         return Judge(check, allowed if self.tolerance is None else self.tolerance, dtype)
 
@@ -176,20 +177,26 @@ class Judge:
     tolerance: float
     dtype: torch.dtype
 
-    def equal(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """Return a row that passes if `output` equals `reference` within the tolerance; a NaN or Inf fails."""
+    def equal(
+        self, subject: str, output: Tensor, reference: Tensor, note: str = "", what: str = "its output",
+        floor: float = 0.0,
+    ) -> CheckRow:  # fmt: skip
+        """Return a row that passes if `output` equals `reference` within the tolerance; a NaN or Inf fails.
+
+        `what` names the tensor; the relative error is relative to at least `floor`.
+        """
         if output.shape != reference.shape:
             return self.fails(subject, f"shape {list(output.shape)}, expected {list(reference.shape)}")
-        for whose, tensor in (("the reference", reference), ("its output", output)):
+        for whose, tensor in (("the reference", reference), (what, output)):
             if not tensor.isfinite().all():
                 return self.fails(subject, _joined(f"{whose} has {not_finite(tensor)}", note))
-        row = self.figure(subject, output, reference, note)
+        row = self.figure(subject, output, reference, note, floor)
         within = row.max_error == 0 or (row.relative_error is not None and row.relative_error <= self.tolerance)
-        return CheckRow(self.check, subject, row.max_error, row.relative_error, row.ulps, self.tolerance, within, note)
+        return replace(row, tolerance=self.tolerance, passed=within)
 
-    def figure(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
+    def figure(self, subject: str, output: Tensor, reference: Tensor, note: str = "", floor: float = 0.0) -> CheckRow:
         """Return the distance between two tensors of the same shape, without a verdict."""
-        largest, relative, ulps = errors(output, reference, self.dtype)
+        largest, relative, ulps = errors(output, reference, self.dtype, floor)
         return CheckRow(self.check, subject, largest, relative, ulps, note=note)
 
     def fails(self, subject: str, why: str) -> CheckRow:
@@ -201,14 +208,18 @@ class Judge:
         return CheckRow(self.check, subject, note=why)
 
 
-def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """Return (max_error, relative_error, ulps) as in CONVENTIONS; NaN if a value is finite in one tensor only."""
+def errors(
+    output: Tensor, reference: Tensor, dtype: torch.dtype, floor: float = 0.0
+) -> tuple[float, float | None, float | None]:
+    """Return (max_error, relative_error, ulps) as in CONVENTIONS, the relative error to at least `floor`; NaN if a
+    value is finite in one tensor only."""
     apart = gap(output, reference)
     if apart.unlike:
         return math.nan, math.nan, math.nan
     if apart.at < 0:
         return 0.0, 0.0, 0.0
-    return apart.largest, apart.relative if apart.size else None, apart.ulps(dtype)
+    size = max(apart.size, floor)
+    return apart.largest, apart.largest / size if size else None, apart.ulps(dtype)
 
 
 def not_finite(tensor: Tensor) -> str:

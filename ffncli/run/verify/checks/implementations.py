@@ -20,7 +20,7 @@ from ffncli.run.engine.execute import Mode, run
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
 from ffncli.run.engine.sharded import summed
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
-from ffncli.run.verify.checks.judged import counts_to_try
+from ffncli.run.verify.checks.trial import counts_to_try
 from ffncli.run.verify.module import block_module
 from ffncli.show.text import counted
 

@@ -1,29 +1,23 @@
-"""The referee's checks of one kernel on trial: correct, reproducible, precise, and free of side effects."""
+"""The referee's checks of a kernel's outputs: correct, reproducible, and free of side effects."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from ffncli.block.cost import cost
-from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.recipe import steps
 from ffncli.block.steps import Experts, Route, Step
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.run.engine.prepare import dtype_name
-from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.gap import declared_tolerance, gap
-from ffncli.run.user.hosted import HostedKernel, same_bits
-from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
+from ffncli.run.verify.checks import gradients
+from ffncli.run.verify.checks.case import CheckRow, Judge
+from ffncli.run.verify.checks.causes import explained
+from ffncli.run.verify.checks.trial import KernelTrial, equal_bits, reported
 from ffncli.show.text import counted, percent, time_text
 from ffncli.system.host import busy_threads
 
@@ -34,10 +28,13 @@ _SOME = 17  # tokens in checks for which the token count does not matter
 
 def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
     """Check the output for every number of tokens in `token_counts`."""
-    judge = trial.judge("shapes")
+    judge, wrong = trial.judge("shapes"), False
     for count in trial.token_counts:
         x = trial.draw(count)
-        yield judge.equal(counted(count, "token"), trial.call(x), trial.reference(x))
+        output, reference = trial.call(x), trial.reference(x)
+        row = judge.equal(counted(count, "token"), output, reference)
+        yield row if wrong else explained(trial.block, row, x, output, reference)
+        wrong = wrong or row.passed is False  # one explanation is enough
 
 
 def widths(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -57,6 +54,8 @@ def widths(trial: KernelTrial) -> Iterator[CheckRow]:
         for count in (3, _SOME):
             x = other.draw(count)
             yield judge.equal(f"{subject}, {counted(count, 'token')}", other.call(x), other.reference(x))
+        if not other.without_backward:
+            yield gradients.judged(other, "widths", f"{subject}, gradients", gradients.drawn(other, _SOME))
 
 
 def special(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -200,114 +199,9 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
         parts = [slice(start, start + count) for start in starts]
         outputs = torch.cat([trial.call(x[part]) for part in parts])
         there = torch.cat([whole[part] for part in parts])
-        yield _reported(trial, equal_bits("batch", f"{counted(count, 'token')} of {most}", outputs, there))
+        yield reported(trial, equal_bits("batch", f"{counted(count, 'token')} of {most}", outputs, there))
     order = torch.randperm(most, generator=trial.generator)
-    yield _reported(trial, equal_bits("batch", f"all {most} in another order", trial.call(x[order]), whole[order]))
-
-
-def _reported(trial: KernelTrial, row: CheckRow) -> CheckRow:
-    """Return the row; unless batch invariance is demanded, it does not count as failed."""
-    return row if row.passed or trial.batch_invariant else replace(row, passed=None)
-
-
-# The precision of a kernel: its error, compared with the errors of fp32, TF32 and bf16 on the same input.
-
-LOWER = "lower"
-_TOKENS = 64
-_ROOM = 2.0  # times the expected error, because a kernel has its own order of sums and its own functions
-_SAME_STEPS = 1.5  # times the error of the steps in a 16-bit dtype; rounding a weight to 8 bits would double that error
-_SUMS = {torch.float64: 53, torch.float32: 24}  # bits of a significand, with the hidden bit
-_TF32, _BF16 = 11, 8
-
-
-def precision(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Measure the rms error and report which arithmetic has an error of that size; fail if the kernel is less precise
-    than the dtype's own arithmetic.
-
-    If the user allows an error (`tolerance`), lower precision is reported but passes. A kernel that declares a format
-    with fewer bits must meet that format's limit.
-    """
-    x = trial.draw(min(_TOKENS, trial.most_tokens))
-    reference = trial.reference(x)
-    error = rms_error(trial.call(x), reference)
-    if computes := trial.block.computes:
-        limit = declared_tolerance(computes)[1]
-        yield CheckRow("precision", computes, relative_error=error, tolerance=limit, passed=error <= limit,
-                       note="rms error; the kernel declares its arithmetic")  # fmt: skip
-        return
-    bounds = error_bounds(trial, x)
-    name = next((name for name, bound in bounds.items() if error <= bound), LOWER)
-    allowed = name == next(iter(bounds)) or trial.block.tolerance is not None
-    note = "rms error; at most " + ", ".join(f"{bound:.2g} is {of}" for of, bound in bounds.items())
-    yield CheckRow(
-        "precision", name, relative_error=error, tolerance=next(iter(bounds.values())), passed=allowed, note=note
-    )
-
-
-def rms_error(output: Tensor, reference: Tensor) -> float:
-    """Return ‖output − reference‖ / ‖reference‖, infinite if a norm is not finite."""
-    size = float(reference.norm())
-    error = float((output.double() - reference).norm())
-    if not math.isfinite(error) or not math.isfinite(size):
-        return math.inf
-    return error / size if size else (math.inf if error else 0.0)
-
-
-def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
-    """Return the largest rms error allowed for each class, the most precise class first: `fp32-true`, `tf32-like`, ...
-
-    `emulated` measures the error of matrix products whose factors are rounded to 11 bits; with p bits the error is
-    2¹¹⁻ᵖ times as large. A sum of n products that is rounded to p bits after every addition has √(n/2) times the error
-    of one rounding, in the worst order (the k-th partial sum is √(k/n) of the total). Factors in a 16-bit dtype need no
-    rounding, so the bound of these dtypes is based on the error of the steps, each rounded to the dtype.
-    """
-    dtype, name = trial.block.dtype, dtype_name(trial.block.dtype)
-    if dtype in _SUMS:
-        by_11, by_8 = emulated(trial, x, _TF32), emulated(trial, x, _BF16)
-        longest = max(trial.spec.d_model, trial.spec.d_ff, trial.spec.shared_width)
-        sums = {bits: by_11 * 2.0 ** (_TF32 - bits) * (2 + math.sqrt(longest / 2)) for bits in _SUMS.values()}
-        mine = {f"{name}-true": _ROOM * sums[_SUMS[dtype]]}
-        mine |= {"fp32-like": _ROOM * sums[_SUMS[torch.float32]]} if dtype == torch.float64 else {}
-        return mine | {"tf32-like": _ROOM * by_11, "bf16-like": _ROOM * by_8}
-    steps, went = output_and_experts(trial.block.ffn, trial.block.ffn_weights, {trial.block.entry: x})
-    reference, there = in_float64(trial.block.ffn, trial.block.ffn_weights, {trial.block.entry: x})
-    same, _ = same_experts(went, there, len(x))
-    own = _SAME_STEPS * rms_error(steps[same], reference[same])
-    coarser = {"bf16-like": own * 2.0 ** (_TF32 - _BF16)} if dtype == torch.float16 else {}
-    return {f"{name}-true": own} | coarser
-
-
-def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
-    """Return the rms error of matrix products with factors rounded to `bits` bits, computed otherwise in float64."""
-    block = trial.block
-    with RoundedProducts(bits):
-        output, went = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
-    reference, there = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
-    same, _ = same_experts(went, there, len(x))
-    return rms_error(output[same], reference[same])
-
-
-class RoundedProducts(TorchFunctionMode):
-    """A context in which torch's `linear` first rounds its input and weight to `bits` bits, as tensor cores do."""
-
-    def __init__(self, bits: int) -> None:
-        super().__init__()
-        self.bits = bits
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call `func`, with rounded factors if it is `linear`."""
-        if func is functional.linear:
-            x, weight, *rest = args
-            args = (rounded(x, self.bits), rounded(weight, self.bits), *rest)
-        return func(*args, **(kwargs or {}))
-
-
-def rounded(tensor: Tensor, bits: int) -> Tensor:
-    """Round every value to `bits` significant bits, the leading bit included, halves to even."""
-    mantissa, exponent = torch.frexp(tensor)
-    return torch.ldexp((mantissa * 2.0**bits).round(), exponent - bits)
+    yield reported(trial, equal_bits("batch", f"all {most} in another order", trial.call(x[order]), whole[order]))
 
 
 # Side effects of a kernel's calls: threads that keep running, a changed input, changed weights.
@@ -386,103 +280,3 @@ def _work(trial: KernelTrial, x: Tensor) -> float | None:
     if not before:
         return None
     return 1e-9 * sum(time - before.get(thread, 0) for thread, time in after.items())
-
-
-# At most 8 token counts, with one that the user gives: torch.compile creates a graph for each count, and stops
-# compiling after 8.
-_COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)
-_LARGE = 50_000_000  # above this many parameters, run fewer tokens
-_REDRAWS = 64
-
-
-def counts_to_try(ffn: Sequence[Step], tokens: int | None = None) -> tuple[int, ...]:
-    """Return the token counts on which a kernel of these steps is tried, ascending; `tokens` is one more."""
-    counts = _FEW_COUNTS if cost(ffn).params > _LARGE else _COUNTS
-    return tuple(sorted({*counts, *([] if tokens is None else [tokens])}))
-
-
-@dataclass(frozen=True)
-class KernelTrial:
-    """A kernel that its host has loaded for `block`, and the requirements for this kernel.
-
-    `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported.
-    `tokens` is one more token count to try.
-    """
-
-    host: HostedKernel
-    block: CheckedBlock
-    generator: torch.Generator
-    batch_invariant: bool = False
-    tokens: int | None = None
-
-    def judge(self, check: str) -> Judge:
-        """Return the judge of a check on this block."""
-        return self.block.judge(check)
-
-    @property
-    def spec(self) -> FFNSpec:
-        """The block's dimensions."""
-        return self.block.layer.spec
-
-    @cached_property
-    def token_counts(self) -> tuple[int, ...]:
-        """The token counts of the calls, ascending."""
-        return counts_to_try(self.block.ffn, self.tokens)
-
-    @property
-    def most_tokens(self) -> int:
-        """The largest token count."""
-        return self.token_counts[-1]
-
-    @cached_property
-    def routed(self) -> bool:
-        """Whether a router chooses experts."""
-        return any(isinstance(step.op, Route) for step in self.block.ffn)
-
-    def declared(self) -> KernelTrial:
-        """Return this trial with the number format, if any, that the loaded kernel declares."""
-        return replace(self, block=replace(self.block, computes=self.host.computes))
-
-    def load(self) -> str | None:
-        """Load the kernel for this block in its host; return the reason if the kernel refuses the block, else None."""
-        block = self.block
-        return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens)
-
-    def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
-        """Draw tokens [tokens, d_model] whose experts don't depend on rounding; raise FFNError if there are too few."""
-        kept: list[Tensor] = []
-        count = 0
-        for _ in range(_REDRAWS):
-            x = scale * torch.randn(tokens, self.spec.d_model, generator=self.generator, dtype=torch.float64)
-            x = x.to(self.block.dtype)
-            steady = steady_tokens(self.block.ffn, self.block.ffn_weights, {self.block.entry: x}, x.dtype)[0]
-            kept.append(x[steady])
-            count += int(steady.sum())
-            if count >= tokens:
-                return torch.cat(kept)[:tokens]
-        raise FFNError("rounding decides which experts the tokens go to", "no kernel can be judged on these weights")
-
-    def reference(self, x: Tensor) -> Tensor:
-        """Return the steps' output in float64 for the same weights and input."""
-        return in_float64(self.block.ffn, self.block.ffn_weights, {self.block.entry: x})[0]
-
-    def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """Call the kernel on `x`, copied into the buffer with index `place`."""
-        return self.host.call(x, place)
-
-    def with_block(
-        self, ffn: Sequence[Step], weights: Mapping[str, Tensor], spec: FFNSpec | None = None
-    ) -> KernelTrial:
-        """Return a trial of the same kernel on another block; the kernel is not loaded for it yet."""
-        layer = self.block.layer if spec is None else replace(self.block.layer, spec=spec)
-        block = replace(self.block, layer=layer, steps=tuple(ffn), weights=weights, inputs={})
-        return replace(self, block=block)
-
-
-def equal_bits(check: str, subject: str, output: Tensor, other: Tensor, note: str = "") -> CheckRow:
-    """Return a row that passes if two outputs are equal bit by bit; its errors are the distance between them."""
-    if same_bits(output, other):
-        return CheckRow(check, subject, 0.0, 0.0, 0.0, 0.0, True, note)
-    apart = gap(output, other)
-    odd = "; ".join(filter(None, (note, "one of the two is NaN or Inf" if apart.unlike else "")))
-    return CheckRow(check, subject, apart.largest, apart.relative, apart.ulps(output.dtype), 0.0, False, odd)

@@ -200,7 +200,7 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
         yield judge.skips(row.subject, f"not checked against its module: {proof.fault}")
         return
     tried: list[CheckRow] = []
-    for name, weights in _readings(case, located):
+    for name, weights in readings(case, located):
         tried.append(judge.equal(name, _computed(case, weights, proof.x)[same], theirs))
         if tried[-1].passed:
             break
@@ -270,7 +270,7 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
     return run(case.ffn, weights, {case.entry: x})
 
 
-def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield (name, weights) of every misreading: of the file, and of a program that splits a fused tensor."""
     axes = parameters(case.ffn)
     items = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
