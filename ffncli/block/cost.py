@@ -87,7 +87,7 @@ def step_costs(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, 
 
 def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> Cost:
     op, out = step.op, shapes[step.output]
-    numbers = sum(prod(axis.size for axis in axes) for axes in step.parameters().values())
+    numbers = sum(prod(axis.size for axis in axes) for axes in step.untied_parameters().values())
     elements, tokens = prod(out), prod(out[:-1])
     match op:
         case ops.Linear():

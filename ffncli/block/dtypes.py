@@ -177,7 +177,7 @@ def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = 
         if isinstance(step.op, Experts):
             total += weight_bytes(step.op.program, dtype, (*stack, step.op.experts))
         elif not of_norm(step):
-            total += sum(parameter_bytes(n, (*stack, *axes), dtype) for n, axes in step.parameters().items())
+            total += sum(parameter_bytes(n, (*stack, *axes), dtype) for n, axes in step.untied_parameters().items())
     return total
 
 

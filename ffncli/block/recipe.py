@@ -98,8 +98,9 @@ class FFNSpec:
     before its activation (Falcon-H1). Norms after the FFN and after each expert may have a different eps,
     `post_norm_eps`, and may multiply the input by their weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is
     the rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned
-    factor multiplies the output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for
-    values that do not describe a block.
+    factor multiplies the output of a dense FFN, or the weights of a mixture's experts (Inkling). `tied` names the
+    parameters of the down projection (`weight`, `bias`) that are tensors of up or gate, as in `steps.Linear`. Raises
+    FFNError for values that do not describe a block.
     """
 
     d_model: int
@@ -127,6 +128,7 @@ class FFNSpec:
     post_norm_eps: float | None = None
     post_norm_weigh: Weigh = "output"
     norm_gate: int | None = None
+    tied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -299,7 +301,8 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
     `prefix`."""
     d_ff = Axis("d_ff", width or spec.d_ff)
     up_proj = Linear(d_model, d_ff, bool(spec.bias))
-    down_proj = Linear(d_ff, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
+    down_bias = bool(spec.bias if spec.down_bias is None else spec.down_bias)
+    down_proj = Linear(d_ff, d_model, down_bias, spec.tied)
     act, lift = unit_ops(spec.activation, spec.limits)
     if spec.gated:
         up_input = "up" if lift.unlimited else "lift"

@@ -117,7 +117,7 @@ def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
     if isinstance(op, Linear):
         partial = op.into.name == axis
         bias = op.bias and (rank == 0 or not partial)
-        return Linear(_part(op.into, ranks, axis), _part(op.out, ranks, axis), bias), partial
+        return replace(op, into=_part(op.into, ranks, axis), out=_part(op.out, ranks, axis), bias=bias), partial
     return op, False
 
 

@@ -249,11 +249,15 @@ class Route(Op, RoutingRule):
 
 @dataclass(frozen=True)
 class Linear(Op):
-    """x · Wᵀ + b with W in torch's layout `[out, in]`: up, gate, down, router, shared-expert gate."""
+    """x · Wᵀ + b with W in torch's layout `[out, in]`: up, gate, down, router, shared-expert gate.
+
+    `tied` names the parameters that are tensors of another step (its transpose, for a weight), and so are not counted.
+    """
 
     into: Axis
     out: Axis
     bias: bool = False
+    tied: tuple[str, ...] = ()
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Return `weight [out, in]`, and `bias [out]` if there is a bias."""
@@ -447,6 +451,11 @@ class Step:
         """Return a mapping from full name to axes: `up.weight`; for Experts, a name in its program (`gate.weight`)."""
         return {self.prefix + name: axes for name, axes in self.op.parameters().items()}
 
+    def untied_parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """Return `parameters` without those that are tensors of another step."""
+        tied = {self.prefix + name for name in (self.op.tied if isinstance(self.op, Linear) else ())}
+        return {name: axes for name, axes in self.parameters().items() if name not in tied}
+
     @property
     def prefix(self) -> str:
         """The prefix of the step's parameter names: `up.`, but empty for the routed experts (`gate.weight`)."""
@@ -464,6 +473,11 @@ def _step(value: Any) -> Step:
 
 
 STEPS = several(Accepts("a step", _step), "steps, as from ffncli.steps", least=0)
+
+
+def untied_parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
+    """Return `parameters` without those that are tensors of another step."""
+    return {name: axes for step in steps for name, axes in step.untied_parameters().items()}
 
 
 def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:

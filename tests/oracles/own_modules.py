@@ -146,6 +146,13 @@ class HalfBias(nn.Module):
     def forward(self, x):
         return self.b(F.gelu(self.a(x)))
 
+class GateBias(nn.Module):
+    def __init__(self, d_model=8, d_ff=16):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(d_model, d_ff), *(nn.Linear(*n, bias=False) for n in ((8, d_ff), (d_ff, 8)))
+    def forward(self, x):
+        return self.c(F.gelu(self.a(x)) * self.b(x))
+
 class Head(nn.Module):
     def __init__(self, d_model=8, d_ff=16):
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, weight_bytes
-from ffncli.block.steps import Norm, Step, of_norm, parameters, walk
+from ffncli.block.steps import Norm, Step, of_norm, untied_parameters, walk
 from ffncli.errors import option
 from ffncli.models.config.non_ffn import RESTS
 from ffncli.models.config.quantized import UnknownPacking, packed_model
@@ -283,7 +283,7 @@ def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
     """List every parameter tensor of a block, in step order."""
     norms = {step.output: step.op for _, step in walk(steps) if of_norm(step)}
     out = []
-    for name, axes in parameters(steps).items():
+    for name, axes in untied_parameters(steps).items():
         norm = norms.get(name.rpartition(".")[0])
         shared = isinstance(norm, Norm) and norm.shared
         shape = tuple(axis.size for axis in axes)

@@ -26,6 +26,7 @@ from ffncli.block.steps import (
     input_shapes,
     parameters,
     shapes,
+    untied_parameters,
 )
 from ffncli.errors import FFNError, option
 from ffncli.models.counting.traffic import steps_of
@@ -221,7 +222,7 @@ def slices(
     """Return the slice of every parameter, from the steps of the first and the last tensor-parallel rank."""
     parts, elsewhere = parameters(first), parameters(other)
     out = []
-    for name, axes in parameters(whole).items():
+    for name, axes in untied_parameters(whole).items():
         part = parts[name]
         place = _place(axes) if name in elsewhere else "rank 0"
         if grid.tp == 1 and grid.ep > 1:  # d_ff is not split

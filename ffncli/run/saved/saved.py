@@ -190,7 +190,7 @@ def save(
 
 
 _OF_A_RANK = ("first", "ranks")
-_LATER = ("expert_scale",)  # fields that earlier versions did not have, left out where they are off
+_LATER = ("expert_scale", "tied")  # fields that earlier versions did not have, left out where they are off
 
 
 def fingerprint(steps: Sequence[Step]) -> str:

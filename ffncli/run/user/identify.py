@@ -76,9 +76,15 @@ class Match:
 
     @property
     def mixed_bias(self) -> bool:
-        """Whether some projections have a bias and others don't."""
-        count = sum(name.endswith(".bias") for name in self.wiring)
-        return 0 < count < len(self.wiring) - count
+        """Whether only one of gate and up has a bias."""
+        return "gate.weight" in self.wiring and ("gate.bias" in self.wiring) != ("up.bias" in self.wiring)
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The parameters of the down projection that are also those of another projection: `weight`, `bias`."""
+        others = {view.parameter for name, view in self.wiring.items() if not name.startswith("down.")}
+        names = [name for name, view in self.wiring.items() if name.startswith("down.") and view.parameter in others]
+        return tuple(name.removeprefix("down.") for name in names)
 
     def weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the canonical weights taken from the module's parameters."""
@@ -88,10 +94,15 @@ class Match:
         """Return the block as a spec."""
         d_model, d_ff = self.wiring["down.weight"].of(parameters).shape
         return FFNSpec(
-            d_model, d_ff, self.activation, gated="gate.weight" in self.wiring, bias="down.bias" in self.wiring,
+            d_model, d_ff, self.activation, gated="gate.weight" in self.wiring, bias="up.bias" in self.wiring,
+            down_bias=_unless_same("down.bias" in self.wiring, "up.bias" in self.wiring), tied=self.tied,
             norm=self.norms.kind, norm_position=self.norms.position, norm_eps=self.norms.eps,
             norm_weight=self.norms.weight, norm_bias=self.norms.bias, residual=self.residual,
         )  # fmt: skip
+
+
+def _unless_same(value: bool, usual: bool) -> bool | None:
+    return None if value == usual else value
 
 
 def identify(probe: ModuleSample) -> Match | None:
@@ -258,8 +269,9 @@ def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, 
 def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
     """Yield every arrangement of the module's matrices as a plain or gated block, with their biases.
 
-    Each matrix has one role, unless there is only one matrix. A matrix's bias is recognised by its name (`biases`); a
-    projection whose matrix has no such bias has none.
+    Each matrix has one role, but the down projection's may be that of another projection (tied matrices). A matrix's
+    bias is recognised by its name (`biases`), the biases of tied matrices also by their sizes; a projection whose
+    matrix has no such bias has none.
     """
     sizes = matrices(shapes, d_model)
     rises, falls = _projections(sizes, d_model), _projections(sizes, d_model, fall=True)
@@ -267,13 +279,15 @@ def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
         if up.parameter == down.parameter and len(sizes) > 1:
             continue
         if wide == d_ff:
-            yield _with_biases({"up": up, "down": down}, shapes)
+            yield from _with_any_biases({"up": up, "down": down}, shapes)
         if wide == 2 * d_ff:
             for gate, other in _halves(up, d_ff):
                 yield _with_biases({"gate": gate, "up": other, "down": down}, shapes)
     for (gate, gate_width), (up, wide), (down, d_ff) in product(rises, rises, falls):
-        if len({gate.parameter, up.parameter, down.parameter}) == 3 and gate_width == wide == d_ff:
-            yield _with_biases({"gate": gate, "up": up, "down": down}, shapes)
+        apart = len({gate.parameter, up.parameter, down.parameter})
+        tied = len(sizes) == 2 and gate.parameter != up.parameter
+        if (apart == 3 or tied) and gate_width == wide == d_ff:
+            yield from _with_any_biases({"gate": gate, "up": up, "down": down}, shapes)
 
 
 def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
@@ -331,6 +345,30 @@ def _halves(fused: View, width: int) -> Iterator[tuple[View, View]]:
     first, second = View(name, transposed, None, width), View(name, transposed, width)
     even, odd = View(name, transposed, None, None, 2), View(name, transposed, 1, None, 2)
     yield from ((first, second), (second, first), (even, odd), (odd, even))
+
+
+def _with_any_biases(weights: Mapping[str, View], shapes: Mapping[str, Shape]) -> Iterator[Wiring]:
+    """Yield the arrangement with the biases that names show; for tied matrices, whose biases no name shows, also with
+    every other choice of vectors that fit."""
+    named = _with_biases(weights, shapes)
+    yield named
+    if len({view.parameter for view in weights.values()}) == len(weights):
+        return
+    shown_by_name = {role: named[f"{role}.bias"] for role in weights if f"{role}.bias" in named and role != "down"}
+    taken = {view.parameter for view in shown_by_name.values()}
+    roles = [role for role in weights if role not in shown_by_name]
+    choices: list[list[View | None]] = []
+    for role in roles:
+        rows = shapes[weights[role].parameter][1 if weights[role].transposed else 0]
+        choices.append(
+            [None, *(View(name) for name, shape in shapes.items() if shape == (rows,) and name not in taken)]
+        )
+    bare = {name: view for name, view in named.items() if name.endswith(".weight")}
+    bare |= {f"{role}.bias": view for role, view in shown_by_name.items()}
+    for chosen in product(*choices):
+        vectors = {f"{role}.bias": view for role, view in zip(roles, chosen, strict=True) if view is not None}
+        if len({view.parameter for view in vectors.values()}) == len(vectors):
+            yield {**bare, **vectors}
 
 
 def _with_biases(weights: Mapping[str, View], shapes: Mapping[str, Shape]) -> Wiring:

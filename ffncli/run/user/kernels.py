@@ -297,6 +297,9 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
     """Return the kernel of a module of the block's dimensions, with parameters identified by its outputs."""
     loaded = _built(text, spec)
     views, wanted = loaded.match.views, list(parameters(steps))
+    if loaded.match.tied:
+        what = f"{shown_path(path)}: {type(loaded.module).__name__} uses one matrix for two projections"
+        raise FFNError(what, "the block here has a matrix for each")
     if set(views) != set(wanted):
         has = f"{shown_path(path)}: {type(loaded.module).__name__} computes a block with {', '.join(sorted(views))}"
         raise FFNError(has, f"the block here has {', '.join(sorted(wanted))}")

@@ -173,7 +173,7 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
     if match is None:
         raise FFNError(f"{label} has no pair of matrices between d_model {run.d_model} and another width", hint)
     if match.error <= drawn.tolerance and match.mixed_bias:
-        raise FFNError(f"{label} has a bias only on some projections", f"this version supports all or none; {hint}")
+        raise FFNError(f"{label} has a bias on only one of gate and up", f"this version supports both or none; {hint}")
     if match.error > drawn.tolerance or max(confirmed(match, probe) for probe in (original, drawn)) > drawn.tolerance:
         raise FFNError(f"{label} does not match any block known here; nearest: {_nearest_block(match)}", hint)
     p, remarks = _dropout(match, original, captured)
@@ -256,10 +256,9 @@ def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
     if idle:
         names = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
         yield f"parameters that this block does not use, not counted: {names}"
-    counted = sum(prod(view.of(parameters).shape) for view in match.views.values())
-    total = sum(parameters[name].numel() for name in set(used))
-    if counted != total:
-        yield f"a tensor is used twice: {counted:,} parameters are counted, {total:,} of them distinct"
+    if match.tied:
+        names = " and ".join(f"{match.wiring[f'down.{name}'].parameter}" for name in match.tied)
+        yield f"{names}: used by two projections, counted once"
 
 
 def _nearest_block(match: Match) -> str:

@@ -66,6 +66,7 @@ def _assert_same(found: LoadedModule) -> None:
         ("Pointwise", SMALL, {"activation": "relu", "d_ff": 20}),
         ("Pointwise", {**SMALL, "activation": "mish"}, {"activation": "mish"}),
         ("built", {}, {"activation": "gelu_tanh", "d_model": 8, "d_ff": 24}),
+        ("HalfBias", {}, {"activation": "gelu", "bias": True, "down_bias": False}),
     ],
 )
 def test_what_a_module_is_found_to_be(zoo: str, name: str, options: dict, expected: dict):
@@ -113,7 +114,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
     ("name", "options", "message"),
     [
         (":Deep", {}, r"Deep does not match any block .* nearest: .*, off by .*; it has 552 parameters in all"),
-        (":HalfBias", {}, "HalfBias has a bias only on some projections; .* 272 parameters"),
+        (":GateBias", {}, "GateBias has a bias on only one of gate and up; .* 400 parameters"),
         (":Head", {}, r"Head returns \[1, 24, 3\] for input \[1, 24, 8\]"),
         (":RawHead", {}, r"RawHead returns \[1, 24, 3\] for input \[1, 24, 8\]"),
         (":Wants", SMALL, r"Wants\(d_model, d_ff, flavour\) needs flavour, which no option sets"),
@@ -130,7 +131,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
         (":swiglu", {}, "zoo.py has no 'swiglu'; did you mean 'SwiGLU'"),
         (":zzz", {}, "zoo.py has no 'zzz'; its nn.Module classes: FeedForwardBlock, "),
         (":number", {}, "number is not an nn.Module class .it is a int"),
-        ("", {}, "zoo.py has 24 nn.Module classes; name one, as in zoo.py:FeedForwardBlock"),
+        ("", {}, "zoo.py has 25 nn.Module classes; name one, as in zoo.py:FeedForwardBlock"),
         (":PostNorm", {**SMALL, "activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         (":SwiGLU", {"d_model": "8", "d_ff": "1.3x"}, "not a whole number"),
     ],
@@ -205,6 +206,80 @@ def test_a_relative_import_without_a_package_is_told_what_it_needs(tmp_path: Pat
     (tmp_path / "own.py").write_text("from .parts import act\n")
     with pytest.raises(FFNError, match=r"line 1: .*: every folder of a package needs an __init__\.py; raised while"):
         load_module(f"{tmp_path}/own.py:Block", Dimensions())
+
+
+TIED = """
+class Base(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.build(dim, hidden)
+class Transposed(Base):
+    def build(self, dim, hidden):
+        self.up = nn.Linear(dim, hidden, bias=False)
+    def forward(self, x):
+        return torch.tanh(self.up(x)) @ self.up.weight
+class BiasOfUp(Base):
+    def build(self, dim, hidden):
+        self.up = nn.Linear(dim, hidden)
+    def forward(self, x):
+        return F.gelu(self.up(x)) @ self.up.weight
+class Autoencoder(Base):
+    def build(self, dim, hidden):
+        self.W, self.b = nn.Parameter(torch.randn(dim, hidden)), nn.Parameter(torch.randn(hidden))
+        self.c = nn.Parameter(torch.randn(dim))
+    def forward(self, x):
+        return torch.relu((x @ self.W) + self.b) @ self.W.T + self.c
+class BiasOfDown(Base):
+    def build(self, dim, hidden):
+        self.W, self.shift = nn.Parameter(torch.randn(hidden, dim)), nn.Parameter(torch.randn(dim))
+    def forward(self, x):
+        return torch.relu(F.linear(x, self.W)) @ self.W + self.shift
+class Square(Base):
+    def build(self, dim, hidden):
+        self.one = nn.Linear(dim, dim)
+    def forward(self, x):
+        return self.one(torch.relu(self.one(x)))
+class Assigned(Base):
+    def build(self, dim, hidden):
+        self.up, self.down = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.down.weight = self.up.weight
+    def forward(self, x):
+        return self.down(F.silu(self.up(x)))
+class Gated(Base):
+    def build(self, dim, hidden):
+        self.gate, self.up = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+    def forward(self, x):
+        return (F.silu(self.gate(x)) * self.up(x)) @ self.up.weight
+class GatedByDown(Gated):
+    def forward(self, x):
+        return (F.gelu(self.gate(x)) * self.up(x)) @ self.gate.weight
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "tied", "biases"),
+    [
+        ("Transposed", ("weight",), (False, None)),
+        ("BiasOfUp", ("weight",), (True, False)),
+        ("Autoencoder", ("weight",), (True, None)),
+        ("BiasOfDown", ("weight",), (False, True)),
+        ("Square", ("weight", "bias"), (True, None)),
+        ("Assigned", ("weight",), (True, None)),
+        ("Gated", ("weight",), (False, None)),
+        ("GatedByDown", ("weight",), (False, None)),
+    ],
+)
+def test_tied_parameters_count_once(tmp_path: Path, name: str, tied: tuple[str, ...], biases: tuple[bool, bool | None]):
+    (tmp_path / "own.py").write_text(HEAD + TIED)
+    found = load_module(f"{tmp_path}/own.py:{name}", Dimensions(d_model="6", d_ff="20"))
+    spec, row = found.model.model.main.spec, count(found.model)
+    assert (spec.tied, (spec.bias, spec.down_bias)) == (tied, biases)
+    _assert_same(found)
+    stored = sum(p.numel() for p in found.module.parameters())
+    assert (row.weight_bytes, sum(t.params for t in row.groups[0].tensors)) == (4 * stored, stored)
+    assert any(note.endswith("used by two projections, counted once") for note in found.model.notes)
+    traced = ffncli.trace(f"{tmp_path}/own.py:{name}", d_model=6, d_ff=20)
+    assert sum(event.params for event in traced.steps) == stored
 
 
 MIXTURES = """
