@@ -36,8 +36,8 @@ class KernelTrial:
     """A kernel that its host has loaded for `block`, and the requirements for this kernel.
 
     `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported. `passes`
-    is what is judged: a backward pass may be left out, or demanded; None: it is judged if the kernel has one. `tokens` is
-    one more token count to try.
+    is what is judged: a backward pass may be left out, or demanded; None: it is judged if the kernel has one. `tokens`
+    is one more token count to try.
     """
 
     host: HostedKernel
