@@ -181,6 +181,17 @@ def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = 
     return total
 
 
+def mean_format(
+    name: str, blocks: Sequence[tuple[Sequence[Step], int]], total: int, block: int, other_bytes: int
+) -> DType:
+    """Return the format in which `blocks`, (steps, number of layers), take `total` bytes: their projections have the
+    same mean size, and all other parameters take `other_bytes` bytes each."""
+    plain, only = DType("", 1, other_bytes=1, flat=True), DType("", 1, flat=True)  # a byte for each, or each projection
+    params, projections = (sum(weight_bytes(steps, one) * n for steps, n in blocks) for one in (plain, only))
+    mean = Fraction(max(0, total - other_bytes * (params - projections)), max(1, projections))
+    return DType(name, 0, block=block, other_bytes=other_bytes, flat=True, mean=mean)
+
+
 def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
     """Return the bytes of one parameter tensor. Raises FFNError, with the tensor's name, if its rows are not a whole
     number of blocks."""

@@ -153,14 +153,14 @@ def find(name: str) -> Resolved | None:
     released = row.get("released")
     cited = dict.fromkeys([*row["source"], *filter(None, [released and released.get("source")])])
     citation = "; ".join(f"[{key}] {sources[key]}" for key in cited)
-    dtype, rest = (released["dtype"], released.get("non_ffn")) if released else (None, None)
+    dtype = released["dtype"] if released else None
     stored = (_stored(dtype, released.get("source")) if released else _NOT_RELEASED,)
     if "config" in row:
         read = from_config(row["config"], name, f"catalog.toml: {canonical}", canonical)
         evidence = ("catalog row in config.json fields", *read.evidence, *stored)
-        return replace(
-            read, model=replace(read.model, dtype=dtype, non_ffn_dtype=rest), citation=citation, evidence=evidence
-        )
+        # a quantization_config describes the stored tensors; its model's dtype is that of the tensors it leaves out
+        model = read.model if read.quantization else replace(read.model, dtype=dtype)
+        return replace(read, model=model, citation=citation, evidence=evidence)
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
     like: dict[str, Any] | None = row.get("beside")  # the config fields of a family with the same architecture

@@ -117,18 +117,17 @@ class StoredSize:
 class Model:
     """A model: its layers, grouped by spec, and its parameters outside the FFN blocks.
 
-    `bare` marks a single block that is not part of a model. `dtype` is the stored format if known; `non_ffn_dtype` is
-    the format outside the FFNs if different. `names` maps our field names to the config's; `extra_layers` is the number
-    of layers beyond the config's layer count (multi-token prediction); `tied` is tie_word_embeddings. `unknown` lists
-    the fields of the specs (`activation`, `top_k`) that hold a placeholder because the source does not specify them;
-    `refused` is the reason why the blocks cannot be run although they are counted.
+    `bare` marks a single block that is not part of a model. `dtype` is the stored format if known. `names` maps our
+    field names to the config's; `extra_layers` is the number of layers beyond the config's layer count (multi-token
+    prediction); `tied` is tie_word_embeddings. `unknown` lists the fields of the specs (`activation`, `top_k`) that
+    hold a placeholder because the source does not specify them; `refused` is the reason why the blocks cannot be run
+    although they are counted.
     """
 
     name: str
     groups: tuple[Group, ...]
     model_type: str = ""
     dtype: str | None = None
-    non_ffn_dtype: str | None = None
     bare: bool = False
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     extra_layers: int = 0

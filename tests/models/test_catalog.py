@@ -5,6 +5,7 @@ import pytest
 
 from ffncli.block.cost import cost
 from ffncli.models import catalog
+from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
 from ffncli.models.counting.count import count
 from ffncli.models.source import resolve
 from tests.oracles.catalog_modules import ffn_parameters
@@ -188,7 +189,9 @@ def test_the_default_dtype_is_the_released_one(name):
         assert line == "dtype: fp32, since no released weights are known"
     elif line.endswith("]"):
         key = line.removesuffix("]").rpartition("[")[2]
-        assert line == f"dtype: {counted.dtype}, as released [{key}]"
+        released = line.removeprefix("dtype: ").partition(",")[0]  # of fp8 in blocks: fp8
+        assert line == f"dtype: {released}, as released [{key}]"
+        assert released in counted.dtype
         assert f"[{key}] " in model.citation
     else:
         assert line == f"dtype: {counted.dtype}, assumed: its source does not specify the dtype"
@@ -199,7 +202,30 @@ def test_whole_models_weigh_what_their_files_do(name):
     assert count(catalog.find(name)).model_weight_bytes == STORED_BYTES[name]
 
 
-def test_what_a_packed_format_leaves_open_is_not_known():
-    assert count(catalog.find("deepseek-v3")).model_weight_bytes is None
-    assert count(catalog.find("llama-2-7b"), "q4_0").model_weight_bytes is None
+def test_attention_is_as_packed_as_the_release_says():
+    """DeepSeek-V3 by hand: all matrices of attention and FFN in fp8 with a float32 for each block of 128 × 128; tables,
+    norms, router and its correction in bf16. Kimi-K2-Thinking's files have 594 GB."""
+    d, heads, rank = 7168, 128, 512
+    attention = [(1536, d), (heads * 192, 1536), (rank + 64, d), (heads * 256, rank), (d, heads * 128)]
+    dense, expert = [(18432, d)] * 2 + [(d, 18432)], [(2048, d)] * 2 + [(d, 2048)]
+    packed = [*attention * 61, *dense * 3, *expert * 58 * 257]
+    blocks = sum(rows * columns + 4 * -(-rows // 128) * -(-columns // 128) for rows, columns in packed)
+    plain = 671_026_419_200 - sum(rows * columns for rows, columns in packed)
+    found = count(catalog.find("deepseek-v3"))
+    assert found.model_weight_bytes == pytest.approx(blocks + 2 * plain, rel=1e-5)
+    assert round(found.model_weight_bytes / 1e9) == 673
+    assert round(count(catalog.find("kimi-k2-thinking")).model_weight_bytes / 1e9) == 594
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b", "kimi-k2.5", "llama-2-7b"])
+@pytest.mark.parametrize("dtype", [None, "fp8", "bf16"])
+def test_a_plan_counts_the_bytes_that_params_counts(name, dtype):
+    counted = count(catalog.find(name), dtype)
+    row = plan_model(catalog.find(name), PlanQuestion(device="h200", tokens=1, dtype=dtype)).rows[0]
+    assert row.model_weight_bytes == pytest.approx(counted.model_weight_bytes, rel=1e-9)  # rounded up by tensor
+
+
+def test_a_packed_format_that_was_asked_for_leaves_the_rest_in_bf16():
+    ffn = 32 * 3 * 4096 * 11008
+    assert count(catalog.find("llama-2-7b"), "q4_0").model_weight_bytes == ffn * 4.5 / 8 + 2 * (6_738_415_616 - ffn)
     assert count(catalog.find("deepseek-v3"), "bf16").model_weight_bytes == 2 * 671_026_419_200

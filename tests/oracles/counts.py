@@ -80,7 +80,10 @@ ACTIVE = {
 }
 
 # Bytes of all tensors in the released files: `total_size` in the model.safetensors.index.json on the Hub.
-STORED_BYTES = {"llama-3.1-8b": 16_060_522_496, "mixtral-8x7b": 93_405_585_408, "gpt-oss-20b": 13_761_264_768}
+STORED_BYTES = {
+    "llama-3.1-8b": 16_060_522_496, "mixtral-8x7b": 93_405_585_408, "gpt-oss-20b": 13_761_264_768,
+    "gpt-oss-120b": 65_248_815_744,
+}  # fmt: skip
 
 # Bytes per FFN weight in the release, by the dtype of the tensors in its files; no entry for models without files.
 WIDTHS = {
@@ -258,8 +261,20 @@ BESIDE = {
 }  # fmt: skip
 
 _FP8 = ("kimi-k2", "deepseek-v3.2", "minimax-m2", "mimo-v2-flash")
-WIDTHS |= dict.fromkeys(RECENT, 2) | dict.fromkeys(_FP8, 1) | dict.fromkeys(("kimi-k2.5", "kimi-k2-thinking"), 1 / 2)
-WIDTHS |= dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-pro"), 4.25 / 8)
-# The projections into and out of the latent width, and the router.
-_KIMI_K3_UNPACKED = 92 * (2 * 7168 * 3584 + 896 * 7168) / RECENT["kimi-k3"][0]
-WIDTHS["kimi-k3"] = 4.25 / 8 + (2 - 4.25 / 8) * _KIMI_K3_UNPACKED
+WIDTHS |= dict.fromkeys(RECENT, 2) | dict.fromkeys(_FP8, 1)
+
+
+def _routed_at(bits: float, others: int, name: str, layers: int, experts: int, expert: int) -> float:
+    """Bytes per FFN weight: routed experts of `expert` parameters in `bits` bits, all else in `others` bytes."""
+    routed = layers * experts * expert
+    total = RECENT[name][0]
+    return (routed * bits / 8 + (total - routed) * others) / total
+
+
+# int4 with a bf16 scale, or MXFP4 with a byte, for every 32 values of a routed expert; elsewhere bf16, fp8 (DeepSeek)
+_K2 = _routed_at(4.5, 2, "kimi-k2.5", 60, 384, 3 * 7168 * 2048)
+WIDTHS |= {
+    "kimi-k2.5": _K2, "kimi-k2-thinking": _K2, "kimi-k3": _routed_at(4.25, 2, "kimi-k3", 92, 896, 3 * 3584 * 3072),
+    "deepseek-v4-flash": _routed_at(4.25, 1, "deepseek-v4-flash", 43, 256, 3 * 4096 * 2048),
+    "deepseek-v4-pro": _routed_at(4.25, 1, "deepseek-v4-pro", 61, 384, 3 * 7168 * 3072),
+}  # fmt: skip

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
-from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
 from typing import Any
@@ -435,10 +434,8 @@ def packed_model(resolved: Resolved) -> PackedModel | None:
             f"{resolved.source}: quantization_config: the bytes of {len(scheme.patterns):,} patterns are not known"
         )
     bytes_by_format: dict[str, int] = {}
-    params = 0
     for group in model.groups:
         for matrix in _matrices(group.steps):
-            params += matrix.params * len(group.layers)
             for layer in group.layers:
                 packing = scheme.of(_names(layer, matrix)) if matrix.role else None
                 if matrix.part == "router":
@@ -450,7 +447,8 @@ def packed_model(resolved: Resolved) -> PackedModel | None:
     name = max(bytes_by_format, key=lambda one: bytes_by_format[one])
     packings = [scheme.default, *(packing for _, packing in scheme.rules)]
     block = max([1, *(packing.group for packing in packings if packing)])
-    mean = DType(name, 0, block=block, other_bytes=plain.block_bytes, flat=True, mean=Fraction(total, max(1, params)))
+    blocks = [(group.steps, len(group.layers)) for group in model.groups]
+    mean = dtypes.mean_format(name, blocks, total, block, plain.block_bytes)
     return PackedModel(total, _outside(model, scheme, plain), mean)
 
 

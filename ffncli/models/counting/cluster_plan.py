@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
-from ffncli.block.dtypes import DType, activation_dtype, storage
+from ffncli.block.dtypes import storage
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option
 from ffncli.models.counting.cluster import (
@@ -152,21 +152,15 @@ class PlanQuestion(Assumptions):
         planners = []
         for name in self.formats:
             weights = storage_of(resolved, name)
-            planners.append(Planner(resolved.model, weights, other_bytes(count(resolved, name), weights), skew))
+            planners.append(Planner(resolved.model, weights, other_bytes(count(resolved, name)), skew))
         return planners
 
 
-def other_bytes(counted: ModelCount, weights: DType) -> int | None:
-    """Return the bytes of a model's weights outside its FFNs; None if their parameters are unknown.
-
-    If a packed format does not determine how these weights are stored, we assume the activations' format: an upper
-    bound.
-    """
-    if counted.model_weight_bytes is not None and counted.weight_bytes is not None:
-        return counted.model_weight_bytes - counted.weight_bytes
-    if counted.model_params_total is None:
+def other_bytes(counted: ModelCount) -> int | None:
+    """Return the bytes of a model's weights outside its FFNs, as `ffn params` counts them; None if unknown."""
+    if counted.model_weight_bytes is None or counted.weight_bytes is None:
         return None
-    return round((counted.model_params_total - counted.ffn_params_total) * activation_dtype(weights).bytes)
+    return counted.model_weight_bytes - counted.weight_bytes
 
 
 def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, Speeds] | None = None) -> ClusterPlan:

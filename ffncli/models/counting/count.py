@@ -5,7 +5,6 @@ Weights are counted in the requested format; by default in the stored format, or
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -69,7 +68,8 @@ class ModelCount:
     attention is unknown, stored sizes if no headers were read. `*_flops_total` are forward FLOPs on `tokens` tokens.
     `weight_bytes` is the size of the FFNs in `dtype`; for a packed format, it is the stored size, including scales; it
     is None if a quantised model's config does not determine it.
-    `model_weight_bytes` is None if a packed format does not determine how the weights outside the FFNs are stored.
+    `model_weight_bytes` is None if `model_params_total` or `weight_bytes` is. If a packed `dtype` was requested, it has
+    the weights outside the FFNs in bf16; a quantization_config says how they are stored.
     `ffn_params_stored` is `ffn_params_total` counted from the tensors' shapes alone; `differences` lists disagreements
     between config and tensors.
     """
@@ -240,17 +240,17 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
 
 
 def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
-    """Return the whole model's bytes, as stored or in a plain format; None if a part is unknown."""
+    """Return the whole model's bytes; None if a part is unknown. If a packed format was requested, the weights outside
+    the FFNs count in the activations' format, bf16: no config says which of them are packed."""
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
     if dtype is None and (packed := packed_model(resolved)):
         return None if packed.other_bytes is None else packed.ffn_bytes + packed.other_bytes
-    row, outside = storage_of(resolved, dtype), resolved.model.non_ffn_dtype if dtype is None else None
-    rest = row if row.computable else dtypes.find(outside)
     total: int | None = _whole(resolved.model, ffn_total, None)["model_params_total"]
-    if rest is None or total is None:
+    if total is None:
         return None
-    return _weights(resolved, dtype)[1] + (total - ffn_total) * rest.block_bytes
+    rest = dtypes.activation_dtype(storage_of(resolved, dtype)).block_bytes
+    return _weights(resolved, dtype)[1] + (total - ffn_total) * rest
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
@@ -327,9 +327,9 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
     if resolved.stored is None or (known is not None and known.computable):
         # the plain format behind a file's packed format (fp8-block128, gptq-4bit)
         return known or dtypes.find_storage(resolved.model.dtype.partition("-")[0]) or dtypes.dtype("bf16")
-    mean = Fraction(resolved.stored.bytes, resolved.stored.params)
-    name = known.name if known else resolved.model.dtype
-    return DType(name, 0, block=_block(resolved), other_bytes=2, flat=True, mean=mean)
+    name, other = known.name if known else resolved.model.dtype, known.other_bytes if known else 2
+    blocks = [(group.steps, len(group.layers)) for group in resolved.model.groups]
+    return dtypes.mean_format(name, blocks, resolved.stored.bytes, _block(resolved), other or 2)
 
 
 def _block(resolved: Resolved) -> int:
