@@ -19,7 +19,7 @@ from ffncli.options.shared import Path as FilePath
 from ffncli.pages.documents import document_parts
 from ffncli.pages.results import comparison_parts, results_parts
 from ffncli.show.page.document import PageParts, document
-from ffncli.system.files import TENSOR_SUFFIXES, check_writable, written_whole
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable, open_to_read, written_whole
 from ffncli.system.packages import package_errors
 
 _MOST_FILES = 20
@@ -130,20 +130,28 @@ def _kind(path: Path) -> str:
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise FFNError(f"{shown_path(path)} does not exist")
     if path.suffix.lower() == ".json":
-        with path.open("rb") as file:
-            return "trace" if b'"ffn_trace"' in file.read(4096) else "document"
+        return "trace" if b'"ffn_trace"' in _start(path) else "document"
     if path.suffix.lower() in TENSOR_SUFFIXES:
         return "trace"
     if is_results(path):
-        with path.open("rb") as file:
-            if b"schema_version" in file.readline(65536) or path.stat().st_size == 0:
-                return "results"
+        start = _start(path)
+        if b"schema_version" in start.partition(b"\n")[0] or not start:
+            return "results"
         hint = "a trace must be .safetensors, .npz or .json (ffn trace --save)"
         raise FFNError(f"{shown_path(path)} is not a result of ffn bench", hint)
     raise FFNError(
         f"{shown_path(path)} cannot be shown on a page",
         "give results (.csv), a saved trace (.safetensors, .npz, .json), or the JSON of ffn verify, compare or experts",
     )
+
+
+def _start(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises FFNError for anything that is not a file, or cannot be read."""
+    try:
+        with open_to_read(path) as file:
+            return file.read(65536)
+    except OSError as error:
+        raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
 
 
 # --- a trace of events ------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def packed(draw: Random, folder: Path) -> list[str]:
         if draw.random() < 0.25:
             del stored[name]
         else:
-            stored[name] = _changed(stored[name], draw)
+            stored[name] = altered(stored[name], draw)
     (folder / "model.safetensors").write_bytes(save(stored))
     whole = {**LLAMA, **_WIDE, "quantization_config": config}
     text = changes.of_json(whole, draw) if draw.random() < 0.5 else json.dumps(whole)
@@ -152,7 +152,7 @@ def packed(draw: Random, folder: Path) -> list[str]:
     return [*draw.choice((["params"], ["trace"], ["trace", "--layer", "1"], ["trace", "--dtype", "bf16"])), str(folder)]
 
 
-def _changed(tensor: torch.Tensor, draw: Random) -> torch.Tensor:
+def altered(tensor: torch.Tensor, draw: Random) -> torch.Tensor:
     """Another shape, dtype or values."""
     match draw.randrange(5):
         case 0 if tensor.dim():

@@ -1,5 +1,6 @@
 """Cases of files with tensors: saved traces of each kind, and files that --input names."""
 
+import copy
 import io
 import json
 import zipfile
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from ffncli.run.saved.containers import open_container, write
 from tests.fuzz import changes
+from tests.fuzz.models import altered
 from tests.oracles.checkpoints import raw_safetensors
 
 KINDS = (".safetensors", ".npz", ".json")
@@ -20,11 +23,35 @@ KINDS = (".safetensors", ".npz", ".json")
 def saved(draw: Random, folder: Path) -> list[str]:
     """Two saved traces, of which one was changed: its record, its headers, or any of its bytes."""
     kind = draw.choice(KINDS)
-    moe = draw.random() < 0.3
+    moe = draw.random() < 0.5
     base, new = folder / f"base{kind}", folder / f"new{kind}"
     base.write_bytes(_saved(kind, moe))
-    new.write_bytes(_changed(_saved(kind, moe), kind, draw))
+    if draw.random() < 0.5:
+        _alter(base, new, draw)
+    else:
+        new.write_bytes(_changed(_saved(kind, moe), kind, draw))
+    if draw.random() < 0.5:
+        return ["report", str(new), "-o", str(folder / "page.html")]
     return ["compare", *draw.sample([str(base), str(new)], 2), *draw.choice(([], ["--json"], ["--tolerance", "0"]))]
+
+
+def _alter(base: Path, new: Path, draw: Random) -> None:
+    """Write the trace with some tensors of another shape, dtype or values, or without; some of the steps say so."""
+    opened = open_container(base)
+    tensors = {name: opened.tensor(name) for name in opened.shapes}
+    record = copy.deepcopy(opened.record)
+    for name in draw.sample(sorted(tensors), draw.choice((1, 1, 2))):
+        if draw.random() < 0.15:
+            del tensors[name]
+            continue
+        tensors[name] = altered(tensors[name], draw)
+        if tensors[name].dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            tensors[name] = tensors[name].to(torch.int64)  # no trace has other integers
+        for step in record["steps"] if draw.random() < 0.7 else ():
+            if step["name"] == name:
+                step |= {"shape": [*tensors[name].shape], "dtype": str(tensors[name].dtype).removeprefix("torch.")}
+    with new.open("wb") as file:
+        write(file, new.suffix, tensors, record)
 
 
 def _changed(raw: bytes, kind: str, draw: Random) -> bytes:

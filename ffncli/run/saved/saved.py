@@ -139,9 +139,10 @@ class Saved:
         return sum(math.prod(self.container.shapes[_WEIGHTS + name]) for name in self.weights)
 
     def tokens(self, step: str) -> list[int] | None:
-        """Return the tokens that a step's expert received; None for a step outside experts."""
+        """Return the tokens that a step's expert received; None for a step outside experts, and for other contents."""
         name = _TOKENS + step.rpartition(".")[0]
-        return self.container.tensor(name).tolist() if name in self.container.shapes else None
+        tensor = self.container.tensor(name) if name in self.container.shapes else torch.zeros(())
+        return tensor.tolist() if tensor.dtype == torch.int64 and tensor.dim() == 1 else None
 
 
 def kept_for_saving(
@@ -251,29 +252,99 @@ def open_saved(path: Path) -> Saved:
     names = [step.name for step in record.steps]
     if not names or len({*names}) != len(names):
         raise FFNError(f"{where}: a step is duplicated, or there is none")
+    saved = Saved(where, record.block, record.fingerprint, record.steps, container)
     for step in record.steps:
-        _check_step(step, container, {*names}, where)
+        _check_step(step, container, where)
     _check_experts(record.steps, where)
-    for name, shape in container.shapes.items():
-        if (name.startswith(_WEIGHTS) and len(shape) > _MOST_WEIGHT_DIMS) or (
-            name.startswith(_TOKENS) and len(shape) != 1
-        ):
-            raise FFNError(f"{where}: {shown(name, 120)} has the impossible shape {shown(list(shape))}")
-    return Saved(where, record.block, record.fingerprint, record.steps, container)
+    before: dict[str, SavedStep] = {}
+    for step in record.steps:
+        if not step.inner:
+            _check_inputs(step, before, where)
+            before[step.name] = step
+    every = {step.name: step for step in record.steps}
+    for step in record.steps:
+        if step.inner:
+            _check_tokens(step, saved, every)
+        elif step.op == "experts":
+            _check_mixture(step, saved, before)
+        elif step.op == "linear":
+            _check_weight(saved, f"{step.name}.weight", (step.shape[-1], before[step.inputs[0]].shape[-1]))
+    for name in saved.weights:
+        shape = container.shapes[_WEIGHTS + name]
+        if len(shape) > _MOST_WEIGHT_DIMS or 0 in shape:
+            raise FFNError(f"{where}: weight {shown(name, 120)} has the impossible shape {shown(list(shape))}")
+    return saved
 
 
-def _check_step(step: SavedStep, container: Container, names: set[str], where: str) -> None:
-    """Refuse a step if its entry does not match its tensor, or if it reads a step that is not in the file."""
+def _check_step(step: SavedStep, container: Container, where: str) -> None:
+    """Refuse a step if its entry does not match its tensor."""
     label = f"{where}: step {shown(step.name, 120)}"
     if len(step.shape) < 2 or (0 in step.shape and not step.inner):
         raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
     if container.shapes.get(step.name) != step.shape:
         raise FFNError(f"{label} has shape {shown(list(step.shape))}, but its tensor has another shape")
-    if not step.inner and (missing := next((name for name in step.inputs if name not in names), None)):
-        raise FFNError(f"{label} reads {shown(missing, 120)}, which is not a step")
+    if step.dtype == "int64" and step.op != "input":
+        raise FFNError(f"{label} holds whole numbers, which only an input does")
+
+
+def _check_inputs(step: SavedStep, before: Mapping[str, SavedStep], where: str) -> None:
+    """Refuse a step outside experts if it reads what no step before it computes, or a step with other tokens."""
+    label = f"{where}: step {shown(step.name, 120)}"
+    if bool(step.inputs) == (step.op == "input"):
+        raise FFNError(f"{label} is {shown(step.op)} and reads {len(step.inputs)} steps")
+    for name in step.inputs:
+        if name not in before:
+            raise FFNError(f"{label} reads {shown(name, 120)}, which is not a step before it")
+        if math.prod(before[name].shape[:-1]) != math.prod(step.shape[:-1]):
+            raise FFNError(f"{label} does not have the tokens of {shown(name, 120)}, which it reads")
+
+
+def _check_weight(saved: Saved, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a weight that is in the file in another shape than its step needs."""
+    found = saved.container.shapes.get(_WEIGHTS + name, shape)
+    if found != shape:
+        what = f"weight {shown(name, 120)} has shape {shown(list(found))}, expected {shown(list(shape))}"
+        raise FFNError(f"{saved.where}: {what}")
+
+
+def _check_mixture(step: SavedStep, saved: Saved, before: Mapping[str, SavedStep]) -> None:
+    """Refuse experts whose route is too narrow, or whose weights are not those of that many experts."""
+    x, route = (before[name] for name in step.inputs)
+    if step.experts + step.identities > route.shape[-1] or (step.identities and x.shape != step.shape):
+        raise FFNError(
+            f"{saved.where}: {shown(route.name, 120)} has no entry for each expert of {shown(step.name, 120)}"
+        )
+    common = step.detail.get("common", "").split(", ")
+    own = {step.parameter(one.name, ""): one.name for one in step.program if one.name not in common}
+    for name in saved.weights:
+        stem, dot, _ = name.rpartition(".")
+        if stem + dot in own and saved.container.shapes[_WEIGHTS + name][:1] != (step.experts,):
+            raise FFNError(f"{saved.where}: weight {shown(name, 120)} is not that of {step.experts} experts")
+
+
+def _check_tokens(step: SavedStep, saved: Saved, every: Mapping[str, SavedStep]) -> None:
+    """Refuse a step inside an expert if its rows are not the expert's tokens, or its widths do not fit."""
+    label = f"{saved.where}: step {shown(step.name, 120)}"
+    place, expert, name = step.place
+    mixture, tokens = every[place], saved.tokens(step.name)
+    x = every[mixture.inputs[0]]
+    if tokens is None or step.shape[:-1] != (len(tokens),):
+        raise FFNError(f"{label} does not have a row for each token of its expert")
+    if not all(0 <= token < math.prod(x.shape[:-1]) for token in tokens):
+        raise FFNError(f"{label} is for tokens that {shown(x.name, 120)} does not have")
+    if mixture.program and name == mixture.program[-1].name and step.shape[-1] != mixture.shape[-1]:
+        raise FFNError(f"{label} is not as wide as {shown(place, 120)}")
+    sources = [every[one] for one in step.inputs if one in every]
+    if not sources or len(sources) < len(step.inputs):
+        raise FFNError(f"{label} reads what is not a step")
+    if any(one.inner and one.place[:2] != (place, expert) for one in sources):
+        raise FFNError(f"{label} reads a step of another expert")
+    if step.op == "linear":
+        _check_weight(saved, mixture.parameter(name), (mixture.experts, step.shape[-1], sources[0].shape[-1]))
 
 
 _SIZED = re.compile(r"\w+ [1-9]\d{0,8}")  # an axis as a string
+_NUMBER = re.compile(r"\d{1,9}")
 _PROGRAM_OPS = ("linear", "activation", "multiply", "add", "norm", "dropout")
 
 
@@ -282,7 +353,8 @@ def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
     outer = {step.name: step for step in steps if step.op == "experts"}
     for step in outer.values():
         label = f"{where}: step {shown(step.name, 120)}"
-        if not _SIZED.fullmatch(step.detail.get("experts", "")) or len(step.inputs) != 2:
+        sized = _SIZED.fullmatch(step.detail.get("experts", "")) and _NUMBER.fullmatch(step.detail.get("identity", "0"))
+        if not sized or len(step.inputs) != 2:
             raise FFNError(f"{label} does not specify the number of its experts")
         known: set[str] = set()
         entries: set[str] = set()
@@ -297,5 +369,7 @@ def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
     for step in steps:
         name, _, rest = step.name.partition(".")
         expert, _, inner = rest.partition(".")
-        if step.inner and not (name in outer and expert.isdecimal() and int(expert) < outer[name].experts and inner):
+        if step.inner and not (
+            name in outer and _NUMBER.fullmatch(expert) and int(expert) < outer[name].experts and inner
+        ):
             raise FFNError(f"{where}: step {shown(step.name, 120)} is inside no expert")

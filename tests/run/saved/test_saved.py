@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import ffncli
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Experts
 from ffncli.errors import FFNError
@@ -149,6 +150,50 @@ def test_a_mixture_that_was_changed(tmp_path, change, words):
     with pytest.raises(FFNError) as error:
         open_saved(tmp_path / "t.json")
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "changed", "words"), [
+    ("weights/router.weight", torch.zeros(3, 0), "weight 'router.weight' has shape [3, 0], expected [3, 4]"),
+    ("weights/router.weight", torch.zeros(4, 3), "weight 'router.weight' has shape [4, 3], expected [3, 4]"),
+    ("weights/norm.weight", torch.zeros(0), "weight 'norm.weight' has the impossible shape [0]"),
+    ("weights/gate.weight", torch.zeros(2, 6, 4), "weight 'gate.weight' has shape [2, 6, 4], expected [3, 6, 4]"),
+    ("weights/down.weight", torch.zeros(3, 6, 4), "weight 'down.weight' has shape [3, 6, 4], expected [3, 4, 6]"),
+    ("tokens/experts.0", torch.tensor([0, 5, 2]), "'experts.0.gate' is for tokens that 'norm' does not have"),
+    ("tokens/experts.0", torch.tensor([0, -1, 2]), "'experts.0.gate' is for tokens that 'norm' does not have"),
+    ("tokens/experts.0", torch.tensor([0, 1]), "'experts.0.gate' does not have a row for each token"),
+    ("tokens/experts.0", torch.zeros(3), "'experts.0.gate' does not have a row for each token"),
+    ("tokens/experts.0", None, "'experts.0.gate' does not have a row for each token"),
+    ("experts.1.down", torch.zeros(3, 5), "'experts.1.down' is not as wide as 'experts'"),
+    ("route", torch.zeros(5, 2), "'route' has no entry for each expert of 'experts'"),
+    ("router", torch.zeros(4, 3), "'router' does not have the tokens of 'norm', which it reads"),
+    ("router", torch.zeros(5, 3, dtype=torch.int64), "'router' holds whole numbers, which only an input does"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_the_steps_are_refused_by_every_reader(tmp_path, kind, name, changed, words):
+    base, new = tmp_path / f"base{kind}", tmp_path / f"new{kind}"
+    saved(base, FFNSpec(4, 6, "swiglu", norm="rmsnorm", moe=MoE(3, 2)), inside=None)
+    opened = containers.open_container(base)
+    tensors = {one: opened.tensor(one) for one in opened.shapes if one != name or changed is not None}
+    if changed is not None:
+        tensors[name] = changed
+        for step in opened.record["steps"]:
+            if step["name"] == name:
+                step |= {"shape": [*changed.shape], "dtype": str(changed.dtype).removeprefix("torch.")}
+    with new.open("wb") as file:
+        containers.write(file, kind, tensors, opened.record)
+    for read in (lambda: ffncli.compare(base, new), lambda: ffncli.report(new, tmp_path / "page.html")):
+        with pytest.raises(FFNError) as error:
+            read()
+        assert words in str(error.value)
+
+
+def test_a_step_reads_only_what_stands_before_it(tmp_path):
+    saved(tmp_path / "t.json")
+    values = json.loads((tmp_path / "t.json").read_text())
+    values["ffn_trace"]["steps"].reverse()
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    with pytest.raises(FFNError, match="step 'down' reads 'hidden', which is not a step before it"):
+        open_saved(tmp_path / "t.json")
 
 
 def test_blocks_have_fingerprints_of_their_own():
