@@ -301,9 +301,9 @@ def _check_inputs(step: SavedStep, before: Mapping[str, SavedStep], where: str) 
 
 def _check_weight(saved: Saved, name: str, shape: tuple[int, ...]) -> None:
     """Refuse a weight that is in the file in another shape than its step needs."""
-    found = saved.container.shapes.get(_WEIGHTS + name, shape)
-    if found != shape:
-        what = f"weight {shown(name, 120)} has shape {shown(list(found))}, expected {shown(list(shape))}"
+    stored = saved.container.shapes.get(_WEIGHTS + name, shape)
+    if stored != shape:
+        what = f"weight {shown(name, 120)} has shape {shown(list(stored))}, expected {shown(list(shape))}"
         raise FFNError(f"{saved.where}: {what}")
 
 
@@ -315,10 +315,10 @@ def _check_mixture(step: SavedStep, saved: Saved, before: Mapping[str, SavedStep
             f"{saved.where}: {shown(route.name, 120)} has no entry for each expert of {shown(step.name, 120)}"
         )
     common = step.detail.get("common", "").split(", ")
-    own = {step.parameter(one.name, ""): one.name for one in step.program if one.name not in common}
+    of_experts = {step.parameter(one.name, ""): one.name for one in step.program if one.name not in common}
     for name in saved.weights:
         stem, dot, _ = name.rpartition(".")
-        if stem + dot in own and saved.container.shapes[_WEIGHTS + name][:1] != (step.experts,):
+        if stem + dot in of_experts and saved.container.shapes[_WEIGHTS + name][:1] != (step.experts,):
             raise FFNError(f"{saved.where}: weight {shown(name, 120)} is not that of {step.experts} experts")
 
 
