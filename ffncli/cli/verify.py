@@ -86,7 +86,8 @@ def failure(verdict: Verdict) -> FFNError:
     reasons = []
     for row in verdict.failed[:3]:
         size = f"relative error {row.relative_error:.2g}" if row.relative_error is not None else row.note
-        named = row.check == "layout" and row.note and row.relative_error is not None  # the note names the misreading
+        # The note names the misreading, or where a kernel is wrong and why.
+        named = row.check in ("layout", "kernels") and row.note and row.relative_error is not None
         why = f": {row.note}" if named else ""
         reasons.append(f"{row.check}, {row.subject} ({size}){why}")
     more = f" and {len(verdict.failed) - 3} more" if len(verdict.failed) > 3 else ""

@@ -1,8 +1,8 @@
 """Where a wrong output differs from the reference, and which slip would explain it: a misread weight, another
 activation, a forgotten bias, a missing tile."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ffncli.run.engine.reference import in_float64
 from ffncli.run.measure.gap import gap, size
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 from ffncli.run.verify.checks.layouts import readings
+from ffncli.show.text import counted
 
 _LARGE = 50_000_000  # above this many parameters, no slip is tried
 _TOKENS = 64  # slips are tried on this many tokens
@@ -41,19 +42,42 @@ def _is_end(wrong: Tensor) -> bool:
     return 0 < count < len(wrong) and bool(wrong[-count:].all())
 
 
-def explained(case: CheckedBlock, row: CheckRow, x: Tensor, output: Tensor, reference: Tensor) -> CheckRow:
-    """Add to the note of a failed row where the output is wrong, and a slip that explains it. `output` and `reference`
-    [tokens, d_model] are the kernel's output and the reference for x; other rows stay as they are."""
-    if row.passed is not False or row.max_error is None or row.tolerance is None or gap(output, reference).unlike:
-        return row
-    where = place(output, reference, row.tolerance * size(reference))
-    few = slice(_TOKENS)
-    why = _slip(case, x[few], output[few], row.tolerance) if cost(case.ffn).params <= _LARGE else ""
-    return replace(row, note="; ".join(filter(None, (row.note, why, where))))
+@dataclass(frozen=True)
+class Trial:
+    """A kernel's output for x, the reference, both [tokens, d_model], and the row that compares them."""
+
+    row: CheckRow
+    x: Tensor
+    output: Tensor
+    reference: Tensor
 
 
-def _slip(case: CheckedBlock, x: Tensor, output: Tensor, tolerance: float) -> str:
+def explained(case: CheckedBlock, tried: Sequence[Trial]) -> list[CheckRow]:
+    """Return the rows; the note of the first wrong one says which slip explains the output, and where it is wrong, as
+    seen in the wrong output with the most tokens."""
+    rows = [one.row for one in tried]
+    wrong = [at for at, one in enumerate(tried) if one.row.passed is False and _comparable(one)]
+    if not wrong:
+        return rows
+    most = max((tried[at] for at in wrong), key=lambda one: len(one.x))
+    limit = (most.row.tolerance or 0.0) * size(most.reference)
+    where = place(most.output, most.reference, limit)
+    if len(tried) > 1:
+        where = f"with {counted(len(most.x), 'token')} {where}"
+    why = _slip(case, most) if cost(case.ffn).params <= _LARGE else ""
+    first = rows[wrong[0]]
+    rows[wrong[0]] = replace(first, note="; ".join(filter(None, (why, where, first.note))))
+    return rows
+
+
+def _comparable(one: Trial) -> bool:
+    return one.row.max_error is not None and not gap(one.output, one.reference).unlike
+
+
+def _slip(case: CheckedBlock, one: Trial) -> str:
     """Return the first slip that gives the kernel's output, in words; empty if there is none."""
+    scaled = ""
+    x, output, tolerance = one.x[:_TOKENS], one.output[:_TOKENS], one.row.tolerance or 0.0
     for name, steps, weights in _slips(case):
         try:
             other, _ = in_float64(steps, weights, {case.entry: x})
@@ -65,8 +89,8 @@ def _slip(case: CheckedBlock, x: Tensor, output: Tensor, tolerance: float) -> st
                 text = f"{name}{more}" if name else more.removeprefix(" and ")
                 return f"it computes the block with {text}" if text else ""
         if not name and (factor := _factor(output, other, tolerance)):
-            return f"every value is {factor:.6g} times the right one"
-    return ""
+            scaled = f"every value is {factor:.6g} times the right one"  # unless a slip says why
+    return scaled
 
 
 def _factor(output: Tensor, reference: Tensor, tolerance: float) -> float:
@@ -84,6 +108,10 @@ def _slips(case: CheckedBlock) -> Iterator[tuple[str, tuple[Step, ...], Mapping[
     yield "", steps, weights
     for name, changed in readings(replace(case, model=replace(case.model, checkpoint=None)), ()):
         yield name, steps, changed
+    for name, weight in weights.items():
+        if weight.dim() > 1:  # its numbers in memory taken for those of the transposed matrix, or the reverse
+            for turned in (weight.mT.reshape(weight.shape), weight.reshape(weight.mT.shape).mT):
+                yield f"{name.removesuffix('.weight')} transposed", steps, {**weights, name: turned}
     biases = [name for name in weights if name.endswith("bias")]
     for names in (*([name] for name in biases), *([biases] if len(biases) > 1 else [])):
         zeros = {name: torch.zeros_like(weights[name]) for name in names}

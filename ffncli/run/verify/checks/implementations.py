@@ -20,6 +20,7 @@ from ffncli.run.engine.execute import Mode, run
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
 from ffncli.run.engine.sharded import summed
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
+from ffncli.run.verify.checks.causes import Trial, explained
 from ffncli.run.verify.checks.trial import counts_to_try
 from ffncli.run.verify.module import block_module
 from ffncli.show.text import counted
@@ -176,12 +177,12 @@ def _drawn(case: CheckedBlock) -> list[_Tokens]:
 
 
 def _tried(case: CheckedBlock, kernel: Kernel, judge: Judge, tried: Sequence[_Tokens]) -> CheckRow:
-    """Return the row of a kernel: of the first tokens on which it fails, else of the first tokens that were tried."""
+    """Return the row of a kernel: of the first tokens on which it is wrong, else of the first tokens of all."""
     declared = kernel.computes and f"computes in {kernel.computes}"
-    rows: list[CheckRow] = []
+    trials: list[Trial] = []
     call: Callable[[Tensor], Tensor] | None = None
     for tokens in tried:
-        count = f"with {counted(len(tokens.x), 'token')}" if rows else ""
+        count = f"first wrong with {counted(len(tokens.x), 'token')}" if trials else ""
         try:
             with _staying_alive():
                 call = call or called(case, kernel)
@@ -189,11 +190,14 @@ def _tried(case: CheckedBlock, kernel: Kernel, judge: Judge, tried: Sequence[_To
         except (FFNError, BrokenContract) as error:
             why = error.message if isinstance(error, FFNError) else str(error)
             return judge.fails(kernel.name, ": ".join(filter(None, (count, why))))
-        note = "; ".join(filter(None, (count, kernel.origin, declared, tokens.remark)))
-        rows.append(judge.equal(kernel.name, output[tokens.same], tokens.reference[tokens.same], note))
-        if not rows[-1].passed:
-            break
-    return rows[-1] if not rows[-1].passed else rows[0]
+        output, reference = output[tokens.same], tokens.reference[tokens.same]
+        row = judge.equal(kernel.name, output, reference)
+        # Where a file comes from matters once its kernel is right.
+        remarks = ("" if row.passed else count, kernel.origin if row.passed else "", declared, row.note, tokens.remark)
+        row = replace(row, note="; ".join(filter(None, remarks)))
+        trials.append(Trial(row, tokens.x[tokens.same], output, reference))
+    rows = explained(case, trials) if kernel.origin else [one.row for one in trials]
+    return next((row for row in rows if row.passed is False), rows[0])
 
 
 @contextmanager

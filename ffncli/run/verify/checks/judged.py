@@ -14,9 +14,10 @@ from ffncli.block.steps import Experts, Route, Step
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.weights import random_weights
+from ffncli.run.user.hosted import KernelFailure
 from ffncli.run.verify.checks import gradients
 from ffncli.run.verify.checks.case import CheckRow, Judge
-from ffncli.run.verify.checks.causes import explained
+from ffncli.run.verify.checks.causes import Trial, explained
 from ffncli.run.verify.checks.trial import KernelTrial, equal_bits, reported
 from ffncli.show.text import counted, percent, time_text
 from ffncli.system.host import busy_threads
@@ -28,13 +29,16 @@ _SOME = 17  # tokens in checks for which the token count does not matter
 
 def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
     """Check the output for every number of tokens in `token_counts`."""
-    judge, wrong = trial.judge("shapes"), False
-    for count in trial.token_counts:
-        x = trial.draw(count)
-        output, reference = trial.call(x), trial.reference(x)
-        row = judge.equal(counted(count, "token"), output, reference)
-        yield row if wrong else explained(trial.block, row, x, output, reference)
-        wrong = wrong or row.passed is False  # one explanation is enough
+    judge, tried = trial.judge("shapes"), list[Trial]()
+    try:
+        for count in trial.token_counts:
+            x = trial.draw(count)
+            output, reference = trial.call(x), trial.reference(x)
+            tried.append(Trial(judge.equal(counted(count, "token"), output, reference), x, output, reference))
+    except KernelFailure:
+        yield from explained(trial.block, tried)
+        raise
+    yield from explained(trial.block, tried)
 
 
 def widths(trial: KernelTrial) -> Iterator[CheckRow]:
