@@ -42,8 +42,9 @@ class Report:
 @dataclass(frozen=True, kw_only=True)
 class ReportQuestion(Options):
     """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
-    the JSON of `ffn verify`, `ffn compare`, `ffn experts` and `ffn trace --layer all`, as `ffn report` does. If there
-    are several results, each is compared with the next. `about` is the line under the title.
+    answers in JSON: of `ffn experts`, `ffn trace --layer all` or `--prompts`, and all that have `rows`, such as those
+    of `ffn verify`, `ffn compare`, `ffn params` and `ffn plan`. If there are several results, each is compared with the
+    next. `about` is the line under the title.
 
     If `output` ends in .json, a result of `ffn bench --by-step` becomes a trace of events for Perfetto or Chrome.
 
@@ -54,15 +55,21 @@ class ReportQuestion(Options):
         FilePath | Iterable[FilePath],
         Opt(
             accepts=PATHS, repeat=True,
-            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn verify, ffn compare, ffn"
-            " experts and ffn trace --layer all.",
+            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn experts, ffn trace"
+            " --layer all or --prompts, ffn verify, ffn compare, ffn params, ffn plan and others with rows.",
         ),
     ] = field(kw_only=False)  # fmt: skip
     # other commands call their -o `out`
     output: Annotated[FilePath, PATH] = field(default="report.html", kw_only=False)
     title: Annotated[
         str | None,
-        Opt("--title", metavar="WORDS", group="Page", daily=True, help="The page's title. [default: the files' names]"),
+        Opt(
+            "--title",
+            metavar="WORDS",
+            group="Page",
+            daily=True,
+            help="The page's title. [default: of a trace the block and the prompt, else the files' names]",
+        ),
     ] = None
     about: Annotated[str | None, TEXT] = None
     force: Force = False
@@ -89,7 +96,8 @@ def write_report(question: ReportQuestion) -> Report:
         parts = _parts(chosen)
         names = ", ".join(path.name for path in chosen)
         about = question.about or f"Made by ffn report from {names}; the page loads nothing."
-        text = document(question.title or names, about, parts)
+        title = parts[0].title if len(chosen) == 1 else ""
+        text = document(question.title or title or names, about, parts)
         sections = tuple(section.title for part in parts for section in part.sections)
     data = text.encode("utf-8")
     with written_whole(target) as file:
@@ -141,7 +149,7 @@ def _kind(path: Path) -> str:
         raise FFNError(f"{shown_path(path)} is not a result of ffn bench", hint)
     raise FFNError(
         f"{shown_path(path)} cannot be shown on a page",
-        "give results (.csv), a saved trace (.safetensors, .npz, .json), or the JSON of ffn verify, compare or experts",
+        "give results (.csv), a saved trace (.safetensors, .npz, .json), or an answer in JSON",
     )
 
 

@@ -1,5 +1,5 @@
-"""Turn JSON answers into sections of a page. `ffn verify` (a certificate, or its checks) and `ffn compare` get records
-and a table; `ffn trace --layer all`, `ffn trace --prompts` and `ffn experts` get charts over the layers."""
+"""Turn JSON answers into sections of a page. `ffn trace --layer all`, `ffn trace --prompts` and `ffn experts` get
+charts over the layers; every other answer with `rows` gets a table. `ffn verify` and `ffn compare` also get records."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,20 +32,19 @@ def document_parts(path: Path, name: str) -> PageParts:
     wanted = isinstance(layers, list) and layers and all(isinstance(row, dict) and "layer" in row for row in layers)
     if wanted and command in ("trace", "experts"):
         return _layer_parts(path, name, layers, values.get("model"))
-    if command not in _TITLES or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        what = (
-            f"the JSON of ffn {command}" if isinstance(command, str) and command.isalpha() else "not an answer of ffn"
-        )
+    word = command if isinstance(command, str) and command.isalpha() else ""
+    if not word or not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        what = f"the JSON of ffn {word}, without rows" if word else "not an answer of ffn"
         raise FFNError(
             f"{shown_path(path)} is {what}",
-            "a page is made from results, saved traces, ffn verify, ffn compare, ffn experts and ffn trace --layer all",
+            "a page is made from results, saved traces, ffn trace --layer all or --prompts, and answers with rows",
         )
     children: list[Child] = []
     for key in ("certificate", "block"):
         if isinstance(record := values.get(key), Mapping):
             children += [element("h3", key.capitalize()), _record(record)]
     children += [element("h3", "Rows"), element("div", data_table=name)]
-    title = f"{path.name}: {_TITLES[command]}"
+    title = f"{path.name}: {_TITLES.get(word, f'ffn {word}')}"
     lists = {key for row in rows for key, value in row.items() if isinstance(value, list)}
     return PageParts((Section(f"{name}-section", title, tuple(children)),), {name: _table(rows, lists)})
 

@@ -23,6 +23,7 @@ _ABOUT = (
 )  # fmt: skip
 _ROWS, _COLUMNS = 24, 96  # maximum number of cells in a heat map
 _MOST_STEPS = 40
+_LONGEST = 80  # characters of a prompt in a title
 
 
 def trace_parts(path: Path, name: str) -> PageParts:
@@ -33,7 +34,7 @@ def trace_parts(path: Path, name: str) -> PageParts:
     whole = [step for step in shown if not step.inner]
     data: dict[str, Any] = {}
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
-    sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
+    sections = [Section(f"{name}-block", "The block", (_about(saved), cost_bars(costs)))]
     text: Child = (
         "Change an input, a weight or the activation: every number in this part that depends on it is computed "
         "again, in float64, and marked if it changes. The parts below keep the saved numbers."
@@ -48,14 +49,18 @@ def trace_parts(path: Path, name: str) -> PageParts:
         # No note for a large block or a block without weights: nobody expects to edit those.
         if 0 < saved.weight_count <= MOST_WEIGHTS:
             sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
-    alike = [step for step in whole if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]
-    if (count := tensors[shown[0].name].shape[0]) > 1:
-        data[f"{name}-tokens"] = {"steps": [f"{name}-{step.name}" for step in alike], "labels": _tokens(count)}
+    rows = tensors[shown[0].name].shape[0]
+    labels, alike = _labels(saved, rows), [step for step in whole if tensors[step.name].shape[0] == rows]
+    if rows > 1:
+        spans = [span(i, rows, min(rows, _ROWS)) for i in range(min(rows, _ROWS))]
+        named = [" to ".join(dict.fromkeys((labels[one.start], labels[one.stop - 1]))) for one in spans]
+        data[f"{name}-tokens"] = {"steps": [f"{name}-{step.name}" for step in alike], "labels": named}
         sections.append(Section(f"{name}-tokens", "Token by token", (element("div", data_tokens=f"{name}-tokens"),)))
     for step in shown:
         key = f"{name}-{step.name}"
         data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs, "op": step.op}
         data[key] |= {"formula": step.formula} if step.inputs else {}
+        data[key] |= {"rows": labels} if saved.prompt_tokens and step in alike and rows <= _ROWS else {}
         if (tokens := saved.tokens(step.name)) is not None:
             data[key]["tokens"] = tokens
         cells = data[key]["values"]
@@ -66,7 +71,15 @@ def trace_parts(path: Path, name: str) -> PageParts:
     if left := len([step for step in saved.steps if 0 not in step.shape]) - len(shown):
         more = element("p", f"The file has {left:,} more step{'s' if left > 1 else ''}.")
         sections.append(Section(f"{name}-more", "More steps", (more,)))
-    return PageParts(tuple(sections), data)
+    return PageParts(tuple(sections), data, title=_title(saved) or path.name)
+
+
+def _title(saved: Saved) -> str:
+    """Return the block's name and the prompt, cut if it is long."""
+    name, prompt = str(saved.block.get("name") or ""), saved.prompt
+    if not name or prompt is None:
+        return name
+    return f"{name}: “{prompt if len(prompt) <= _LONGEST else prompt[: _LONGEST - 1] + '…'}”"
 
 
 def _shown(saved: Saved) -> list[SavedStep]:
@@ -87,7 +100,7 @@ def _assignment(step: SavedStep) -> str:
 
 
 def _about(saved: Saved) -> Child:
-    values = {key: saved.block.get(key) for key in _ABOUT}
+    values = {**{key: saved.block.get(key) for key in _ABOUT}, "prompt": saved.prompt}
     return definitions(
         (key, "yes" if value is True else "no" if value is False else str(value))
         for key, value in values.items()
@@ -129,10 +142,12 @@ def _word_of(value: float) -> float | str:
     return _digits(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def _tokens(count: int) -> list[str]:
-    """Return a label for each row of cells: the token, or the range of tokens."""
-    rows = [span(i, count, min(count, _ROWS)) for i in range(min(count, _ROWS))]
-    return [str(r.start) if r.stop - r.start == 1 else f"{r.start} to {r.stop - 1}" for r in rows]
+def _labels(saved: Saved, rows: int) -> list[str]:
+    """Return a label for each row of the input: its number or, if a model ran, the token's position and text."""
+    if len(saved.prompt_tokens) != rows:
+        return [str(row) for row in range(rows)]
+    texts = ["#" + str(token.id) if token.text is None else f"“{token.text}”" for token in saved.prompt_tokens]
+    return [f"{token.position} {text}" for token, text in zip(saved.prompt_tokens, texts, strict=True)]
 
 
 def _digits(value: float) -> float:

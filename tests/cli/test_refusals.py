@@ -205,6 +205,8 @@ REFUSED = [
     ("trace 4x8:relu --tokens 2000 -o page.html", "values"),
     ("trace --example notebook -o page.html", "add --eval"),
     ("trace 4x8:relu --ablate unit:1 -o page.html", "--ablate contradicts --output .html"),
+    ("trace 4x8:relu -o block.svg", "cannot write .svg files; use .html, .json,"),
+    ("plan gpt2 -o page.html", "cannot write .html files; ffn report makes a page"),
     ("trace 4x8:relu --set 'W1[0,3]=5' -o page.html", "--set contradicts --output .html"),
     ("trace 4x8:swiglu --experts 4 --ep 2 -o page.html", "--ep contradicts --output .html"),
     ("trace 4x8:relu --explain 'up[0,1]' -o page.html", "--explain contradicts --output .html"),

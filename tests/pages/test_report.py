@@ -108,7 +108,7 @@ def test_a_trace(tmp_path: Path) -> None:
     session = ffncli.trace("4x8:relu", tokens=3, save=tmp_path / "t.npz")
     written = ffncli.report(tmp_path / "t.npz", tmp_path / "page.html")
     assert written.sections == (
-        "4x8:relu",
+        "The block",
         "Change a number",
         "Token by token",
         "x",
@@ -124,6 +124,36 @@ def test_a_trace(tmp_path: Path) -> None:
     live = torch.tensor(data["file1-live"]["inputs"]["x"], dtype=torch.float64)
     assert torch.equal(live, session["x"].double())
     assert {*data["file1-live"]["weights"]} == {"up.weight", "up.bias", "down.weight", "down.bias"}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "json"])
+def test_a_trace_of_a_prompt_names_the_tokens(suffix: str, tmp_path: Path) -> None:
+    """The words are those of the tokenizer's own file; ids are no prompt."""
+    source, file, page = str(made("llama").path), tmp_path / f"t.{suffix}", tmp_path / "page.html"
+    ffncli.trace(source, prompt=PROMPT, layer=1, save=file)
+    ffncli.report(file, page)
+    words = [f"{at} “{word}”" for at, word in enumerate(PROMPT.split())]
+    data, text = data_of(page), page.read_text("utf-8")
+    assert data["file1-tokens"]["labels"] == data["file1-act"]["rows"] == words
+    name = open_saved(file).block["name"]
+    assert f"<title>{name}: “{PROMPT}”</title>" in text
+    assert f"<dt>prompt</dt><dd>{PROMPT}</dd>" in text
+    ffncli.trace(source, input_ids=[3, 5, 6], position="1,2", layer=1, save=file, force=True)
+    ffncli.report(file, page, force=True)
+    assert data_of(page)["file1-tokens"]["labels"] == ["1 “the”", "2 “cat”"]
+    assert f"<title>{name}</title>" in page.read_text("utf-8")
+
+
+def test_a_trace_of_many_tokens_or_of_none_that_fit(tmp_path: Path) -> None:
+    file, page = tmp_path / "t.json", tmp_path / "page.html"
+    ffncli.trace(str(made("llama").path), input_ids=[3, 5] * 24, layer=1, save=file)
+    ffncli.report(file, page)
+    assert data_of(page)["file1-tokens"]["labels"][:2] == ["0 “Hello” to 1 “the”", "2 “Hello” to 3 “the”"]
+    record = json.loads(file.read_text("utf-8"))
+    del record["ffn_trace"]["tokens"][5]
+    file.write_text(json.dumps(record), "utf-8")
+    with pytest.raises(FFNError, match="has 47 tokens for 48 rows of 'norm'"):
+        open_saved(file)
 
 
 def test_a_trace_that_a_page_does_not_compute(tmp_path: Path) -> None:
@@ -251,11 +281,26 @@ def test_the_load_of_experts_is_a_map(tmp_path: Path, call: Any) -> None:
         assert (load["values"], load["rows"]) == (expected, [f"decoder {row['layer']}" for row in rows])
 
 
+@pytest.mark.parametrize("line", ["plan mixtral-8x7b --tp 1,2", "params gpt2 llama-2-7b", "activations relu --at 1"])
+def test_every_answer_with_rows_is_a_table(line: str, tmp_path: Path, call: Any) -> None:
+    path, command = tmp_path / "a.json", line.partition(" ")[0]
+    assert call(*line.split(), "-o", str(path))[0] == 0
+    written = ffncli.report(path, tmp_path / "page.html")
+    assert written.sections == (f"a.json: ffn {command}",)
+    rows, shown = json.loads(path.read_text("utf-8"))["rows"], data_of(tmp_path / "page.html")["file1"]
+    for key in ("device", "tokens", "needed_bytes", "name", "ffn_params_total", "lipschitz"):
+        if key in rows[0]:
+            at = shown["columns"].index(key)
+            assert [row[at] for row in shown["rows"]] == [row[key] for row in rows]
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for name, text, words in (
         ("x.txt", "hello", "cannot be shown on a page"),
-        ("p.json", '{"command": "params", "rows": []}', "the JSON of ffn params"),
+        ("p.json", '{"command": "params", "rows": []}', "the JSON of ffn params, without rows"),
+        ("e.json", '{"command": "explain"}', "the JSON of ffn explain, without rows"),
+        ("h.json", '{"command": "<b>", "rows": [{}]}', "not an answer of ffn"),
         ("l.json", '{"command": "trace", "layers": [1]}', "the JSON of ffn trace"),
         ("q.json", "[1]", "q.json"),
         ("r.json", '{"command": "verify", "rows": [1]}', "r.json"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.options import shared
@@ -21,7 +21,7 @@ from ffncli.show.plots.plot import IntervalPlot, Plot
 from ffncli.system.files import check_writable, open_to_read
 
 
-def format_of(path: str | None) -> str | None:
+def format_of(path: str | None, hint: str) -> str | None:
     """Return the format that the suffix of `-o` stands for; None if there is no suffix, or for .txt.
 
     Raises FFNError for any other suffix: a file with such a name should not contain plain text.
@@ -30,7 +30,9 @@ def format_of(path: str | None) -> str | None:
     if suffix in ("", ".txt"):
         return None
     if suffix not in (".json", ".csv", ".md"):
-        raise FFNError(f"-o {shown(path)}: cannot write {suffix} files", "use .json, .csv, .md, .txt or no suffix")
+        if suffix in (".html", ".htm"):
+            hint = "ffn report makes a page of saved results (.csv) and of answers (.json)"
+        raise FFNError(f"-o {shown(path)}: cannot write {suffix} files", hint)
     return suffix[1:]
 
 
@@ -38,6 +40,7 @@ def format_of(path: str | None) -> str | None:
 class OutputOptions(Options):
     """--format and related options."""
 
+    suffix_hint: ClassVar = "use .json, .csv, .md, .txt or no suffix"
     format: Annotated[
         str | None,
         Opt("--format", metavar="NAME", completes="formats", help="table, json, csv or md. [default: table]"),
@@ -62,7 +65,7 @@ class OutputOptions(Options):
         formats += [self.format] if self.format is not None else []
         if len(set(formats)) > 1:
             raise FFNError(f"--format: {' and '.join(dict.fromkeys(formats))} contradict each other", "give one")
-        implied = format_of(self.out)
+        implied = format_of(self.out, self.suffix_hint)
         if formats and implied and formats[0] != implied:
             raise FFNError(
                 f"-o {shown(self.out)} contradicts --format {formats[0]}", f"a .{implied} file is written as {implied}"

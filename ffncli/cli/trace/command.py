@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from ffncli.cli.common.options import CORPUS, ONE_OR_MANY, OutputOptions, corpus_size, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
@@ -14,7 +14,7 @@ from ffncli.cli.trace.page import trace_answer
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.examples import find
 from ffncli.options import conflicts
-from ffncli.options.accept import listed, whole
+from ffncli.options.accept import PATH, listed, whole
 from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import Opt, Options
 from ffncli.options.shared import VIEW
@@ -25,6 +25,7 @@ from ffncli.run.trace.question import ONE_LAYER, RULES, Question, SurveyQuestion
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.color import progress
 from ffncli.show.output import Output
+from ffncli.show.text import bytes_text
 from ffncli.system.files import check_writable
 
 
@@ -67,6 +68,21 @@ class TraceView(Options):
         output.notes(*not_finite)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceOutput(OutputOptions):
+    """The same options; a page of HTML is written, too."""
+
+    suffix_hint: ClassVar = "use .html, .json, .csv, .md, .txt or no suffix"
+    out: Annotated[
+        str | None,
+        Opt(
+            "-o", "--output", accepts=PATH, daily=True,
+            help="Write to FILE, in the format of its suffix (.json, .csv, .md; .html: a page on which a small block's"
+            " numbers can be changed); - is stdout.",
+        ),
+    ] = None  # fmt: skip
+
+
 MANY_RULES = (
     Conflict(
         "prompts",
@@ -92,7 +108,7 @@ def command(
     question: Question,
     view: TraceView,
     load_limit: LoadOptions,
-    show: OutputOptions,
+    show: TraceOutput,
 ) -> None:
     """Run a block step by step and print every intermediate.
 
@@ -121,9 +137,17 @@ def command(
         output.show(survey_answer(layers, question.top_units or 1))
         view.judge(not_finite_texts(layers), output)
     else:
-        session = session_for(replace(question, keep=True) if view.heatmap else question, output.note)
-        output.show(trace_answer(session, view.digits, view.steps(question), view.heatmap))
-        view.judge([*map(str, session.not_finite)], output)
+        _show_one(question, view, output)
+
+
+def _show_one(question: Question, view: TraceView, output: Output) -> None:
+    """Show one layer; a heat map needs every tensor, `--keep` says how much they take."""
+    session = session_for(replace(question, keep=True) if view.heatmap else question, output.note)
+    if question.keep is True:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in session.tensors.values())
+        output.note(f"kept {len(session.tensors)} tensors, {bytes_text(size)}")
+    output.show(trace_answer(session, view.digits, view.steps(question), view.heatmap))
+    view.judge([*map(str, session.not_finite)], output)
 
 
 def _check_files(question: Question, view: TraceView, show: OutputOptions, page: bool) -> None:

@@ -176,8 +176,12 @@ def routes_table(session: Session) -> list[Part]:
     """Show the chosen experts of each token, and their weights."""
     steps, rows = session.prepared.steps, labels(session.tokens)
     experts = {step.inputs[1]: step.op.experts.size for step in steps if isinstance(step.op, Experts)}
-    table = []
+    table: list[tuple[str, str]] = []
+    last = 0
     for one in session.routes:
+        if one.token > last + 1:
+            table.append(("…", ""))
+        last = one.token
         pairs = zip(one.experts, one.weights, strict=True)
         texts = [f"{_expert(e, experts[one.step])}: {weight:.4f}" for e, weight in pairs]
         table.append((rows[one.token] if rows else str(one.token), ", ".join(texts) or "none: it is skipped"))

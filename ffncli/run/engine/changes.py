@@ -39,6 +39,14 @@ class WeightChange:
 
 
 @dataclass(frozen=True)
+class NoUnit(WeightChange):
+    """The removal of hidden unit `unit` of a block without experts: nothing reads it any more. `step` has the unit."""
+
+    step: str
+    unit: int
+
+
+@dataclass(frozen=True)
 class NoGate:
     """A change that sets act := 1 in every gated part of the block."""
 
@@ -169,8 +177,11 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
         raise FFNError(f"{option('ablate')} {text}: each of {experts} experts has this unit", f"give unit:0:{unit}")
     if match[3] and not experts:
         raise FFNError(f"{option('ablate')} {text}: the block has no experts", f"give unit:{unit}")
-    at = (_below(text, int(match[2]), experts or 0, "experts"),) if match[3] else ()
-    yield WeightChange(text, "down.weight", (*at, slice(None), unit), 0.0)
+    if match[3]:
+        expert = _below(text, int(match[2]), experts or 0, "experts")
+        yield WeightChange(text, "down.weight", (expert, slice(None), unit), 0.0)
+    else:
+        yield NoUnit(text, "down.weight", (slice(None), unit), 0.0, down.inputs[0], unit)
 
 
 def _silent(steps: Sequence[Step], text: str, at: tuple[int, ...]) -> Iterator[WeightChange]:

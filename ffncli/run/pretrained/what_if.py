@@ -12,7 +12,7 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import Step, ffn_span, ffn_steps, id_inputs
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved, folder_of
-from ffncli.run.engine.changes import Change, WeightChange, changed
+from ffncli.run.engine.changes import Change, NoUnit, WeightChange, changed
 from ffncli.run.engine.execute import EVAL, execute, run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of, dtype_of
@@ -193,12 +193,21 @@ class StepChange:
 def step_changes(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[StepChange, ...]:
-    """Compare a block's steps before and after the changes, in order; steps inside experts are left out."""
+    """Compare a block's steps before and after the changes, in order; steps inside experts are left out. A removed unit
+    is 0 in its step."""
     new_steps, new_weights = changed(steps, weights, changes)
     with torch.no_grad():
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)
         new = (event for event in execute(new_steps, new_weights, inputs, EVAL) if event.expert is None)
-        return tuple(_step_change(a.name, a.tensor, b.tensor) for a, b in zip(old, new, strict=True))
+        return tuple(
+            _step_change(a.name, a.tensor, _without(changes, b.name, b.tensor)) for a, b in zip(old, new, strict=True)
+        )
+
+
+def _without(changes: Sequence[Change], name: str, tensor: Tensor) -> Tensor:
+    """Return a step's values with its removed units set to 0."""
+    units = [change.unit for change in changes if isinstance(change, NoUnit) and change.step == name]
+    return tensor.index_fill(-1, torch.tensor(units, device=tensor.device), 0) if units else tensor
 
 
 def _step_change(name: str, old: Tensor, new: Tensor) -> StepChange:

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from ffncli.block.steps import Axis, Experts, Step, right_hand_side
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
+from ffncli.run.engine.prepare import Token
 from ffncli.run.engine.trace import Trace
 from ffncli.run.saved.containers import Container, open_container, write
 from ffncli.system.files import written_whole
@@ -93,7 +94,7 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class _TraceRecord:
-    """The record in a file, as `save` writes it."""
+    """The record in a file, as `save` writes it; files of earlier versions have no `prompt` and no `tokens`."""
 
     format: int
     ffncli: str
@@ -102,13 +103,16 @@ class _TraceRecord:
     ffn_output: str
     fingerprint: str
     steps: tuple[SavedStep, ...]
+    prompt: str | None = None
+    tokens: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True)
 class Saved:
     """An open saved trace; values are read on demand.
 
-    `block` describes the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`.
+    `block` describes the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`. `prompt` and its
+    `prompt_tokens`, one per row of the input, are there if a model ran on text or on token ids.
     """
 
     where: str
@@ -116,6 +120,8 @@ class Saved:
     fingerprint: str
     steps: tuple[SavedStep, ...]
     container: Container
+    prompt: str | None = None
+    prompt_tokens: tuple[Token, ...] = ()
 
     def tensor(self, step: str) -> Tensor:
         """Return a step's values in its dtype."""
@@ -158,9 +164,11 @@ def kept_for_saving(
 
 
 def save(
-    path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
-) -> None:
-    """Write the trace with these weights, atomically. `result` must have every recorded tensor."""
+    path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor],
+    prompt: str | None = None, tokens: Sequence[Token] = (),
+) -> None:  # fmt: skip
+    """Write the trace with these weights, atomically. `result` must have every recorded tensor; `tokens` are those of
+    the prompt, one per row of the input."""
     tensors = {record.name: result.tensors[record.name] for record in result.steps}
     for record in result.steps:
         if record.tokens is not None:
@@ -185,6 +193,7 @@ def save(
             }
             for r in result.steps
         ],
+        **({"prompt": prompt, "tokens": [asdict(token) for token in tokens]} if tokens else {}),
     }  # fmt: skip
     with written_whole(path) as file:
         write(file, path.suffix, tensors, about)
@@ -252,10 +261,13 @@ def open_saved(path: Path) -> Saved:
     names = [step.name for step in record.steps]
     if not names or len({*names}) != len(names):
         raise FFNError(f"{where}: a step is duplicated, or there is none")
-    saved = Saved(where, record.block, record.fingerprint, record.steps, container)
+    saved = Saved(where, record.block, record.fingerprint, record.steps, container, record.prompt, record.tokens)
     for step in record.steps:
         _check_step(step, container, where)
     _check_experts(record.steps, where)
+    rows = math.prod(record.steps[0].shape[:-1])
+    if record.tokens and len(record.tokens) != rows:
+        raise FFNError(f"{where} has {len(record.tokens):,} tokens for {rows:,} rows of {shown(names[0], 120)}")
     before: dict[str, SavedStep] = {}
     for step in record.steps:
         if not step.inner:

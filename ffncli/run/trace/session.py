@@ -19,6 +19,7 @@ from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Resolved
 from ffncli.run.corpus.question import TABLES
 from ffncli.run.corpus.results import save_table
+from ffncli.run.engine.changes import NoUnit
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import BlockSummary, Prepared, Token, block_summary, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
@@ -202,7 +203,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
     not_finite = find_not_finite(result, prepared.weights)
     block = block_summary(model, prepared, question.device)
     if question.save is not None:
-        remark(_save(question, block, prepared, result))
+        remark(_save(question, subject, block, prepared, result))
     probs = result.tensors.get("probs")
     return Session(
         question, model, prepared, block, result, not_finite,
@@ -232,6 +233,7 @@ def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepare
         names |= compared_steps(steps, question.ranks)
     if subject.places:
         names |= _with_origins("explain", steps, [name for name, _ in subject.places], question.depth or 1)
+    names |= {change.step for change in subject.changes if isinstance(change, NoUnit)}
     if question.keep and question.keep is not True:
         names |= _with_origins("keep", steps, sorted(question.keep), 0)
     if question.keep is True or question.save is not None:
@@ -255,19 +257,19 @@ def _with_origins(field: str, steps: Sequence[Step], names: Sequence[str], depth
 
 
 def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[str]:
-    """Return notes on kept tensors, unchecked facts, and requested experts that receive no tokens."""
+    """Return notes on unchecked facts, removed units that are 0, and requested experts that receive no tokens."""
     out = []
-    if question.keep is True:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
-        out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
     if subject.model.example and subject.model.example.dropped and question.train is False:
         out.append("dropout is off, but the example's statements need it: they are not checked")
     names = [record.name for record in result.steps]
     idle = [e for e in sorted(subject.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
+    removed = [change for change in subject.changes if isinstance(change, NoUnit)]
+    zero = [change.unit for change in removed if not result.tensors[change.step][..., change.unit].any()]
+    out += [f"unit {unit} is 0 for every token: without it, nothing changes" for unit in zero]
     return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
 
 
-def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
+def _save(question: Question, subject: TraceSubject, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
     """Save the trace with a description of its block; return a note on the saved file."""
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
 
@@ -278,7 +280,8 @@ def _save(question: Question, block: BlockSummary, prepared: Prepared, result: T
     with_weights = size <= SMALL_WEIGHTS if question.save_weights is None else question.save_weights
     seed = prepared.mode.generator.initial_seed() if prepared.mode.generator else None
     about = {**asdict(block), "seed": seed, "dtype": result.steps[0].dtype}
-    save(question.save_path, prepared.steps, result, about, prepared.weights if with_weights else {})
+    weights, prompt = prepared.weights if with_weights else {}, subject.prompt.text if subject.prompt else None
+    save(question.save_path, prepared.steps, result, about, weights, prompt, prepared.tokens)
     left = "" if with_weights else ", without weights"
     if not with_weights and question.save_weights is None:
         left += f" ({size / 1e6:,.0f} MB; {option('save_weights')} adds them)"

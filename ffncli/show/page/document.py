@@ -34,11 +34,15 @@ class Section:
 
 @dataclass(frozen=True)
 class PageParts:
-    """Sections, the data that their scripts read by name, and the libraries in `vendor` that these scripts need."""
+    """Sections, the data that their scripts read by name, and the libraries in `vendor` that these scripts need.
+
+    `title` names what they show, if it is more than a file.
+    """
 
     sections: tuple[Section, ...]
     data: Mapping[str, Any]
     libraries: frozenset[str] = frozenset()
+    title: str = ""
 
 
 def document(title: str, about: str, parts: Sequence[PageParts]) -> str:

@@ -58,6 +58,10 @@ def test_the_format(options, style, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (
+            {"out": "x.html"},
+            "-o 'x.html': cannot write .html files; ffn report makes a page of saved results (.csv) and",
+        ),
         ({"out": "x.npz"}, "-o 'x.npz': cannot write .npz files; use .json, .csv, .md, .txt or no suffix"),
         *(({"out": f"x{end}"}, f"cannot write {end} files") for end in (".svg", ".html", ".png", ".log")),
         ({"out": "x.npz", "format": "json"}, "cannot write .npz files"),

@@ -237,6 +237,17 @@ def test_few_tokens_are_listed(call):
     assert "= norm.weight" not in call("trace", "4x8", "--norm", "rmsnorm")[1]
 
 
+def test_tokens_that_are_left_out_of_the_routes_are_marked(call):
+    """Eight of twelve tokens, the first four and the last four; with all of them, no mark."""
+    block = ("trace", "4x8", "--experts", "3", "--top-k", "1", "--tokens", "12")
+    for more, expected in (
+        ((), ["0", "1", "2", "3", "…", "8", "9", "10", "11"]),
+        (("--show", "all"), [*"0123456789", "10", "11"]),
+    ):
+        lines = call(*block, *more)[1].partition("The chosen experts")[2].splitlines()[2:]
+        assert [line.split()[0] for line in lines[: len(expected)]] == expected
+
+
 def test_what_is_not_finite_is_counted(call):
     text = call("trace", "4x8", "--input", "nan,inf,inf,-inf")[1]
     assert "1 negative, 0 zero, 1 NaN, 3 Inf" in text
@@ -258,7 +269,7 @@ def test_the_device_reaches_the_run(call, monkeypatch):
 def test_keep_holds_every_intermediate(call):
     code, _, err = call("trace", "8x16:swiglu", "--tokens", "4", "--keep")
     sizes = {"x": 8, "gate": 16, "up": 16, "act": 16, "hidden": 16, "down": 8}
-    assert (code, err) == (0, f"note: kept {len(sizes)} tensors, {4 * 4 * sum(sizes.values()) / 1e6:,.1f} MB\n")
+    assert (code, err) == (0, f"note: kept {len(sizes)} tensors, {4 * 4 * sum(sizes.values()) / 1e3:.3f} KB\n")
     assert "kept" not in call("trace", "8x16:swiglu", "--tokens", "4")[2]
 
 

@@ -55,6 +55,29 @@ def test_biases_and_several_changes() -> None:
     assert changes["down"].changed == 8
 
 
+@pytest.mark.parametrize(("block", "reads"), [("4x8:relu", "act"), ("4x8:swiglu", "hidden")])
+def test_a_removed_unit_is_zero_where_the_down_projection_reads_it(block: str, reads: str) -> None:
+    session = ffncli.trace(block, tokens=3, ablate="unit:1,unit:5")
+    changes, w = by_name(session), session.prepared.weights
+    old, kept = session[reads], torch.ones(8)
+    kept[[1, 5]] = 0
+    assert changes[reads].changed == int((old * (1 - kept) != 0).sum()) > 0
+    assert changes[reads].new == 0
+    assert changes[reads].relative == pytest.approx(float((old * (1 - kept)).norm() / old.norm()))
+    gap = functional.linear(old * kept, w["down.weight"]) - functional.linear(old, w["down.weight"])
+    assert changes["down"].relative == pytest.approx(float(gap.norm() / session["down"].norm()), rel=1e-5)
+    assert all(one.changed == 0 for name, one in changes.items() if name not in (reads, "down"))
+
+
+def test_a_removed_unit_that_is_zero_is_said() -> None:
+    session = ffncli.trace("2x3:relu", input=[[-1.0, 0.0]], set=["W1[0,0]=9", "b1[0]=0"])
+    found = ffncli.trace("2x3:relu", input=[[1.0, 2.0]], ablate=["unit:0", "unit:2"], seed=3)
+    idle = [unit for unit in (0, 2) if not found["act"][..., unit].any()]
+    assert [*found.notes] == [f"unit {unit} is 0 for every token: without it, nothing changes" for unit in idle]
+    assert idle
+    assert session.notes == ()
+
+
 def test_without_its_gate_hidden_is_up() -> None:
     session = ffncli.trace("8x16:swiglu", tokens=2, ablate="gate")
     changes = by_name(session)
@@ -74,7 +97,7 @@ def test_a_unit_writes_nothing() -> None:
     expected = functional.linear(hidden, down) - session["down"]
     change = by_name(session)["down"]
     assert abs(change.difference) == pytest.approx(float(expected.abs().max()), rel=1e-12)
-    assert by_name(session)["hidden"].changed == 0
+    assert by_name(session)["hidden"].changed == 2
 
 
 def test_an_expert_writes_nothing() -> None:
