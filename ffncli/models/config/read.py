@@ -22,7 +22,7 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, size, steps, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.attention import memories
-from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
+from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_DEFAULTS, TEXT_TYPES, family_of
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack, named_limits
 from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.unread import outside_note, require_read
@@ -38,6 +38,7 @@ PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
 # `compression_config` was used before compressed-tensors 0.7; `quantization` is MLX's.
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")
+_DEFAULTS = "defaults of transformers"
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 
@@ -86,7 +87,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
     tables = () if whole_known else memories(config, family_name)  # a count of the whole model includes them
     tables = (*tables, *other_tokens(config, family_name, groups))
-    notes: tuple[str, ...] = (*filter(None, [assumed]), *require_read(config, family_name), *_tables(groups))
+    defaults = [line for line in evidence if line.startswith(_DEFAULTS)]
+    notes: tuple[str, ...] = (*filter(None, [assumed]), *defaults, *require_read(config, family_name), *_tables(groups))
     if config.not_run:
         refused = "; ".join(config.not_run)
         model, notes = replace(model, refused=refused), (*notes, f"counted, but cannot be run: {refused}")
@@ -212,8 +214,14 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
         if isinstance(whole := outer.get("model_type"), str):
             outer["model_type"] = TEXT_TYPES.get(whole, whole)
-        config = Fields({**outer, **inner.values}, inner.where, inner.looked_up, inner.prefix, inner.not_run)
+        values = {**outer, **inner.values}
+        defaults = TEXT_DEFAULTS.get(str(values.get("model_type")), {})
+        left_out = {key: value for key, value in defaults.items() if key not in values}
+        config = Fields({**left_out, **values}, inner.where, inner.looked_up, inner.prefix, inner.not_run)
         evidence.append(f"widths: {name} of the multimodal config")
+        if left_out:
+            listed = ", ".join(f"{key} = {value}" for key, value in left_out.items())
+            evidence.append(f"{_DEFAULTS}: {name} leaves {listed} to its class")
     return config, evidence
 
 

@@ -33,6 +33,18 @@ COUNTS: dict[str, tuple[dict[str, Any], int]] = {
     "orion": ({"model_type": "orion", **LLAMA_LIKE}, 3 * WIDE),
     "yi": ({"model_type": "Yi", **LLAMA_LIKE}, 3 * WIDE),
     "xverse": ({"model_type": "xverse", **LLAMA_LIKE}, 3 * WIDE),
+    # the published totals: 25.8 B with 4.2 B active, 146 B with 22 B active; the rest is attention and tables
+    "XVERSE-MoE-A4.2B": (
+        {"model_type": "xverse", "hidden_size": 2560, "intermediate_size": 1728, "num_hidden_layers": 28,
+         "hidden_act": "silu", "num_experts": 64, "num_shared_experts": 2, "moe_top_k": 6},
+        28 * (66 * 3 * 2560 * 1728 + 64 * 2560),
+    ),
+    "Skywork-MoE": (
+        {"model_type": "skywork", "hidden_size": 4608, "intermediate_size": 12288, "num_hidden_layers": 52,
+         "hidden_act": "silu", "num_experts": 16, "num_experts_per_tok": 2},
+        52 * (16 * 3 * 4608 * 12288 + 16 * 4608),
+    ),
+    "Skywork with one expert": ({"model_type": "skywork", **LLAMA_LIKE, "num_experts": 1}, 3 * WIDE),
     "deepseek": (
         {"model_type": "deepseek", **LLAMA_LIKE, **MIXTURE, "first_k_dense_replace": 1, "moe_layer_freq": 1,
          "scoring_func": "softmax", "norm_topk_prob": False}, WIDE + 2 * (10 * 3 * 64 * 24 + 8 * 64),

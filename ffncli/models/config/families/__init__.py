@@ -14,7 +14,7 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 # maps a model_type to the reason why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **encoders.REFUSED}
-TEXT_TYPES = composites.TEXT_TYPES
+TEXT_TYPES, TEXT_DEFAULTS = composites.TEXT_TYPES, composites.TEXT_DEFAULTS
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
 

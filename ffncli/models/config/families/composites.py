@@ -51,6 +51,23 @@ TEXT_TYPES: Mapping[str, str] = {
     **{name: text for text, names in _TEXT_TOWERS.items() for name in names.split()},
     **{name: name + ending for ending, names in _ENDING.items() for name in names.split()},
 }
+# What a nested text config leaves out: published configs of composites hold only the values that differ from those of
+# the text model's class in transformers 5.23 (LLaVA 1.5: nothing but the model type).
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    name: dict(zip(_SIZES, sizes, strict=True))
+    for name, sizes in {
+        "cohere2": (8192, 22528, 40, 64, 256_000), "gemma": (3072, 24576, 28, 16, 256_000),
+        "gemma2": (2304, 9216, 26, 8, 256_000), "gemma3_text": (2304, 9216, 26, 8, 262_208),
+        "granite": (4096, 11008, 32, 32, 32_000), "llama": (4096, 11008, 32, 32, 32_000),
+        "mistral": (4096, 14336, 32, 32, 32_000), "mllama_text_model": (4096, 14336, 40, 32, 128_256),
+        "persimmon": (4096, 16384, 36, 64, 262_144), "phi3": (3072, 8192, 32, 32, 32_064),
+        "qwen2": (4096, 22016, 32, 32, 151_936), "qwen2_5_vl_text": (8192, 29568, 80, 64, 152_064),
+        "qwen2_vl_text": (8192, 29568, 80, 64, 152_064), "qwen3": (4096, 22016, 32, 32, 151_936),
+        "qwen3_vl_text": (4096, 22016, 32, 32, 151_936), "smollm3": (2048, 11008, 36, 16, 128_256),
+    }.items()
+} | {"opt": {"hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+             "vocab_size": 50_272}}  # fmt: skip
 REFUSED: Mapping[str, str] = dict.fromkeys(
     ("diffusion_gemma_text", "diffusion_gemma"), "its MLP and its experts run side by side, each between its own norms"
 )

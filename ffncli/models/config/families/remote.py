@@ -9,6 +9,7 @@ from ffncli.block.activations import hard_limits
 from ffncli.models.config.families import decoders
 from ffncli.models.config.families.decoders import LAYER_NORM_EPS, gate_and_up
 from ffncli.models.config.family import (
+    EXPERTS,
     Extra,
     Family,
     MoEFields,
@@ -110,6 +111,13 @@ def _deepseek(config: Fields) -> Extra:
     return {"renormalise": config.flag("norm_topk_prob", False), **shared_count(0)(config)}
 
 
+def _if_several(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    """Give experts to all layers of a config that has several experts, and to none of another."""
+    experts = config.get(EXPERTS, None)
+    several = experts is not None and config.integer(EXPERTS, low=0) > 1
+    return lambda i: several
+
+
 def _every(config: Fields, stack: Stack) -> Callable[[int], bool]:
     """Give experts to every `moe_layer_frequency`-th layer of Arctic, and a dense MLP as wide as d_model."""
     step = config.integer("moe_layer_frequency", 2)
@@ -132,7 +140,11 @@ def _arctic_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None
 
 
 ROWS: Mapping[str, Family] = {
-    "baichuan": silu(aliases=("baichuan_m1", "Yi", "aquila", "xverse", "skywork", "solar", "mimo", "internlm", "deci")),
+    "baichuan": silu(aliases=("baichuan_m1", "Yi", "aquila", "solar", "mimo", "internlm", "deci")),
+    # XVERSE-MoE and Skywork-MoE have the model_type of their dense models, and more fields.
+    **dict.fromkeys(("xverse", "skywork"), silu(
+        moe=MoEFields(d_ff="intermediate_size", layers=_if_several, routing=shared_count(0))
+    )),
     "internlm2": silu(),  # its `bias` applies to the attention
     "exaone": Family(
         activation="activation_function|hidden_act", default_activation="silu", eps=("layer_norm_epsilon", 1e-5)

@@ -1,0 +1,48 @@
+"""Text configs of composites that leave fields to transformers' class: its values count, and a note says so."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ffncli.errors import FFNError
+from ffncli.models.config.families import TEXT_DEFAULTS
+from ffncli.models.config.read import from_config
+from ffncli.models.counting.count import count
+
+# What is published: LLaVA 1.5, Gemma 3 4B and PaliGemma, and a Qwen2 tower with fewer layers.
+SPARSE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "LLaVA 1.5": ("llava", {"model_type": "llama", "_name_or_path": "a/b", "vocab_size": 32064}, "LlamaForCausalLM"),
+    "no model_type": ("llava", {"vocab_size": 32064}, "LlamaForCausalLM"),
+    "Gemma 3 4B": ("gemma3", {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+                              "num_hidden_layers": 34}, "Gemma3ForCausalLM"),
+    "Idefics 2": ("idefics2", {"model_type": "mistral", "vocab_size": 32003}, "MistralForCausalLM"),
+    "Qwen2": ("llava_onevision", {"model_type": "qwen2", "num_hidden_layers": 3}, "Qwen2ForCausalLM"),
+    "BLIP-2": ("blip-2", {"model_type": "opt"}, "OPTForCausalLM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXT_DEFAULTS)
+def test_defaults_are_those_of_the_class(name: str) -> None:
+    theirs = CONFIG_MAPPING[name]()
+    assert {key: getattr(theirs, key) for key in TEXT_DEFAULTS[name]} == TEXT_DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_sparse_text_config_has_the_size_of_the_model_that_transformers_builds(name: str) -> None:
+    composite, text, made = SPARSE[name]
+    values = {"model_type": composite, "text_config": text, "vision_config": {"hidden_size": 64}}
+    resolved = from_config(values, "m", "config.json")
+    with torch.device("meta"):
+        theirs = getattr(transformers, made)(CONFIG_MAPPING[composite](text_config=dict(text)).get_text_config())
+    assert count(resolved).model_params_total == sum(tensor.numel() for tensor in theirs.parameters())
+    (line,) = [note for note in resolved.notes if note.startswith("defaults of transformers: text_config leaves")]
+    assert "num_attention_heads = " in line
+    assert line in resolved.evidence
+
+
+def test_only_a_nested_config_has_defaults() -> None:
+    with pytest.raises(FFNError, match="num_hidden_layers .* is missing"):
+        from_config({"model_type": "llama", "vocab_size": 32000}, "m", "config.json")
