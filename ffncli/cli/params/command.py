@@ -19,6 +19,7 @@ from ffncli.cli.common.summaries import csv_table, devices_answer, in_json
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models import catalog
+from ffncli.models.config.quantized import unknown_packing
 from ffncli.models.counting import assertions
 from ffncli.models.counting.figures import KEYS, FigureQuestion
 from ffncli.models.dimensions import Dimensions
@@ -63,6 +64,9 @@ class CountOptions(Options):
         str | None,
         _group("--assert-file", metavar="FILE", help="Exit 1 unless every line of FILE holds; # starts a comment."),
     ] = None
+    strict: Annotated[
+        bool, _group("--strict", help="Exit 4 if a quantised model's config does not determine the bytes.")
+    ] = False
     sweep: Annotated[
         Sequence[str],
         _group(
@@ -137,6 +141,8 @@ def command(
         output.notes(*(one.line(several) for one in checked if one.holds))
     assertions.require(checked, several)
     _require_agreement(models)
+    if counted.strict:
+        _require_bytes(models, question)
 
 
 def _lines_of(path: str | None) -> list[str]:
@@ -195,6 +201,14 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
         resolved, first = wrong[0]
         more = f"; and {len(wrong) - 1} more, which --json lists" if len(wrong) > 1 else ""
         raise FFNError(f"{resolved.model.name}: {first}{more}", code=ExitCode.FAILED)
+
+
+def _require_bytes(models: Sequence[Resolved], question: FigureQuestion) -> None:
+    """Raise FFNError (exit 4) if the bytes in the stored format were requested, but are unknown."""
+    unknown = [] if None not in question.formats else list(filter(None, map(unknown_packing, models)))
+    if unknown:
+        more = f"; and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise FFNError(f"{unknown[0]}{more}", "give the model's tensors, or --dtype", ExitCode.INCONCLUSIVE)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

@@ -266,6 +266,10 @@ def test_what_a_config_does_not_determine_is_named(what: str, tmp_path: Path, ca
     assert (row["ffn_params_total"], row["matmul_flops_total"]) == (LAYERS * PARAMS, 2 * LAYERS * PARAMS)
     assert f"the bytes of {what} are not known, so weight bytes are not counted" in err
     assert call("params", str(tmp_path))[0] == 0
+    code, out, err = call("params", str(tmp_path), "--strict", "--json")  # the counts all the same
+    assert (code, json.loads(out)["rows"][0]["ffn_params_total"]) == (4, LAYERS * PARAMS)
+    assert err.splitlines()[-1].startswith("error: ")
+    assert call("params", str(tmp_path), "--strict", "--dtype", "fp8")[0] == 0
     code, _, err = call("plan", str(tmp_path), "--device", "h100")
     assert (code, f"the bytes of {what} are not known" in err) == (2, True)
     code, out, _ = call("params", str(tmp_path), "--dtype", "bf16", "--json")

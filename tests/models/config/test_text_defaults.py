@@ -44,5 +44,5 @@ def test_a_sparse_text_config_has_the_size_of_the_model_that_transformers_builds
 
 
 def test_only_a_nested_config_has_defaults() -> None:
-    with pytest.raises(FFNError, match="num_hidden_layers .* is missing"):
+    with pytest.raises(FFNError, match=r"num_hidden_layers .* is missing"):
         from_config({"model_type": "llama", "vocab_size": 32000}, "m", "config.json")
