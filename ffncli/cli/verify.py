@@ -16,8 +16,9 @@ from ffncli.run.verify.question import REFEREE_STATEMENTS, VerifyQuestion
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 
 if TYPE_CHECKING:
+    from ffncli.run.verify.certificate import Certificate
     from ffncli.run.verify.checks.case import CheckRow
-    from ffncli.run.verify.verify import Certificate, Verdict
+    from ffncli.run.verify.verify import Verdict
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _PASSED = {True: "PASS", False: "FAIL", None: "SKIP"}

@@ -7,6 +7,7 @@ from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
+from ffncli.run.verify.certificate import certificate_of
 from ffncli.show.page.charts import ChartLine, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
 from ffncli.show.parts import is_number
@@ -39,6 +40,8 @@ def document_parts(path: Path, name: str) -> PageParts:
             f"{shown_path(path)} is {what}",
             "a page is made from results, saved traces, ffn trace --layer all or --prompts, and answers with rows",
         )
+    if "certificate" in values:
+        certificate_of(values, shown_path(path))
     children: list[Child] = []
     for key in ("certificate", "block"):
         if isinstance(record := values.get(key), Mapping):

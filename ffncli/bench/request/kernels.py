@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from ffncli.bench.records import OWN_ARMS, Case
 from ffncli.block import activations
@@ -16,8 +16,10 @@ from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown, shown
 from ffncli.kernels import AUTO, BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
 from ffncli.kernels.choice import KernelChoice, choices, missing_weight, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
+from ffncli.models.files.json_records import OneOf, known_fields
 from ffncli.models.files.strict_json import read_object
-from ffncli.system.files import file_at, read_whole
+from ffncli.run.verify.certificate import CERTIFY_AGAIN, Certificate, certificate_of
+from ffncli.system.files import file_at, read_whole, sha256_of
 from ffncli.version import __version__
 
 ONE_RANK = Ranks()
@@ -240,6 +242,13 @@ class NamedCertificate:
         return same and (case.dtype, case.device, case.passes) == (self.dtype, self.device, "forward")
 
 
+@dataclass(frozen=True)
+class _CertifiedBlock:
+    activation: Annotated[str, OneOf(tuple(activations.TABLE))]
+    gated: bool
+    experts: int | None
+
+
 def named_certificates(
     files: Sequence[str], chosen: ChosenKernels, cases: Sequence[Case]
 ) -> Mapping[str, NamedCertificate]:
@@ -249,54 +258,41 @@ def named_certificates(
     for name in files:
         path = Path(name).expanduser()
         stored = read_object(path, _MOST_CERTIFICATE_BYTES)
-        certificate, block = stored.get("certificate"), stored.get("block")
-        if not isinstance(certificate, dict) or not isinstance(block, dict):
-            raise FFNError(
-                f"{shown_path(path)} is not a certificate", "ffn verify -k mine.py:mlp --referee -o FILE.json"
-            )
-        if certificate.get("verdict") != "certified":
-            raise FFNError(
-                f"{shown_path(path)} says {shown(certificate.get('verdict'))}", "only certified kernels can be named"
-            )
+        certificate, where = certificate_of(stored, shown_path(path)), shown_path(path)
+        if certificate.verdict != "certified":
+            raise FFNError(f"{where} says {certificate.verdict}", "only certified kernels can be named")
+        block: _CertifiedBlock = known_fields(_CertifiedBlock, stored.get("block"), f"{where}: block", CERTIFY_AGAIN)
         kernels = [choice for choice in chosen.kernels if _is_of(certificate, choice)]
         if not kernels:
-            label = shown(certificate.get("kernel"))
             hint = f"name it: {option('kernel', 'file.py:name')}"
-            raise FFNError(f"{shown_path(path)} certifies {label}, which is not measured", hint)
+            raise FFNError(f"{where} certifies {shown(certificate.kernel)}, which is not measured", hint)
         for choice in kernels:
-            _require_same(path, certificate, choice, chosen)
-        dtype, device, activation = certificate.get("dtype"), certificate.get("device"), block.get("activation")
-        if not (isinstance(dtype, str) and isinstance(device, str) and activation in activations.TABLE):
-            raise FFNError(f"{shown_path(path)} does not say what it certifies", "ffn verify --referee writes it")
-        digest, experts = hashlib.sha256(path.read_bytes()).hexdigest(), bool(block.get("experts"))
-        named = NamedCertificate(digest, dtype, device, activation, block.get("gated") is True, experts)
+            _require_same(where, certificate, choice, chosen)
+        kind = (certificate.dtype, certificate.device, block.activation, block.gated, bool(block.experts))
+        named = NamedCertificate(sha256_of(path), *kind)
         if not any(named.covers(case) for case in cases):
             of = f"{named.dtype}, {named.activation}{', gated' if named.gated else ''}, on {named.device}"
-            raise FFNError(
-                f"{shown_path(path)} is for {of}, which no case measures", "certify the kernel for this block"
-            )
+            raise FFNError(f"{where} is for {of}, which no case measures", "certify the kernel for this block")
         by_label |= {choice.label: named for choice in kernels}
     return by_label
 
 
-def _is_of(certificate: Mapping[str, Any], choice: KernelChoice) -> bool:
+def _is_of(certificate: Certificate, choice: KernelChoice) -> bool:
     """Return whether the certificate is about this kernel; a slowed kernel is a different kernel."""
     if choice.factor is not None:
         return False
     if choice.file is None:
-        return certificate.get("file") is None and certificate.get("kernel") == choice.kernel
-    file = certificate.get("file")
-    same_file = isinstance(file, str) and Path(file).name == choice.file.name
-    return same_file and certificate.get("attribute") == choice.attribute
+        return certificate.file is None and certificate.kernel == choice.kernel
+    same_file = certificate.file is not None and Path(certificate.file).name == choice.file.name
+    return same_file and certificate.attribute == choice.attribute
 
 
-def _require_same(path: Path, certificate: Mapping[str, Any], choice: KernelChoice, chosen: ChosenKernels) -> None:
+def _require_same(where: str, certificate: Certificate, choice: KernelChoice, chosen: ChosenKernels) -> None:
     """Raise FFNError unless the kernel's file or, for a built-in kernel, the version of ffncli is the certified one."""
-    if choice.file is not None and certificate.get("sha256") != chosen.files[str(choice.file)]:
-        why = f"{shown_path(choice.file)} is not the file that {shown_path(path)} certifies (different sha256)"
+    if choice.file is not None and certificate.sha256 != chosen.files[str(choice.file)]:
+        why = f"{shown_path(choice.file)} is not the file that {where} certifies (different sha256)"
         raise FFNError(why, "certify it again: ffn verify --referee")
-    surroundings = certificate.get("environment")
-    version = surroundings.get("ffncli") if isinstance(surroundings, dict) else None
+    version = certificate.environment.get("ffncli")
     if choice.file is None and version != __version__:
-        why = f"{shown_path(path)} certifies {choice.kernel} of ffn {shown(version)}, but this is {__version__}"
+        why = f"{where} certifies {choice.kernel} of ffn {shown(version)}, but this is {__version__}"
         raise FFNError(why, "certify it again: ffn verify --referee")

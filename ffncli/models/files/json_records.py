@@ -86,6 +86,13 @@ def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
         raise FFNError(f"{where}: {text}", hint) from None
 
 
+def known_fields(kind: Any, value: Any, where: str, hint: str = "") -> Any:
+    """Build a `kind` as `record_of` does, without fields that it does not have: a later version may write more."""
+    names = hints_of(kind)
+    fit = {name: one for name, one in value.items() if name in names} if isinstance(value, dict) else value
+    return record_of(kind, fit, where, hint)
+
+
 @cache
 def checker(kind: Any) -> Check:
     """Build the check for an annotation. Raises TypeError for an unsupported annotation."""

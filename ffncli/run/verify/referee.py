@@ -11,11 +11,12 @@ from ffncli.models.model import Resolved
 from ffncli.options.shared import Pass
 from ffncli.run.engine.prepare import block_summary, device_of, dtype_name, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
+from ffncli.run.verify.certificate import Certificate, findings
 from ffncli.run.verify.checks import gradients, judged, precision
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
-from ffncli.run.verify.verify import Certificate, Verdict, environment, file_digest, first_reason, now_utc
+from ffncli.run.verify.verify import Verdict, environment, file_digest, now_utc
 
 # The last two checks load the kernel for another block, so they must come last.
 REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
@@ -75,24 +76,12 @@ def certify(
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # the kernel's name in `mine.py:mlp`
     if file_digest(kernel) != digest:
         raise FFNError(f"{shown(kernel.kernel)} changed while it was being judged", "run it again")
-    reason = first_reason(rows)
-    measured = next((row for row in rows if row.check == "precision" and row.relative_error is not None), None)
-    classes = [row.subject for row in rows if row.check == "gradient-class" and row.relative_error is not None]
-    of_gradients = dict(subject.split(": ") for subject in classes)
-    backward = any(row.passed is not None for row in rows if row.check == "gradients")
-    batches = [row for row in rows if row.check == "batch" and row.max_error is not None]
     certificate = Certificate(
-        verdict="refused" if reason else "certified",
-        reason=reason,
+        **findings(rows),
         kernel=kernel.label,
         attribute=kernel.attribute,
         file=None if kernel.file is None else kernel.kernel,
         sha256=digest,
-        error_class=measured.subject if measured else None,
-        error_rel=measured.relative_error if measured else None,
-        passes="forward+backward" if backward else "forward",
-        gradients=of_gradients or None,
-        batch_invariant=all(row.max_error == 0 and row.passed for row in batches) if batches else None,
         batch_invariance_demanded=batch_invariant,
         dtype=dtype_name(computed),
         device=device,

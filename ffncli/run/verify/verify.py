@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -21,10 +20,10 @@ from ffncli.errors import FFNError, did_you_mean, option, shown, shown_path
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved
-from ffncli.options.shared import Pass
 from ffncli.run.engine.inputs import InputSource
 from ffncli.run.engine.prepare import BlockSummary, Prepared, block_summary, prepare
 from ffncli.run.user.kernels import kernels_of
+from ffncli.run.verify.certificate import Certificate
 from ffncli.run.verify.checks import implementations, layouts, properties
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, SplitRun, UserModule
 from ffncli.run.verify.question import CHECK_STATEMENTS
@@ -184,50 +183,6 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
             rows[name] = (CheckRow(name, "all", note=why),)
     for name in names:
         yield from rows[name]
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """The referee's certificate for a kernel. `kernel` is its label, `attribute` its name in its file; `file` and
-    `sha256` are None for a built-in kernel.
-
-    `reason` names the first failed check; it is empty for a certified kernel. `error_class` (such as `fp32-true`) and
-    `batch_invariant` are None if they could not be measured. `passes` is what was judged, `gradients` the class of
-    every gradient, by name (`x` or a weight). `environment` contains versions and the machine, under the
-    column names of `ffn bench`.
-    """
-
-    verdict: Literal["certified", "refused"]
-    reason: str
-    kernel: str
-    attribute: str | None
-    file: str | None
-    sha256: str | None
-    error_class: str | None
-    error_rel: float | None
-    passes: Pass
-    gradients: Mapping[str, str] | None
-    batch_invariant: bool | None
-    batch_invariance_demanded: bool
-    dtype: str
-    device: str
-    threads: int
-    seed: int
-    tolerance: float | None
-    started_utc: str
-    environment: Mapping[str, str]
-
-
-def first_reason(rows: Sequence[CheckRow]) -> str:
-    """Describe the first failed check: `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`."""
-    row = next((row for row in rows if row.passed is False), None)
-    if row is None:
-        return ""
-    figures = [] if row.relative_error is None else [f"error {row.relative_error:.2g}"]
-    if figures and row.tolerance:
-        figures = [f"{figures[0]} (limit {row.tolerance:.2g})"]
-    note = [row.note] if row.note and row.check not in ("precision", "gradient-class") else []
-    return f"{row.check}, {row.subject}: " + "; ".join([*figures, *note])
 
 
 def file_digest(choice: KernelChoice) -> str | None:

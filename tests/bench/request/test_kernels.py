@@ -23,9 +23,9 @@ from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.run.user.kernels import kernel_of
 from ffncli.system.files import remove_process_folders
-from ffncli.version import __version__
 from tests.bench.units import RUN, units_of
 from tests.oracles.repository import Repository
+from tests.run.verify.stored import certificate
 
 DEFAULT = ["eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy"]
 
@@ -229,19 +229,14 @@ def test_files_are_announced_before_they_run_and_not_run_where_they_are_left_out
 
 
 KERNEL = "def mlp(x, gate, up, down): return x\n"
-CERTIFIED = {"activation": "silu", "gated": True, "experts": 0}
 GRID = Grid("512x2048:swiglu", tokens=(32,), threads=(2,), device=("cpu",))
 
 
 def stored(change: dict | None = None, block: dict | None = None) -> str:
     Path("mine.py").write_text(KERNEL)
-    certificate = {
-        "verdict": "certified", "kernel": "mine.py:mlp", "attribute": "mlp", "file": "here/mine.py",
-        "sha256": hashlib.sha256(KERNEL.encode()).hexdigest(), "dtype": "fp32", "device": "cpu",
-        "environment": {"ffncli": __version__},
-    }  # fmt: skip
+    own = {"sha256": hashlib.sha256(KERNEL.encode()).hexdigest()}
     with open("c.json", "w") as file:
-        json.dump({"certificate": certificate | (change or {}), "block": CERTIFIED | (block or {})}, file)
+        json.dump(certificate(**own | (change or {}) | (block or {})), file)
     return "c.json"
 
 
@@ -289,13 +284,15 @@ def test_a_built_in_kernel_is_certified_for_this_version():
     ("change", "block", "words"),
     [
         ({"sha256": "0" * 64}, {}, r"mine.py is not the file that c.json certifies \(different sha256\)"),
-        ({"verdict": "refused"}, {}, "c.json says 'refused'"),
+        ({"verdict": "refused"}, {}, "c.json says refused, but its rows say that no check failed"),
         ({"attribute": "other"}, {}, "certifies 'mine.py:mlp', which is not measured"),
         ({"file": None}, {}, "which is not measured"),
         ({"dtype": "bf16"}, {}, "c.json is for bf16, silu, gated, on cpu, which no case measures"),
         ({}, {"activation": "relu"}, "which no case measures"),
-        ({}, {"activation": 3}, "c.json does not say what it certifies"),
-        ({"dtype": None}, {}, "does not say what it certifies"),
+        ({}, {"activation": 3}, "c.json: block: activation must be a string, got 3"),
+        ({}, {"activation": ["silu"]}, "c.json: block: activation must be a string, got"),
+        ({}, {"gated": 1}, "c.json: block: gated must be true or false, got 1"),
+        ({"dtype": None}, {}, "c.json: certificate: dtype must be a string, got None"),
     ],
 )
 def test_what_is_not_of_this_run_is_refused(change, block, words):

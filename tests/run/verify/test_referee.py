@@ -21,11 +21,11 @@ from ffncli.models.model import Layer, block_model
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.user.hosted import Gradients, hosted
 from ffncli.run.verify import referee
+from ffncli.run.verify.certificate import first_reason
 from ffncli.run.verify.checks import precision as of_kernels
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
-from ffncli.run.verify.verify import first_reason
 
 pytestmark = pytest.mark.cheats
 

@@ -17,6 +17,7 @@ from ffncli.run.measure import statistics
 from ffncli.run.measure.gap import declared_tolerance, gap, tolerance_for
 from ffncli.run.measure.statistics import in_words
 from ffncli.run.user.probe import Runner
+from ffncli.run.verify.certificate import CheckRow as CheckRow  # the rows that all checks yield
 
 Weights = Mapping[str, Tensor]
 
@@ -150,23 +151,6 @@ CONVENTIONS = {
     " (the rounding errors of a sum of n products grow as √n). It is at least float32's if a router scores in"
     " float32",
 }
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """One result of a check. `passed` is None if the check does not apply, or if the row only shows a figure.
-
-    `subject` names what was checked; CONVENTIONS defines the errors; `note` gives the reason or explains the figure.
-    """
-
-    check: str
-    subject: str
-    max_error: float | None = None
-    relative_error: float | None = None
-    ulps: float | None = None
-    tolerance: float | None = None
-    passed: bool | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True)
