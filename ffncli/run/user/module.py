@@ -8,10 +8,10 @@ found by parameter names; or a transformers model in memory, whose blocks are de
 import copy
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,15 @@ from ffncli.errors import FFNError, shown_path
 from ffncli.models.config.read import from_config
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Model, Resolved, block_model, grouped, ranges
-from ffncli.models.tensors.ffns import Item
-from ffncli.models.tensors.recognise import BARE, recognise, stem_of
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.locate import live_parameters, live_tensors, live_weights
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.user.identify import MOST_MATRICES, Match, ModuleSample, confirmed, identify, matrices
+from ffncli.run.user.parts import Part, ffn_of, parts_by_name, parts_by_output
 from ffncli.run.user.probe import Runner, parameter_dtype, probes, runner_for, same_eps
 from ffncli.run.user.python_file import NotTaken, calls, import_file, pick, user_code
 from ffncli.run.user.time_limit import loading
+from ffncli.show.text import plural
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class BuiltModule:
     """A module in eval mode: the SOURCE typed for it, its name and file, and the assumed arguments of its constructor
     (`taken`).
 
-    `runner` runs the module; it is None for a whole model, for which `layers` maps layers to their FFN modules' names.
+    `runner` runs the module; it is None for a whole model, whose FFNs are `parts`.
     """
 
     text: str
@@ -84,7 +84,7 @@ class BuiltModule:
     module: nn.Module
     runner: Runner | None
     taken: tuple[str, ...] = ()
-    layers: Mapping[int, str] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
 
 
 @contextmanager
@@ -95,9 +95,9 @@ def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]
     with torch.random.fork_rng(devices=[]), loading(path):
         torch.manual_seed(seed)
         target = pick(import_file(path), name or None, path)
-        module, runner, taken, layers = _built(target, dimensions, path, seed)
+        module, runner, taken, parts = _built(target, dimensions, path, seed)
         shown_name = name if name and isinstance(target, nn.Module) else type(module).__name__
-        yield BuiltModule(text, shown_name, path, module, runner, taken, layers)
+        yield BuiltModule(text, shown_name, path, module, runner, taken, parts)
 
 
 @contextmanager
@@ -107,15 +107,16 @@ def copied(module: nn.Module, dimensions: Dimensions) -> Iterator[BuiltModule]:
     with torch.random.fork_rng(devices=[]):
         with user_code(path, "raised while it was copied"):
             twin = copy.deepcopy(module).cpu()
-        twin, runner, _, layers = _built(twin, dimensions, path, 0)
-        yield BuiltModule(name, name, path, twin, runner, layers=layers)
+        twin, runner, _, parts = _built(twin, dimensions, path, 0)
+        yield BuiltModule(name, name, path, twin, runner, parts=parts)
 
 
 def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
     """Recognise the block that a module computes; raise FFNError for a whole model."""
     if built.runner is None:
-        what = f"{shown_path(built.path)}: {built.name} is a model with {len(built.layers)} FFNs"
-        example = type(built.module.get_submodule(next(iter(built.layers.values())))).__name__
+        count = len(built.parts)
+        what = f"{shown_path(built.path)}: {built.name} is a model with {count} {plural('FFN', count)}"
+        example = type(built.module.get_submodule(built.parts[0].name)).__name__
         raise FFNError(what, f"give the class of one FFN, {example}")
     match, dropout, remarks = recognised(built.module, built.runner, built.path)
     model, weights = _record(built.text, built.name, built.module, match, dimensions, (dropout, built.taken, remarks))
@@ -124,8 +125,8 @@ def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
 
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
-) -> tuple[nn.Module, Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """Return the module in eval mode, its runner, its constructor's assumed arguments, and its layers' FFNs."""
+) -> tuple[nn.Module, Runner | None, tuple[str, ...], tuple[Part, ...]]:
+    """Return the module in eval mode, its runner, its constructor's assumed arguments, and a whole model's FFNs."""
     if isinstance(target, nn.Module):
         if dimensions != Dimensions(d_model=dimensions.d_model):
             raise NotTaken("the dimension options cannot change a module that is already built", "give its class")
@@ -144,12 +145,27 @@ def _built(
 
 def _runner(
     module: nn.Module, dimensions: Dimensions, path: Path, taken: tuple[str, ...]
-) -> tuple[Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """Return (runner, `taken`, the layers' FFNs): a runner for a single block, FFNs for a whole model."""
-    layers = ffn_layers(module)
-    if not layers and _is_mixture(module) and any("expert" in name for name, _ in module.named_parameters()):
+) -> tuple[Runner | None, tuple[str, ...], tuple[Part, ...]]:
+    """Return (runner, `taken`, the FFNs): a runner for a single block, FFNs for a whole model."""
+    parts = parts_by_name(module, path)
+    if not parts and _is_mixture(module) and any("expert" in name for name, _ in module.named_parameters()):
         raise _refuse_mixture(f"{shown_path(path)}: {type(module).__name__}")
-    return None if layers else runner_for(module, dimensions, path), taken, layers
+    if parts:
+        return None, taken, parts
+    try:
+        return runner_for(module, dimensions, path), taken, ()
+    except FFNError:
+        parts = parts_by_output(module, path, lambda part: _is_ffn(part, path))
+        if not parts:
+            raise
+        return None, taken, parts
+
+
+def _is_ffn(part: nn.Module, path: Path) -> bool:
+    with suppress(FFNError):
+        recognised(part, runner_for(part, Dimensions(), path), path)
+        return True
+    return False
 
 
 def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
@@ -269,54 +285,59 @@ def _nearest_block(match: Match) -> str:
 
 
 def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
-    """Return the block that a module computes; for a whole model, the FFN of every layer, recognised by its outputs.
+    """Return the block that a module computes; for a whole model, or a module that computes another function, the FFNs
+    inside it, recognised by their outputs. An FFN that runs several times is counted once.
 
     The attention, norms and embeddings of a whole model are ignored.
     """
-    if built.runner is not None:
+    if built.runner is None:
+        return _whole_model(built)
+    try:
         return one_block(built, dimensions).model
-    specs: dict[int, FFNSpec] = {}
+    except FFNError:
+        mixture = _is_mixture(built.module)
+        parts = () if mixture else parts_by_output(built.module, built.path, lambda part: _is_ffn(part, built.path))
+        if not parts:
+            raise
+        return _whole_model(replace(built, parts=parts))
+
+
+def _whole_model(built: BuiltModule) -> Resolved:
+    """Return the FFNs of a model, by stack and layer."""
+    specs: dict[tuple[str, int], dict[int, FFNSpec]] = {}
     weights: dict[tuple[str, int], Mapping[str, Tensor]] = {}
     match: Match | None = None
     evidence: tuple[str, ...] = ()
-    for layer, name in sorted(built.layers.items()):
-        ffn = _part(built, name)
-        match = _same(ffn, match, built) or _matched(ffn, name, built)
+    for part in built.parts:
+        if "expert" in part.name:
+            raise _refuse_mixture(f"{shown_path(built.path)}: {built.name}: {part.name.partition('.expert')[0]}")
+        ffn = ffn_of(built.module, part.name)
+        match = _same(ffn, match, built) or _matched(ffn, part.name, built)
         parameters = {n: p.detach() for n, p in ffn.named_parameters()}
-        specs[layer], weights["decoder", layer] = match.spec(parameters), match.weights(parameters)
-        if layer == min(built.layers):
-            names = ", ".join(dict.fromkeys((name, built.layers[max(built.layers)])))
-            evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, specs[layer].d_ff))
+        spec = match.spec(parameters)
+        specs.setdefault((part.stack, part.runs), {})[part.index] = spec
+        weights[part.stack, part.index] = match.weights(parameters)
+        if not evidence:
+            names = ", ".join(dict.fromkeys((part.name, built.parts[-1].name)))
+            evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, spec.d_ff))
+    groups = [group for (stack, runs), of in specs.items() for group in grouped(stack, of, runs)]
     notes = [f"assuming {', '.join(built.taken)}"] if built.taken else []
-    notes.append(f"only the FFNs of {ranges(tuple(sorted(specs)))}: attention, norms and embeddings are ignored")
-    model = Model(built.name, tuple(grouped("decoder", specs)))
-    return Resolved(model, built.text, evidence=evidence, notes=tuple(notes), weights=weights)
-
-
-def _part(built: BuiltModule, name: str) -> nn.Module:
-    """Return a layer's FFN as a module; raise FFNError if its matrices do not have a module of their own, unless the
-    layer is torch's."""
-    layer = built.module.get_submodule(name)
-    if "expert" in name:
-        raise _refuse_mixture(f"{shown_path(built.path)}: {built.name}: {name.partition('.expert')[0]}")
-    if isinstance(layer, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-        return _OfTorchsLayer(layer)
-    if not name or name.rpartition(".")[2].isdigit():
-        what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
-        raise FFNError(f"{what} {name}".rstrip(), "put them in a module of their own, or give its weights in a file")
-    return built.module.get_submodule(name)
-
-
-class _OfTorchsLayer(nn.Module):
-    """The FFN of torch's own transformer layer, in eval mode."""
-
-    def __init__(self, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
-        super().__init__()
-        self.linear1, self.activation, self.linear2 = layer.linear1, layer.activation, layer.linear2
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear2(self.activation(self.linear1(x)))
-        return y
+    stacks: dict[str, list[int]] = {}
+    for part in built.parts:
+        stacks.setdefault(part.stack, []).append(part.index)
+    of_stack = {stack: f"{stack} " if len(stacks) > 1 else "" for stack in stacks}
+    listed = " and ".join(of_stack[stack] + ranges(tuple(sorted(layers))) for stack, layers in stacks.items())
+    notes.append(f"only the FFNs of {listed}: attention, norms and embeddings are ignored")
+    every = [p for part in built.parts for p in ffn_of(built.module, part.name).parameters()]
+    counted, distinct = sum(p.numel() for p in every), sum({id(p): p.numel() for p in every}.values())
+    if counted != distinct:
+        notes.append(f"FFNs share some of their tensors: {counted:,} parameters are counted, {distinct:,} are distinct")
+    again = Counter(part.runs for part in built.parts if part.runs > 1)
+    for runs, count in again.items():
+        notes.append(f"{count} {plural('FFN', count)} run{'s' if count == 1 else ''} {runs} times: counted once")
+    return Resolved(
+        Model(built.name, tuple(groups)), built.text, evidence=evidence, notes=tuple(notes), weights=weights
+    )
 
 
 def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
@@ -324,6 +345,10 @@ def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
     try:
         return recognised(ffn, runner_for(ffn, Dimensions(), built.path), built.path)[0]
     except FFNError as error:
+        if not name or name.rpartition(".")[2].isdigit():
+            what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
+            hint = "put them in a module of their own, or give its weights in a file"
+            raise FFNError(f"{what} {name}".rstrip(), hint) from None
         raise FFNError(f"{error.message} ({name})", error.hint) from None
 
 
@@ -338,33 +363,6 @@ def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | No
         original, drawn, _ = probes(copy.deepcopy(ffn), runner)
     fits = all(confirmed(match, probe) <= probe.tolerance for probe in (original, drawn))
     return replace(match, error=confirmed(match, drawn)) if fits else None
-
-
-def ffn_layers(module: nn.Module) -> Mapping[int, str]:
-    """Return the name of each layer's FFN module, for the stack with the most layers; empty for a single block.
-
-    Experts are not layers, nor are the numbered parts of an nn.Sequential. A single layer with torch's attention counts
-    as a whole model with layer 0, because the layer's outputs cannot match a block.
-    """
-    items = {
-        name: Item(tuple(p.shape), prod(p.shape), 0, 1)
-        for name, p in module.named_parameters()
-        if not nn.parameter.is_lazy(p)
-    }
-    ffns = recognise(items)[0]
-    if BARE in ffns and any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
-        return {0: _owner(ffns[BARE][0][0].tensor)}
-    stacks = {
-        prefix: {layer: (stem_of(prefix, layer) + _owner(ffns[0].tensor)).rstrip(".") for layer, ffns in layers.items()}
-        for prefix, layers in ffns.items()
-        if prefix != BARE and "expert" not in prefix
-    }
-    return max(stacks.values(), key=len, default={})
-
-
-def _owner(tensor: str) -> str:
-    """Return the name of the module that contains a tensor's projection: `mlp` for `mlp.up_proj.weight`."""
-    return tensor.removesuffix(".weight").rpartition(".")[0]
 
 
 def described(model: nn.Module) -> Resolved:
