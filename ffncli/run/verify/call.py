@@ -16,6 +16,7 @@ from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Group, Resolved
 from ffncli.models.source import is_user_module
+from ffncli.options.accept import listed
 from ffncli.options.opt import call
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.ranks.environment import RANK_TIMEOUT, device_of, require_ranks, split_asked_for, torchrun
@@ -40,7 +41,12 @@ verify = call(VerifyQuestion, verdict_of, "verify")
 
 def _verdict(question: VerifyQuestion) -> Verdict:
     kernels, names = kernels_and_checks(question)
-    leading = leading_axes(question.tokens, question.batch, question.seq_len)
+    counts = listed(question.tokens)
+    if len(counts) > 1 and not question.referee:
+        raise FFNError(
+            f"{option('tokens')} must be one number, got {len(counts)}", f"only {option('referee')} tries several"
+        )
+    leading = leading_axes(counts[0] if counts else None, question.batch, question.seq_len)
     ranks = _split(question, names)
     with sleep_while_waiting():  # a user's module imports torch
         resolved, user_module = _block(question)
@@ -62,7 +68,7 @@ def _verdict(question: VerifyQuestion) -> Verdict:
             resolved, kernels[0], question.layer, dtype=question.dtype, device=device, seed=question.seed,
             tolerance=question.tolerance, batch_invariant=question.batch_invariant, passes=question.passes,
             threads=question.threads, limits=limits,
-            tokens=None if leading is None else prod(leading),
+            tokens=counts or (() if leading is None else (prod(leading),)),
         )  # fmt: skip
     return verify_layer(
         resolved, question.layer, input=question.input, leading=leading, dtype=question.dtype, device=device,

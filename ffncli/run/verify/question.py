@@ -11,9 +11,9 @@ from ffncli.kernels.choice import KernelChoice, choices
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.source import is_user_module
 from ffncli.options import shared
-from ffncli.options.accept import FROM_ZERO, SECONDS, TEXT, TEXTS, Accepts, choice, several
+from ffncli.options.accept import COUNTS, FROM_ZERO, SECONDS, TEXT, TEXTS, Accepts, choice, several
 from ffncli.options.conflicts import Conflict, check
-from ffncli.options.opt import Opt
+from ffncli.options.opt import INPUT, Opt
 from ffncli.options.shared import Pass
 from ffncli.run.user.options import Against, Input, ModelSource
 from ffncli.run.user.time_limit import LoadOptions
@@ -52,6 +52,9 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
 }
 
 _what, _referee = partial(Opt, group="What to verify", daily=True), partial(Opt, group="Referee")
+_TOKENS = Opt(
+    "-n", "--tokens", accepts=COUNTS, group=INPUT, daily=True, help="Number of tokens; --referee tries several."
+)
 _CHECKS = Accepts(
     "names of checks, such as 'module'",
     lambda value: tuple(name.strip() for text in TEXTS.convert(value) for name in text.split(",")),
@@ -104,7 +107,7 @@ class VerifyQuestion(Dimensions, LoadOptions):
     seed: shared.Seed = None
     threads: shared.Threads = None
     dtype: shared.Dtype = None
-    tokens: shared.Tokens = None
+    tokens: Annotated[shared.Counts | None, _TOKENS] = None
     batch: shared.Batch = None
     seq_len: shared.SeqLen = None
     referee: Annotated[

@@ -53,14 +53,14 @@ def certify(
     passes: Pass | None = None,
     threads: int | None = None,
     limits: TimeLimits | None = None,
-    tokens: int | None = None,
+    tokens: tuple[int, ...] = (),
 ) -> Verdict:
     """Judge one kernel and issue a certificate. The reference is computed in this process, the kernel's output in
     another.
 
     If `seed` is None, a seed is drawn; the certificate records it. `batch_invariant` turns the reported batch
     invariance into a demand; `passes` leaves the backward pass out, or demands it, and None judges it if the kernel has
-    one. `threads` is torch's thread count in the kernel's process; `tokens` is one more token count to try. A fault of
+    one. `threads` is torch's thread count in the kernel's process; `tokens` are more token counts to try. A fault of
     the kernel is a failed row, not an exception.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed

@@ -92,19 +92,22 @@ def test_the_corpus_is_read():
 
 def test_one_more_token_count_is_tried_on_demand(host):
     host.choice = parse(f"{FILE}:wrong_for_40")
-    trial = KernelTrial(host, block_of(GATED), torch.Generator().manual_seed(1), tokens=40)
+    trial = KernelTrial(host, block_of(GATED), torch.Generator().manual_seed(1), tokens=(40,))
     assert trial.token_counts == (1, 2, 3, 5, 17, 40, 64, 127)
     rows = [row for row in referee._rows(trial) if row.passed is False]
     assert {row.subject for row in rows} == {"40 tokens"}
     assert rows[0].relative_error == pytest.approx(1.0, rel=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"tokens": 200}, {"batch": 4, "seq_len": 50}])
-def test_the_referee_tries_the_tokens_that_are_asked_for(options):
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [({"tokens": 200}, [200]), ({"batch": 4, "seq_len": 50}, [200]), ({"tokens": [200, 1, 33]}, [33, 200])],
+)
+def test_the_referee_tries_the_tokens_that_are_asked_for(options, more):
     verdict = ffncli.verify("8x24:swiglu", kernel="eager", referee=True, **options)
     assert verdict.certificate.verdict == "certified"
     subjects = [row.subject for row in verdict.rows if row.check == "shapes"]
-    assert subjects == ["1 token", *(f"{count} tokens" for count in (2, 3, 5, 17, 64, 127, 200))]
+    assert subjects == ["1 token", *(f"{count} tokens" for count in sorted([2, 3, 5, 17, 64, 127, *more]))]
 
 
 def test_hidden_nan_are_counted(host):

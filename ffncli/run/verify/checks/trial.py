@@ -19,16 +19,16 @@ from ffncli.run.measure.gap import gap
 from ffncli.run.user.hosted import HostedKernel, KernelFailure, same_bits
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
 
-# At most 8 token counts, with one that the user gives: torch.compile creates a graph for each count.
+# At most 8 token counts, with one that the user gives: by default, torch.compile creates 8 graphs of a function.
 _COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)
 _LARGE = 50_000_000  # above this many parameters, run fewer tokens
 _REDRAWS = 64
 
 
-def counts_to_try(ffn: Sequence[Step], tokens: int | None = None) -> tuple[int, ...]:
-    """Return the token counts on which a kernel of these steps is tried, ascending; `tokens` is one more."""
+def counts_to_try(ffn: Sequence[Step], tokens: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the token counts on which a kernel of these steps is tried, ascending; `tokens` are more of them."""
     counts = _FEW_COUNTS if cost(ffn).params > _LARGE else _COUNTS
-    return tuple(sorted({*counts, *([] if tokens is None else [tokens])}))
+    return tuple(sorted({*counts, *tokens}))
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class KernelTrial:
 
     `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported. `passes`
     is what is judged: a backward pass may be left out, or demanded; None: it is judged if the kernel has one. `tokens`
-    is one more token count to try.
+    are more token counts to try.
     """
 
     host: HostedKernel
@@ -45,7 +45,7 @@ class KernelTrial:
     generator: torch.Generator
     batch_invariant: bool = False
     passes: Pass | None = None
-    tokens: int | None = None
+    tokens: tuple[int, ...] = ()
 
     def judge(self, check: str) -> Judge:
         """Return the judge of a check on this block."""
