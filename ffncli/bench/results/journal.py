@@ -380,13 +380,13 @@ def locked(path: Path) -> Iterator[None]:
     except Timeout:
         if not files.lock.exists():  # it could not be created either
             why = f"cannot write {shown_path(path)}: its folder takes no new files"
-            raise FFNError(why, "choose another --save FILE.csv", ExitCode.ENVIRONMENT) from None
+            raise FFNError(why, "choose another folder", ExitCode.ENVIRONMENT) from None
         raise FFNError(
             f"another ffn bench is writing {shown_path(path)}", "wait for it, or --save elsewhere", ExitCode.ENVIRONMENT
         ) from None
     except OSError as error:
         why = f"cannot write {shown_path(path)}: {error.strerror}"
-        raise FFNError(why, "choose another --save FILE.csv", ExitCode.ENVIRONMENT) from None
+        raise FFNError(why, "choose another folder", ExitCode.ENVIRONMENT) from None
     try:
         yield
     finally:

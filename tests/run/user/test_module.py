@@ -642,13 +642,22 @@ def test_verify_names_the_class_of_one_ffn(source: str) -> None:
         ffncli.verify(f"{source}:GPT")
 
 
-def test_a_module_that_is_random_in_eval_mode(tmp_path: Path) -> None:
-    """Dropout with training=True: two calls on one input, two answers."""
+RANDOM = [
+    "nn.functional.dropout(torch.relu(self.up(x)), 0.1, True)",
+    "torch.relu(self.up(x)) + 0.1 * torch.randn(1)",
+    "nn.functional.rrelu(self.up(x), training=True)",
+    "torch.relu(self.up(x)) * torch.empty(len(x), 1, 1).bernoulli_(0.5)",
+    "torch.relu(self.up(x)) * (torch.rand(()) < 0.3)",
+]
+
+
+@pytest.mark.parametrize("hidden", RANDOM)
+def test_a_module_that_is_random_in_eval_mode(tmp_path: Path, hidden: str) -> None:
+    """Calls on one input that give two answers, for some only now and then."""
     text = (
         "import torch\nfrom torch import nn\nclass Drop(nn.Module):\n    def __init__(self, dim, hidden):\n"
         "        super().__init__()\n        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)\n"
-        "    def forward(self, x):\n"
-        "        return self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.1, True))\n"
+        f"    def forward(self, x):\n        return self.down({hidden})\n"
     )
     (tmp_path / "my.py").write_text(text)
     with pytest.raises(FFNError, match=r"Drop gives two answers to one input, .* apart: it is random in eval mode"):
