@@ -3,6 +3,7 @@ charts over the layers; every other answer with `rows` gets a table. `ffn verify
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
@@ -30,7 +31,11 @@ def document_parts(path: Path, name: str) -> PageParts:
     values = read_object(path, _MOST_BYTES)
     command, rows, corpus = values.get("command"), values.get("rows"), values.get("corpus")
     layers: Any = (corpus if command == "trace" and isinstance(corpus, Mapping) else values).get("layers")
-    wanted = isinstance(layers, list) and layers and all(isinstance(row, dict) and "layer" in row for row in layers)
+    wanted = (
+        isinstance(layers, list)
+        and layers
+        and all(isinstance(row, dict) and _is_finite(row.get("layer")) for row in layers)
+    )
     if wanted and command in ("trace", "experts"):
         return _layer_parts(path, name, layers, values.get("model"))
     word = command if isinstance(command, str) and command.isalpha() else ""
@@ -86,6 +91,11 @@ def _cell(value: Any) -> Any:
     return "yes" if value is True else "no" if value is False else value
 
 
+def _is_finite(value: object) -> bool:
+    """Return whether a value is a number that a float can hold; integers in JSON have no limit."""
+    return is_number(value) and abs(value) <= float_info.max  # type: ignore[arg-type]
+
+
 # --- over the layers --------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +105,7 @@ def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts
     for row in rows:  # add the figures of the layer's routing, and the layer's share of dead units
         routing, units, dead = row.get("routing"), row.get("units"), row.get("dead_units")
         more = {**routing} if isinstance(routing, Mapping) else {}
-        if units and dead is not None and is_number(units) and is_number(dead):
+        if units and dead is not None and _is_finite(units) and _is_finite(dead):
             more["dead_share"] = dead / units
         drawn.append({**row, **more})
     children: list[Child] = []
@@ -120,7 +130,7 @@ def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
     out = []
     for key in keys:
         for stack in stacks:
-            some = [row for row in rows if str(row.get("stack", "")) == stack and is_number(row.get(key))]
+            some = [row for row in rows if str(row.get("stack", "")) == stack and _is_finite(row.get(key))]
             points = [(float(row["layer"]), float(row[key])) for row in some]
             name = key.replace("_", " ") + (f", {stack}" if len(stacks) > 1 else "")
             if points and (key not in ("relative_error", "near_zero_share") or any(y for _, y in points)):
@@ -135,7 +145,7 @@ def _loads(row: Mapping[str, Any]) -> list[float]:
     if not isinstance(loads, list):
         experts = row.get("experts")
         loads = [e.get("tokens") for e in experts if isinstance(e, Mapping)] if isinstance(experts, list) else []
-    return [float(load) for load in loads if is_number(load)]
+    return [float(load) for load in loads if _is_finite(load)]
 
 
 def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:

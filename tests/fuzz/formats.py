@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import calls, changes, configs, models, results, tensors
+from tests.fuzz import calls, changes, configs, documents, models, results, tensors
 from tests.fuzz.answers import FuzzAnswer, answer
 
 FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
@@ -14,6 +14,7 @@ FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
     "packed": models.packed,
     "results": results.results, "rounds": results.rounds, "journal": results.journal, "grid": results.grid,
     "saved": tensors.saved, "input": tensors.inputs,
+    "certificate": documents.certificate, "document": documents.document,
     "options": changes.options, "assertion": changes.assertion, "sweep": changes.sweep, "block": changes.block,
 }  # fmt: skip
 

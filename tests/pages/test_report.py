@@ -350,3 +350,17 @@ def test_steps_as_a_trace_of_events(tmp_path: Path) -> None:
         ffncli.report(RESULTS, tmp_path / "none.json")
     with pytest.raises(FFNError, match="one result of ffn bench --by-step"):
         ffncli.report([RESULTS, RESULTS], tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("layer", [[0], "0", None, True, 10**400])
+def test_a_layer_that_is_not_a_number_is_not_drawn(tmp_path: Path, layer: Any) -> None:
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps({"command": "trace", "layers": [{"layer": layer, "input_norm": 1.0}]}))
+    with pytest.raises(FFNError, match="layers.json is the JSON of ffn trace"):
+        ffncli.report(path, tmp_path / "page.html")
+
+
+def test_a_figure_too_large_for_a_float_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps({"command": "trace", "layers": [{"layer": 0, "input_norm": 10**400}]}))
+    assert len(ffncli.report(path, tmp_path / "page.html").sections) == 1
