@@ -356,7 +356,7 @@ def test_steps_as_a_trace_of_events(tmp_path: Path) -> None:
 def test_a_layer_that_is_not_a_number_is_not_drawn(tmp_path: Path, layer: Any) -> None:
     path = tmp_path / "layers.json"
     path.write_text(json.dumps({"command": "trace", "layers": [{"layer": layer, "input_norm": 1.0}]}))
-    with pytest.raises(FFNError, match="layers.json is the JSON of ffn trace"):
+    with pytest.raises(FFNError, match=r"layers\.json is the JSON of ffn trace"):
         ffncli.report(path, tmp_path / "page.html")
 
 
