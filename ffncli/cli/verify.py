@@ -43,11 +43,11 @@ def command(*, question: VerifyQuestion, verbose: _Verbose = False, show: Output
     output.notes(*verdict.notes)
     if verdict.certificate is not None:
         certificate = verdict.certificate
-        output.show(referee_answer(verdict, certificate, verbose))
+        output.show(referee_answer(verdict, certificate, verbose), f"{certificate.kernel} is {certificate.verdict}")
         if certificate.reason:
             raise FFNError(f"refused: {certificate.kernel}: {certificate.reason}", code=ExitCode.FAILED)
         return
-    output.show(answer(verdict, verbose))
+    output.show(answer(verdict, verbose), counted(verdict.rows))
     if verdict.failed:
         raise failure(verdict)
 

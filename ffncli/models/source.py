@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 _INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<activation>[^:/\\]*))?")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_PAGE = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!(?:datasets|spaces|docs|papers|collections)/)"
-    r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?:tree|blob|raw|resolve)/(?P<revision>[\w.-]+)(?:/[^?#]*)?)?/?(?:[?#].*)?",
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/"
+    r"(?!(?:datasets|spaces|docs|papers|collections|models|organizations|tasks|blog|chat|learn|posts|pricing|join|login"
+    r"|settings|new|inference|enterprise|api)(?:[/?#]|$))"
+    r"(?P<name>[\w-][\w.-]*(?:/(?!(?:tree|blob|raw|resolve|discussions|commits)(?:[/?#]|$))[\w-][\w.-]*)?)(?:/(?:tree|blob|raw|resolve)/(?P<revision>[\w.-]+)(?:/[^?#]*)?)?/?(?:[?#].*)?",
     re.IGNORECASE,
 )
 _SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin", ".ckpt")
@@ -96,7 +98,7 @@ def _name_hint(text: str) -> str:
 
 
 def _hub_address(text: str) -> str:
-    """Convert the address of a model's page on the Hub to `hf://org/name@revision`."""
+    """Convert the address of a model's page on the Hub to `hf://org/name@revision`; the first models have no org."""
     match = _HUB_PAGE.fullmatch(text)
     if match is None:
         raise FFNError(f"{shown(text)} is not a model's page on the Hub", "write it as hf://org/name")

@@ -55,12 +55,15 @@ class Output:
         for text in texts:
             self.note(text)
 
-    def show(self, answer: Answer) -> None:
-        """Render and write the answer. A file is written completely or not at all."""
+    def show(self, answer: Answer, verdict: str = "") -> None:
+        """Render and write the answer. A file is written completely or not at all; if it contains a verdict, a note
+        says which."""
         if self.path not in (None, "-"):
             text = self._render(answer, "utf-8")
             with written_whole(Path(str(self.path))) as file:
                 file.write(text.encode())
+            if verdict:
+                self.note(f"wrote {self.path}: {verdict}")
         elif self.format == "table" and sys.stdout.isatty():
             from ffncli.show.terminal import Terminal  # rich is imported only for a terminal
 

@@ -187,6 +187,8 @@ def test_what_is_refused_from_a_config_is_refused_from_a_directory(model_type: s
         ("https://www.huggingface.co/org/name/tree/main", "hf://org/name@main"),
         ("HTTPS://huggingface.co/org/name/blob/v1.0/config.json", "hf://org/name@v1.0"),
         ("https://huggingface.co/org/name/resolve/0abc/model.safetensors", "hf://org/name@0abc"),
+        ("https://huggingface.co/gpt2", "hf://gpt2"),
+        ("https://huggingface.co/bert-base-uncased/tree/main?x", "hf://bert-base-uncased@main"),
     ],
 )
 def test_the_address_of_a_models_page_is_its_name(address, name, monkeypatch):
@@ -199,7 +201,8 @@ def test_the_address_of_a_models_page_is_its_name(address, name, monkeypatch):
 @pytest.mark.parametrize(
     "address",
     ["https://example.org/org/name", "https://huggingface.co/datasets/org/name", "https://huggingface.co", "https://",
-     "https://huggingface.co/org/name/discussions/1", "https://huggingface.co.evil.org/org/name", "http:x"],
+     "https://huggingface.co/org/name/discussions/1", "https://huggingface.co.evil.org/org/name", "http:x",
+     "https://huggingface.co/models", "https://huggingface.co/gpt2/discussions", "https://huggingface.co/docs?q=x"],
 )  # fmt: skip
 def test_another_address_is_refused_as_it_was_typed(address):
     with pytest.raises(FFNError, match=re.escape(f"{address!r} is not a model's page on the Hub; write it as hf://")):

@@ -55,6 +55,10 @@ def _aligned(steps: Sequence[Step], every: Sequence[Step], inputs: Mapping[str, 
     for step in steps:
         out = f"{_name(step.output)} &= {_formula(step, every)}"
         lines.append(f"  {out} && \\in {_space(known[step.output])}")
+    for step in steps:  # as the formulas multiply; torch stores the transpose
+        if isinstance(step.op, ops.Linear):
+            matrix = f"{_symbol(step.output, 'weight', every)} &= {_name(step.output + '.weight')}^\\top"
+            lines.append(f"  {matrix} && \\in {_space((step.op.into.size, step.op.out.size))}")
     return "\n".join(["\\begin{align*}", " \\\\\n".join(lines), "\\end{align*}"])
 
 
@@ -82,7 +86,7 @@ def _formula(step: Step, steps: Sequence[Step]) -> str:
     symbols = {name: _symbol(step.output, name, steps) for name in op.parameters()}
     match op:
         case ops.Linear():
-            return f"{x[0]} \\, {symbols['weight']}^\\top" + (f" + {symbols['bias']}" if op.bias else "")
+            return f"{x[0]} \\, {symbols['weight']}" + (f" + {symbols['bias']}" if op.bias else "")
         case ops.Activation():
             return _activation(op, x[0])
         case ops.Multiply():

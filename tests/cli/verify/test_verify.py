@@ -302,3 +302,15 @@ def test_an_output_of_zero_proves_nothing(call, tmp_path):
     assert (code, "the block's output is 0" in out) == (1, True)
     code, out, _ = call("verify", f"{tmp_path}/zero.py:Block", "--check", "kernels", "--json")
     assert (code, {row["passed"] for row in json.loads(out)["rows"]}) == (0, {None})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(("--kernel", "eager", "--referee"), "eager is certified"), (("--check", "convolution"), "3 passed")],
+)
+def test_a_verdict_in_a_file_is_said(options, says, call, tmp_path):
+    path = tmp_path / "answer.json"
+    code, out, err = call("verify", "4x8:relu", *options, "-o", str(path))
+    assert (code, out, err) == (0, "", f"note: wrote {path}: {says}\n")
+    assert json.loads(path.read_text("utf-8"))["command"] == "verify"
+    assert call("verify", "4x8:relu", *options, "-o", str(path), "--force", "-q")[2] == ""

@@ -45,9 +45,12 @@ def test_it_parses_and_has_every_step(name):
         upright = "\\mathrm{" + step.output.replace("_", "\\_") + "}"
         assert f"  {upright} &= " in text
         if isinstance(step.op, Linear):
-            assert re.search(
-                rf"{re.escape(upright)} &= .*\^\\top.* && \\in \\mathbb{{R}}\^{{T.* \\times {step.op.out.size}}}", text
-            )
+            size, weight = step.op.out.size, re.escape("\\mathrm{" + step.output.replace("_", "\\_") + ".weight}^\\top")
+            formula = rf"{re.escape(upright)} &= .* \\, (W.*?)(?: \+ b.*)? && "
+            line = re.search(rf"{formula}\\in \\mathbb{{R}}\^{{T.* \\times {size}}}", text)
+            assert line
+            shape = rf"\\mathbb{{R}}\^{{{step.op.into.size} \\times {size}}}"
+            assert re.search(rf"{re.escape(line[1])} &= {weight} && \\in {shape}", text)
 
 
 def test_a_gated_block_in_full():
@@ -58,12 +61,15 @@ def test_a_gated_block_in_full():
         "  & x \\in \\mathbb{R}^{T \\times 4096} \\\\",
         "  \\mathrm{norm} &= \\frac{x}{\\sqrt{\\operatorname{mean}(x^2) + 10^{-6}}} \\odot W_{\\mathrm{norm}}"
         " && \\in \\mathbb{R}^{T \\times 4096} \\\\",
-        "  \\mathrm{gate} &= \\mathrm{norm} \\, W_{1}^\\top && \\in \\mathbb{R}^{T \\times 11008} \\\\",
-        "  \\mathrm{up} &= \\mathrm{norm} \\, W_{3}^\\top && \\in \\mathbb{R}^{T \\times 11008} \\\\",
+        "  \\mathrm{gate} &= \\mathrm{norm} \\, W_{1} && \\in \\mathbb{R}^{T \\times 11008} \\\\",
+        "  \\mathrm{up} &= \\mathrm{norm} \\, W_{3} && \\in \\mathbb{R}^{T \\times 11008} \\\\",
         "  \\mathrm{act} &= \\operatorname{silu}(\\mathrm{gate}) && \\in \\mathbb{R}^{T \\times 11008} \\\\",
         "  \\mathrm{hidden} &= \\mathrm{act} \\odot \\mathrm{up} && \\in \\mathbb{R}^{T \\times 11008} \\\\",
-        "  \\mathrm{down} &= \\mathrm{hidden} \\, W_{2}^\\top && \\in \\mathbb{R}^{T \\times 4096} \\\\",
-        "  \\mathrm{out} &= x + \\mathrm{down} && \\in \\mathbb{R}^{T \\times 4096}",
+        "  \\mathrm{down} &= \\mathrm{hidden} \\, W_{2} && \\in \\mathbb{R}^{T \\times 4096} \\\\",
+        "  \\mathrm{out} &= x + \\mathrm{down} && \\in \\mathbb{R}^{T \\times 4096} \\\\",
+        "  W_{1} &= \\mathrm{gate.weight}^\\top && \\in \\mathbb{R}^{4096 \\times 11008} \\\\",
+        "  W_{3} &= \\mathrm{up.weight}^\\top && \\in \\mathbb{R}^{4096 \\times 11008} \\\\",
+        "  W_{2} &= \\mathrm{down.weight}^\\top && \\in \\mathbb{R}^{11008 \\times 4096}",
         "\\end{align*}",
         "% matmul_flops: 1 multiply-add = 2 FLOPs; biases are elementwise",
         "% elementwise_flops: 1 per element for bias, activation, multiply, add; RMSNorm 4, LayerNorm 7; dropout 0;",
