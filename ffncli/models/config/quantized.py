@@ -58,6 +58,9 @@ class UnknownPacking(FFNError):
     """The error for a quantization_config whose bytes are unknown; the message names what is unknown."""
 
 
+_MANY = 100  # with more plain rules than this, looking up a name's parts is faster than searching for each rule
+
+
 @dataclass(frozen=True)
 class Scheme:
     """How a model's matrices are stored: by the first of `rules`, (pattern, packing), whose pattern a module's name
@@ -72,7 +75,11 @@ class Scheme:
 
     def of(self, names: Sequence[str]) -> Packing | None:
         """Return the packing of a module that may have any of these names."""
-        hits = [self._plain[part] for name in names for part in _parts(name) if part in self._plain]
+        if len(self._plain) > _MANY:
+            hits = [self._plain[part] for name in names for part in _parts(name) if part in self._plain]
+        else:
+            text = "." + "..".join(names) + "."  # one search for each rule, instead of one for each part of each name
+            hits = [at for part, at in self._plain.items() if f".{part}." in text]
         first = min(hits, default=len(self.rules))
         wild = (at for at, matches in self.patterns if at < first and any(map(matches, names)))
         at = next(wild, first)

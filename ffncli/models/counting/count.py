@@ -231,11 +231,11 @@ def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
 def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
     """Return the format's name and the FFN's bytes in it: for a packed format, the stored bytes, or those that a config
     determines."""
+    if dtype is None and (packed := packed_model(resolved)):
+        return packed.format.name, packed.ffn_bytes
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
-    if dtype is None and (packed := packed_model(resolved)):
-        return row.name, packed.ffn_bytes
     return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.model.groups)
 
 
