@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,9 +38,9 @@ def answer(words: Sequence[str], stdin: str = "") -> FuzzAnswer:
     out, err = io.StringIO(), io.StringIO()
     before, start = sys.stdin, time.monotonic()
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8", "surrogateescape")))
-    code, failure = 0, ""
+    code, failure, told = 0, "", []
     try:
-        with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with limited(), _as_shown() as told, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 main(list(words))
             except SystemExit as stop:
@@ -51,7 +52,18 @@ def answer(words: Sequence[str], stdin: str = "") -> FuzzAnswer:
     finally:
         sys.stdin = before
     text = out.getvalue() + err.getvalue()
+    failure = failure or (f"a library's warning: {told[0].message}" if told else "")
     return FuzzAnswer(code, time.monotonic() - start, failure or wrong_with(code, text), text)
+
+
+@contextlib.contextmanager
+def _as_shown() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect the warnings that Python would print on stderr."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        yield told
 
 
 def overdue() -> str:

@@ -11,6 +11,7 @@ from tests.fuzz.answers import FuzzAnswer, answer
 
 FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
     "config": models.config, "safetensors": models.safetensors, "index": models.index, "gguf": models.gguf,
+    "checkpoint": models.checkpoint,
     "packed": models.packed,
     "results": results.results, "rounds": results.rounds, "journal": results.journal, "grid": results.grid,
     "saved": tensors.saved, "input": tensors.inputs,

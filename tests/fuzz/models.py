@@ -1,6 +1,8 @@
 """Cases whose source is a model: its config, safetensors headers, an index of shards, a GGUF file."""
 
+import io
 import json
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -125,6 +127,46 @@ def index(draw: Random, folder: Path) -> list[str]:
     (folder / INDEX).write_bytes(changes.of_json(whole, draw).encode("utf-8", "surrogatepass"))
     (folder / "config.json").write_text(json.dumps(LLAMA))
     return ["params", str(folder if draw.random() < 0.7 else folder / INDEX)]
+
+
+def checkpoint(draw: Random, folder: Path) -> list[str]:
+    """A torch.save file: tensors of torch's unusual kinds, contents of other kinds, or changed bytes."""
+    stored: Any = dict(tensors(family := draw.choice(list(FAMILIES))))
+    for name in draw.sample(sorted(stored), draw.choice((0, 1, 1, 2))):
+        stored[name] = _unusual(stored[name], draw)
+    whole = draw.choice((stored, stored, {"model": stored}, {"state_dict": stored, "epoch": 3}, [stored], {}))
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about what it writes here
+        torch.save(whole, out, _use_new_zipfile_serialization=draw.random() < 0.7)
+    raw = out.getvalue() if draw.random() < 0.7 else changes.of_bytes(out.getvalue(), draw)
+    path = folder / draw.choice(("pytorch_model.bin", "m.pt", "m.ckpt"))
+    path.write_bytes(raw)
+    (folder / "config.json").write_text(json.dumps(FAMILIES[family]))
+    return [*draw.choice((["params"], ["params", "--json"], ["plan"], ["trace"])), str(path)]
+
+
+def _unusual(tensor: torch.Tensor, draw: Random) -> Any:
+    """The tensor as torch also stores it, or something in its place."""
+    match draw.randrange(9):
+        case 0:
+            return torch.quantize_per_tensor(tensor.float(), 0.1, 0, draw.choice((torch.qint8, torch.quint8)))
+        case 1:
+            return tensor.to_sparse()
+        case 2:
+            return torch.nn.Parameter(tensor)
+        case 3:
+            return tensor.T
+        case 4:
+            return tensor.to(draw.choice((torch.complex64, torch.bool, torch.float8_e4m3fn)))
+        case 5:
+            return tensor.storage()
+        case 6:
+            return tensor.to("meta")
+        case 7:
+            return changes.value(draw)
+        case _:
+            return altered(tensor, draw)
 
 
 def gguf(draw: Random, folder: Path) -> list[str]:

@@ -3,6 +3,7 @@ verify --referee` that result rows refer to; each must certify a kernel that the
 
 import ast
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +137,8 @@ def _read(path: Path) -> bytes:
 def _parsed(raw: bytes, name: str) -> ast.Module:
     """Parse a file's bytes as Python, without running them."""
     try:
-        return ast.parse(raw)
+        with warnings.catch_warnings(action="ignore"):  # Python warns again when the file is imported
+            return ast.parse(raw)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -194,6 +195,8 @@ def read_pickled(path: Path) -> Columns:
     tensors = _tensors(_unpickled(path, where), where)
     columns = Columns([], [], [], [], [], 0)
     for name, tensor in tensors.items():
+        if str(tensor.layout) != "torch.strided":
+            raise FFNError(f"{where}: tensor {shown(name, 120)} is sparse", "save it as tensor.to_dense()")
         code, start = _CODES.get(str(tensor.dtype).removeprefix("torch.")), _start(tensor)
         length = tensor.numel() * tensor.element_size()
         if code is None:
@@ -211,11 +214,13 @@ def _unpickled(path: Path, where: str) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
-        with FakeTensorMode():  # in this mode, torch.load records the offset of a storage's bytes without reading them
+        # In this mode, torch.load records the offset of a storage's bytes without reading them.
+        with FakeTensorMode(), warnings.catch_warnings(action="ignore"):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a pickle can raise anything
         first = str(error).partition("\n")[0].partition(" This file can still")[0]
         what = "it contains more than tensors, and only tensors are loaded" if "Weights only" in first else first[:200]
+        what = "it contains quantized tensors of torch, which are not read" if "QuantizedMeta" in first else what
         raise FFNError(f"{where} cannot be read: {what}", _RESAVE) from None
 
 

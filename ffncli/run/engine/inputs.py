@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -245,7 +246,7 @@ def _npy(path: Path, where: str) -> Tensor:
     import numpy
 
     try:
-        with open_to_read(path) as file:
+        with open_to_read(path) as file, warnings.catch_warnings(action="ignore"):
             array = numpy.lib.format.read_array(file, allow_pickle=False)
     except OSError:
         raise

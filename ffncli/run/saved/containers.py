@@ -10,6 +10,7 @@ import io
 import json
 import math
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -187,7 +188,8 @@ class _Npz:
 
         readers = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
         try:
-            shape, fortran, dtype = readers[numpy.lib.format.read_magic(member)](member)
+            with warnings.catch_warnings(action="ignore"):
+                shape, fortran, dtype = readers[numpy.lib.format.read_magic(member)](member)
         except _ZIP_ERRORS:
             raise
         except Exception as error:  # numpy raises a dozen kinds of exceptions for a malformed header

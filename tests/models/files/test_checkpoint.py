@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -468,3 +469,18 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     torch.save({"fc1.weight": torch.randn(8, 32).T, "fc2.weight": torch.randn(8, 32)}, path)
     with pytest.raises(FFNError, match="is not stored contiguously in the file"):
         ffncli.count(path)
+
+
+def test_tensors_of_torchs_own_kinds_are_refused_without_its_warnings(tmp_path: Path):
+    with warnings.catch_warnings(action="ignore"):  # of torch, about what it writes here
+        quantized = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 0, torch.qint8)
+    for tensor, message in (
+        (quantized, "contains quantized tensors of torch"),
+        (torch.eye(4).to_sparse(), "is sparse"),
+    ):
+        torch.save({"a": tensor}, tmp_path / "m.pt")
+        torch.storage._reset_warn_typed_storage_removal()  # torch warns once per process
+        with warnings.catch_warnings(record=True, action="always", category=UserWarning) as told:
+            with pytest.raises(FFNError, match=message):
+                read_pickled(tmp_path / "m.pt")
+        assert not told
