@@ -480,7 +480,7 @@ def test_tensors_of_torchs_own_kinds_are_refused_without_its_warnings(tmp_path: 
     ):
         torch.save({"a": tensor}, tmp_path / "m.pt")
         torch.storage._reset_warn_typed_storage_removal()  # torch warns once per process
-        with warnings.catch_warnings(record=True, action="always", category=UserWarning) as told:
-            with pytest.raises(FFNError, match=message):
-                read_pickled(tmp_path / "m.pt")
-        assert not told
+        told = warnings.catch_warnings(record=True, action="always", category=UserWarning)
+        with told as shown, pytest.raises(FFNError, match=message):
+            read_pickled(tmp_path / "m.pt")
+        assert not shown
