@@ -4,7 +4,7 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.bench.records import Method
 from ffncli.bench.request.grid import BenchRequest, Grid, build_request
@@ -23,6 +23,9 @@ from ffncli.errors import FFNError, option
 from ffncli.options.accept import instance, listed
 from ffncli.options.opt import call
 from ffncli.options.shared import Force
+
+if TYPE_CHECKING:
+    from ffncli.bench.suite import Result
 
 # The fields of a method that a user may set when running a suite; the suite fixes all other fields.
 _OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")
@@ -53,15 +56,20 @@ class BenchQuestion(Grid, KernelOptions, MethodOptions):
     force: Force = False
 
 
-def benchmarked(question: BenchQuestion) -> ResultRows:
-    """Measure what the question asks for."""
+def measured(question: BenchQuestion) -> "Result":
+    """Measure what the question asks for; without `save`, the result's files are gone afterwards."""
     from ffncli.bench.suite import new_run, run  # not at the top: help reads this file
 
     request = _request(question)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.csv") if question.save is None else Path(os.path.expanduser(question.save))
         with new_run(path, request, question.force, question.part) as journal:
-            return ResultRows(run(journal).rows)
+            return run(journal)
+
+
+def benchmarked(question: BenchQuestion) -> ResultRows:
+    """Measure what the question asks for; return its rows."""
+    return ResultRows(measured(question).rows)
 
 
 benchmark = call(BenchQuestion, benchmarked, "benchmark")

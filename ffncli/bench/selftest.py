@@ -72,7 +72,7 @@ def selftest(request: BenchRequest, progress: RunProgress | None = None) -> Self
         code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT
         raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=code)
     allowed = request.fail_if_slower or ALLOWED
-    judged = gate(rows, allowed, request.method)
+    judged = gate(rows, allowed)
     flagged = {(j.row.case, j.row.kernel) for j in judged.slower}
     known = []
     for row in rows:

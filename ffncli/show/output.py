@@ -90,7 +90,7 @@ class Output:
             return _csv(answer.rows)
         if self.format == "md":
             return markdown(answer.parts, encoding)
-        return _plain(answer.parts, encoding, painted if color else unpainted)
+        return plain(answer.parts, encoding, painted if color else unpainted)
 
 
 _LONGEST_LINE = 2000  # strings from files and arguments can have any length
@@ -160,8 +160,8 @@ def _csv(table: Table) -> str:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> str:
-    """Return the parts as lines of natural width; colours only add escape codes to the same lines."""
+def plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> str:
+    """Return the parts of an answer as lines of natural width; colours only add escape codes to the same lines."""
     lines: list[str] = []
     for part in parts:
         match part:
@@ -179,7 +179,7 @@ def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> st
             case Plot():
                 lines += ([""] if lines else []) + _plain_plot(part, encoding, paint)
             case Fold():
-                lines += ([""] if lines else []) + _plain(part.parts, encoding, paint).splitlines()
+                lines += ([""] if lines else []) + plain(part.parts, encoding, paint).splitlines()
     return "".join(line.rstrip() + "\n" for line in lines)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log1p
+from math import exp, inf, log, log1p, sqrt
 from typing import TYPE_CHECKING
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval, log_or_inf
-from ffncli.bench.records import Method
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.text import percent
@@ -47,19 +46,14 @@ class Gate:
     not_gated: tuple[tuple[ResultRow, str], ...]
 
 
-def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
+def gate(rows: Sequence[ResultRow], threshold: float) -> Gate:
     """Judge all rows of a run by `threshold` (0.03: more than 3 % slower than the baseline is too slow).
 
     Each row gets a one-sided Student t test of its mean log ratio, with the standard error that its interval expresses,
     and Holm's correction over the rows. So a single regression among many rows is found, and identical kernels raise an
     alarm in at most 5 % of runs, regardless of the number of rows.
     """
-    computes = {row.case: row.computes for row in rows if row.kernel == row.baseline}
-    reasons = [
-        (row, _not_gated(row, method) or unlike_precision(row.computes, computes.get(row.case, "")))
-        for row in rows
-        if row.kernel != row.baseline
-    ]
+    reasons = _reasons(rows)
     gated = [row for row, reason in reasons if not reason]
     edge = log1p(threshold)
     judged = _judged(gated, edge)
@@ -69,6 +63,32 @@ def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
         inconclusive=tuple(j for j in judged if j.p_holm >= LEVEL and log(j.high) > edge),
         not_gated=tuple((row, reason) for row, reason in reasons if reason),
     )
+
+
+def not_faster(rows: Sequence[ResultRow], least: float) -> list[str]:
+    """Return a sentence for every row that is not shown to take at least `least` less time than its baseline (0.03: at
+    most 0.97 of the baseline's time); [] if all rows are.
+
+    The whole interval must be at or below the limit. If it only contains the limit, the row is inconclusive, and the
+    sentence states the smallest difference that an interval as wide could have shown.
+    """
+    reasons = _reasons(rows)
+    if not reasons:
+        return ["nothing was compared: both are the same kernel"]
+    limit, share, many = 1 - least, percent(least, 2), len({row.case for row in rows}) > 1
+    sentences = []
+    for row, reason in reasons:
+        name, low, high = name_in(row, many), row.ratio_low or 0.0, row.ratio_high or inf
+        read = f"ratio {row.ratio or 1.0:.3f} [{low:.3f}, {high:.3f}]"
+        if reason:
+            sentences.append(f"{name} cannot be compared with {row.baseline}: {reason}")
+        elif low > limit:
+            sentences.append(f"{name} is not {share} faster than {row.baseline}: {read}")
+        elif high > limit:
+            shown = percent(1 - limit * sqrt(low / high), 2)  # the interval's upper end is its centre × √(high / low)
+            could = f"this run could have shown a difference of {shown} or more"
+            sentences.append(f"inconclusive: {name} may be {share} faster than {row.baseline}: {read}; {could}")
+    return sentences
 
 
 def unlike_precision(computes: str, other: str) -> str:
@@ -109,8 +129,18 @@ def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
     return gated
 
 
-def _not_gated(row: ResultRow, method: Method) -> str:
-    """Return the reason why a row cannot fail a run, or "" if it can."""
+def _reasons(rows: Sequence[ResultRow]) -> list[tuple[ResultRow, str]]:
+    """Return every row but the baselines, with the reason why it cannot be compared with its baseline, "" if it can."""
+    computes = {row.case: row.computes for row in rows if row.kernel == row.baseline}
+    return [
+        (row, _untimed(row) or unlike_precision(row.computes, computes.get(row.case, "")))
+        for row in rows
+        if row.kernel != row.baseline
+    ]
+
+
+def _untimed(row: ResultRow) -> str:
+    """Return the reason why a row has no ratio to judge, or "" if it has one."""
     if row.status != "ok":
         return f"{row.status}: no time"
     if not row.process_ratios:
@@ -131,7 +161,7 @@ def aa_of(row: ResultRow) -> Interval:
 
 def gated(rows: Sequence[ResultRow], request: BenchRequest) -> Gate | None:
     """Return the result of --fail-if-slower for the rows; None if it was not requested."""
-    return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
+    return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower)
 
 
 def name_in(row: ResultRow, many: bool) -> str:

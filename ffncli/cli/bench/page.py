@@ -62,7 +62,7 @@ def answer(
     elif not cases:
         parts.append(Line("nothing to measure: this part of the grid has no cases"))
     elif len(cases) == 1:
-        parts += _case(request.cases[0], rows)
+        parts += case_parts(request.cases[0], rows)
     else:
         parts += sweep(cases, rows, request.baseline)
     if judged is not None:
@@ -82,8 +82,8 @@ def answer(
 # --- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """Show one case: its table, then remarks."""
+def case_parts(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
+    """Show one case and its rows: a table, then remarks."""
     unit, speeds = rates(rows)
     lines = {row: _line(row, speed) for row, speed in zip(rows, speeds, strict=True)}
     columns = ("kernel", "time", "ratio", "verdict", unit, "of roof")

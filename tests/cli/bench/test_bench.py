@@ -315,7 +315,7 @@ def test_a_kernel_of_fewer_bits_stands_apart_with_its_error():
     cases, found = case_rows({1: "faster"}, error_rel=0.026, baseline_error_rel=1.5e-7, cache="warm")
     eager, packed = found
     few = replace(packed, kernel="mine.py:mlp", computes="fp8-rowwise")
-    _, table, group, others, *_ = bench_page._case(next(iter(cases.values())), [eager, few, packed])
+    _, table, group, others, *_ = bench_page.case_parts(next(iter(cases.values())), [eager, few, packed])
     assert [line[0] for line in table.rows] == ["eager", "packed"]
     assert group.text == "computes in fp8-rowwise"
     assert "fewer bits than fp32" in group.remark
