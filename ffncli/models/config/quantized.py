@@ -229,8 +229,9 @@ def _auto_round(config: Fields) -> Scheme:
         if known is None:
             raise _unknown(config, f"data_type {shown(kind)}")
         return Scheme(known)
-    scheme = _awq(config) if "awq" in packed else _gptq(config)
-    rules, default = [], scheme.default
+    rules, default = [], (_awq(config) if "awq" in packed else _gptq(config)).default
+    if default and "auto_round" in packed and "gptqmodel" not in packed:
+        default = replace(default, column_bytes=0)  # its own form of GPTQ's tensors has no order of columns
     for name, rule in _mapping(config.values.get("extra_config")).items():
         bits, group = _mapping(rule).get("bits"), _mapping(rule).get("group_size", 0)
         if default and type(bits) is int and bits <= 8 and type(group) is int:
@@ -354,9 +355,9 @@ def _torchao(config: Fields) -> Scheme:
     if name.startswith("int4weightonly"):
         return Scheme(Packing("torchao-int4", 4, group, 4))  # scale and zero in bf16
     if name.startswith(("int8weightonly", "int8dynamicactivationint8weight")):
-        return Scheme(Packing("torchao-int8", 8, 0, 2))
+        return Scheme(Packing("torchao-int8", 8, 0, 4, 8))
     if name.startswith("float8"):
-        rows = "row" in str(arguments.get("granularity", "")).lower()
+        rows = "row" in str(arguments.get("granularity", "row" if "weightonly" in name else "")).lower()
         return Scheme(Packing("torchao-fp8", 8, 0, 4 if rows else 0))
     raise _unknown(config, f"quant_type {shown(kind)}")
 

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import quantized_kinds
+from benchmarks.quantized_kinds import row
+from benchmarks.script import read
 from ffncli.models.config.quantized import packed_model
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from tests.models.files.test_packing import awq, gpt_oss, gptq
 from tests.oracles.packed import by_library
 
+ROOT = Path(__file__).parents[3]
 D, F, LAYERS = 128, 384, 3
 LLAMA = {
     "model_type": "llama", "hidden_size": D, "intermediate_size": F, "num_hidden_layers": LAYERS, "hidden_act": "silu",
@@ -57,7 +61,11 @@ KINDS: dict[str, tuple[dict[str, Any], float]] = {
     "awq, its own names": ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, PARAMS / 2 + groups(64) * 2.5),
     "auto-round as gptq": (
         {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
-        PARAMS / 2 + groups(128) * 2.5 + 4 * INPUTS,
+        PARAMS / 2 + groups(128) * 2.5,
+    ),
+    "auto-round for GPTQModel": (
+        {"quant_method": "auto-round", "bits": 2, "group_size": 64, "packing_format": "auto_round:gptqmodel"},
+        PARAMS / 4 + groups(64) * 2.25 + 4 * INPUTS,
     ),
     "auto-round as awq": (
         {"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"},
@@ -98,9 +106,12 @@ KINDS: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "torchao int8, as an object": (
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
-        PARAMS + ROWS * 2,
+        PARAMS + ROWS * 5,  # a float32 scale and an int8 zero for a row, as torchao 0.18 writes them
     ),
-    "torchao fp8": ({"quant_method": "torchao", "quant_type": "float8_weight_only"}, PARAMS),
+    "torchao fp8": ({"quant_method": "torchao", "quant_type": "float8_weight_only"}, PARAMS + ROWS * 4),
+    "torchao fp8, activations too": (
+        {"quant_method": "torchao", "quant_type": "float8_dynamic_activation_float8_weight"}, PARAMS
+    ),
 }  # fmt: skip
 
 
@@ -280,3 +291,13 @@ def test_a_plain_config_is_as_before() -> None:
     assert packed_model(from_config(LLAMA, "model", "config.json")) is None
     read = counted(None)
     assert (read.weight_bytes, read.dtype) == (2 * LAYERS * PARAMS, "bf16")
+
+
+def test_the_kept_table_of_kinds_agrees_and_names_its_oracles() -> None:
+    """Bytes by each format's library, written once in an environment of its own; compressed-tensors writes here too."""
+    kept = {row["kind"]: row for row in read(ROOT / "benchmarks/results/quantized_kinds.csv")}
+    told = [row(*one) for one in quantized_kinds.kinds() if one[1] in ("compressed-tensors", "mlx")]
+    assert [one["agrees"] for one in told if one["library"] == "compressed-tensors"] == [True] * 3
+    assert all(str(one["from_config"]) == kept[str(one["kind"])]["written"] for one in told)
+    assert [one["agrees"] for one in kept.values()].count("true") == 25
+    assert all(one["oracle"].startswith("by hand") for one in kept.values() if one["agrees"] != "true")
