@@ -39,13 +39,14 @@ from ffncli.bench.request.suite import public_suite
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.main import COMMANDS
 from ffncli.cli.trace import command as trace
+from ffncli.kernels import kernel_list
 from ffncli.options.conflicts import table
 from ffncli.options.opt import options_of, speak_of
 from ffncli.run.activations import question as activations
 from ffncli.run.texts import TEXTS
 from ffncli.run.trace import question as trace_question
 from ffncli.run.verify import question as verify
-from ffncli.show.text import bytes_text
+from ffncli.show.text import bytes_text, counted
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -138,8 +139,20 @@ def conflicts() -> str:
     return table(CONFLICTS, {"the dimension options": DIMENSIONS})
 
 
+def kernels() -> str:
+    """Return a table of the package's kernels."""
+    body = []
+    for one in kernel_list():
+        most = [] if one.most_tokens is None else [f"up to {counted(one.most_tokens, 'token')}"]
+        named = [] if one.by_default else ["only if named"]
+        needs = [f"needs {', '.join(one.needs)}"] if one.needs else []
+        facts = [one.blocks, ", ".join(one.dtypes), ", ".join(one.devices), one.passes, *most, *needs, *named]
+        body.append((f"`{one.kernel}`", one.computes, "; ".join(facts)))
+    return _table(("kernel", "how it computes the block", "which blocks, dtypes, devices and passes"), body)
+
+
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
-    "benchmarking.md": {"conflicts": conflicts},
+    "benchmarking.md": {"conflicts": conflicts, "kernels": kernels},
     "method.md": {
         "architectures": architectures,
         "peers": peers,

@@ -1,6 +1,7 @@
 """WAYS to compute a block: kernel name → module, loaded on first use. A new kernel is one file and one line here."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 
 from ffncli.errors import FFNError, did_you_mean, shown
@@ -82,3 +83,54 @@ def built_in(name: str) -> Kernel:
         raise unknown_kernel(name)
     import_module(BUILT_IN[name])
     return REGISTERED[name]
+
+
+# --- the list of kernels ----------------------------------------------------------------------------------------------
+
+_GPU = ("cuda", "triton", "sm_90")  # needs that only a GPU meets
+_DTYPES = ("fp32", "bf16", "fp16", "fp64")
+
+
+@dataclass(frozen=True)
+class KernelLine:
+    """A kernel in the list. `computes` is how it computes the block, `blocks` which ones: `dense`, `mixtures` or both.
+
+    `devices` are `cpu`, `cuda` or both, `passes` is `forward` or `forward+backward`, `most_tokens` the number of tokens
+    for which it is meant; `needs` are modules and a GPU's least compute capability. `by_default`: it is timed if
+    `--kernel` names none. `missing` is what this machine lacks, empty if nothing.
+    """
+
+    kernel: str
+    computes: str
+    blocks: str
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    passes: str
+    most_tokens: int | None
+    needs: tuple[str, ...]
+    by_default: bool
+    missing: str
+
+
+def kernel_list(device: str = "cpu") -> tuple[KernelLine, ...]:
+    """Return every kernel of the package, as seen from this device of this machine. Loads torch."""
+    return tuple(_line(built_in(name), device) for name in BUILT_IN)
+
+
+def _line(kernel: Kernel, device: str) -> KernelLine:
+    name, needs = kernel.name, kernel.needs
+    blocks = "dense and mixtures" if name in OF_BOTH else "mixtures" if name in OF_EXPERTS else "dense"
+    on_gpu_only = any(need in _GPU for need in needs)
+    devices = ("cuda",) if on_gpu_only else ("cpu",) if "cpu" in needs else ("cpu", "cuda")
+    return KernelLine(
+        name,
+        kernel.does,
+        blocks,
+        kernel.dtypes or _DTYPES,
+        devices,
+        "forward+backward" if kernel.trains else "forward",
+        kernel.most_tokens,
+        tuple(need for need in needs if need not in ("cpu", "cuda")),
+        name in BY_DEFAULT,
+        kernel.missing(device) or "",
+    )

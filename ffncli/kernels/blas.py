@@ -66,6 +66,7 @@ def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 @register(
     "numpy",
+    "with numpy's BLAS (OpenBLAS in pip's numpy for Linux and Windows), and weights stored as [in, out]",
     prepare=widened_weights(prepare_numpy, numpy_multiplies),
     needs=("cpu",),
     refuses=refuses_all_but_dense,
@@ -102,7 +103,9 @@ def mkl_linear(x: Tensor, weight: Tensor, plain: Tensor, bias: Tensor | None) ->
 
 
 @register(
-    "mkl", prepare=aliases, needs=("cpu", "mkl"), refuses=refuses_all_but_dense, trains=False, dtypes=("fp32",),
+    "mkl",
+    "with weights that MKL packs once for the case's number of tokens",
+    prepare=aliases, needs=("cpu", "mkl"), refuses=refuses_all_but_dense, trains=False, dtypes=("fp32",),
     per_weights=True,
 )  # fmt: skip
 def build_mkl(steps: Steps, device: str, dtype: torch.dtype) -> Computes:

@@ -20,13 +20,25 @@ from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
 from ffncli.kernels.per_weights import PerWeights, aliases
 
 
-@register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
+@register(
+    "compiled",
+    "by torch.compile of eager's function",
+    needs=("compiler",),
+    refuses=refuses_all_but_dense,
+    compiles=True,
+)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compile eager's function as one graph for the shapes of its first call, which takes seconds."""
     return graph(eager.build(steps, device, dtype), device)
 
 
-@register("max_autotune", needs=("cuda", "compiler"), refuses=refuses_all_but_dense, compiles=True)
+@register(
+    "max_autotune",
+    "as compiled, but torch first times several ways to multiply and picks the fastest",
+    needs=("cuda", "compiler"),
+    refuses=refuses_all_but_dense,
+    compiles=True,
+)
 def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compile eager's function; torch times several ways to compute each product and keeps the fastest, which takes
     longer.
@@ -38,7 +50,11 @@ def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 @register(
-    "frozen", prepare=aliases, needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False,
+    "frozen",
+    "by torch.compile with constant weights: torch times MKL, oneDNN and C++ code that it generates (in "
+    "which one matrix product computes gate and up), and packs the weights once for the fastest; for "
+    "cold weights, only with --cache flush",
+    prepare=aliases, needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False,
     compiles=True, per_weights=True,
 )  # fmt: skip
 def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
@@ -86,7 +102,15 @@ class _Constants(torch.nn.Module):
         return tuple(self.kept)
 
 
-@register("gemv", needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False, compiles=True, most_tokens=1)
+@register(
+    "gemv",
+    "by sums over the rows of each matrix, which torch.compile fuses into one loop",
+    needs=("cpu", "compiler"),
+    refuses=refuses_all_but_dense,
+    trains=False,
+    compiles=True,
+    most_tokens=1,
+)
 def build_gemv(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compile the block for one token; more tokens are computed by eager.
 

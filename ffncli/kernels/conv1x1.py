@@ -15,7 +15,12 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     return tuple(tensor[..., None] if tensor.dim() == 2 else tensor for tensor in canonical(steps, weights))
 
 
-@register("conv1x1", prepare=prepare, refuses=refuses_all_but_dense)
+@register(
+    "conv1x1",
+    "with convolutions of width 1 instead of matrix products",
+    prepare=prepare,
+    refuses=refuses_all_but_dense,
+)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Map x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
     body = body_of(steps)

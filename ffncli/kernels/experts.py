@@ -41,7 +41,14 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     return (*stacked.values(), *(weights[name] for name in _others(steps)))
 
 
-@register("grouped", prepare=prepare, refuses=refuses, dtypes=("fp32", "bf16", "fp16"))
+@register(
+    "grouped",
+    "sorts tokens by expert, then computes one grouped matrix product (torch.nn.functional.grouped_mm) "
+    "for gate and up of all experts, and another for down",
+    prepare=prepare,
+    refuses=refuses,
+    dtypes=("fp32", "bf16", "fp16"),
+)
 def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: sort, grouped product, activation and gate, grouped product, weigh, add."""
     return stacked_mixture(steps, dtype, partial(_in_groups, ordered=device.startswith("cuda")))
@@ -75,7 +82,14 @@ MOST_TOKENS = 64  # maximum tokens for which `batched` is timed
 MOST_BYTES = 1 << 28  # maximum bytes of copied matrices at a time: more tokens are computed in several parts
 
 
-@register("batched", prepare=prepare, refuses=refuses, trains=False, most_tokens=MOST_TOKENS)
+@register(
+    "batched",
+    "copies the matrices of each token's experts, at most 256 MiB at a time, and multiplies in batches",
+    prepare=prepare,
+    refuses=refuses,
+    trains=False,
+    most_tokens=MOST_TOKENS,
+)
 def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: copy the matrices, batched product, activation and gate, batched product, weigh, add."""
     return stacked_mixture(steps, dtype, _in_batches)

@@ -50,8 +50,11 @@ def _others(steps: Steps) -> list[str]:
 
 
 @register(
-    "fp8", prepare=prepare_fp8, needs=("sm_89",), trains=False, dtypes=("fp32", "bf16", "fp16"), computes="fp8-rowwise",
-    refuses=lambda steps: refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16),  # for a GPU's 8-bit products
+    "fp8",
+    "with 8-bit factors (e4m3) and a scale for each row, quantized in every call; widths must be "
+    "multiples of 16; emulated slowly on a CPU",
+    prepare=prepare_fp8, needs=("sm_89",), trains=False, dtypes=("fp32", "bf16", "fp16"), computes="fp8-rowwise",
+    refuses=lambda steps: refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16),  # for a GPU's 8-bit products,
 )  # fmt: skip
 def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Build the steps: quantize, product, activation and gate, quantize, product."""
@@ -132,7 +135,9 @@ def computing(steps: Steps, multiply: Multiplies) -> Computes:
 
 
 @register(
-    "int8", prepare=preparing(to_int8), needs=("cpu",), refuses=refuses_weight_only, trains=False, dtypes=_DTYPES,
+    "int8",
+    "with 8-bit weights and a scale for each row",
+    prepare=preparing(to_int8), needs=("cpu",), refuses=refuses_weight_only, trains=False, dtypes=_DTYPES,
     computes="int8-weights",
 )  # fmt: skip
 def build_int8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
@@ -141,7 +146,9 @@ def build_int8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 @register(
-    "int4", prepare=preparing(to_int4), needs=("cpu",), refuses=refuses_weight_only, trains=False, dtypes=_DTYPES,
+    "int4",
+    "with 4-bit weights, and a scale and a zero point for every 32 weights of a row",
+    prepare=preparing(to_int4), needs=("cpu",), refuses=refuses_weight_only, trains=False, dtypes=_DTYPES,
     computes="int4-weights",
 )  # fmt: skip
 def build_int4(steps: Steps, device: str, dtype: torch.dtype) -> Computes:

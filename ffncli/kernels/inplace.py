@@ -90,7 +90,13 @@ def in_buffers(steps: Steps, multiply: Multiplies) -> Computes:
     return computing(steps, product)
 
 
-@register("inplace", refuses=refuses_all_but_dense, trains=False, keeps="output")
+@register(
+    "inplace",
+    "into buffers that the next call overwrites",
+    refuses=refuses_all_but_dense,
+    trains=False,
+    keeps="output",
+)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate) · up), with each result in a buffer that the next call overwrites."""
 

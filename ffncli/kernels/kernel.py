@@ -59,6 +59,7 @@ class Kernel:
     kernel also compiles, the weights are part of its code: a benchmark then has only one copy of the weights, and must
     flush the caches to make that copy cold. `keeps`: what f keeps from one call to the next, so that only one thread at
     a time may call it: the params of the last call, or buffers, which the next call overwrites, even the output.
+    `does` says how the kernel computes the block, for lists of kernels.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Kernel:
     most_tokens: int | None = None
     per_weights: bool = False
     keeps: Literal["", "params", "output"] = ""
+    does: str = ""
 
     def forms(self, dtype: torch.dtype) -> int:
         """Return the most memory that the kernel's own form of the weights may take, as a multiple of the weights' size
@@ -179,11 +181,12 @@ def interprets_triton() -> bool:
 REGISTERED: dict[str, Kernel] = {}
 
 
-def register(name: str, **fields: Any) -> Callable[[Build], Build]:
-    """Decorate the `build` of a kernel that comes with the package; `fields` are the other fields of its Kernel."""
+def register(name: str, does: str, **fields: Any) -> Callable[[Build], Build]:
+    """Decorate the `build` of a kernel that comes with the package; `does` says how it computes the block, `fields` are
+    the other fields of its Kernel."""
 
     def add(build: Build) -> Build:
-        REGISTERED[name] = Kernel(name, build, **fields)
+        REGISTERED[name] = Kernel(name, build, does=does, **fields)
         return build
 
     return add

@@ -44,7 +44,14 @@ _DTYPES = ("fp32", "bf16", "fp16")
 _refuses_liger = partial(refuses_all_but_gated, functions=("silu",))
 
 
-@register("liger", needs=("cuda", "sm_90", "liger_kernel"), refuses=_refuses_liger, compiles=True, dtypes=_DTYPES)
+@register(
+    "liger",
+    "by LigerMLP of the package liger-kernel: SwiGLU without biases",
+    needs=("cuda", "sm_90", "liger_kernel"),
+    refuses=_refuses_liger,
+    compiles=True,
+    dtypes=_DTYPES,
+)
 def build_liger(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Call LigerMLP on the block's gate, up and down. The first call tries several tile sizes."""
     mlp = import_module("liger_kernel.ops").LigerMLPFunction.apply
@@ -60,7 +67,14 @@ OF_ACT = {"silu": "LigerSiLUMulFunction", "gelu_tanh": "LigerGELUMulFunction"}
 _refuses_liger_act = partial(refuses_all_but_gated, functions=OF_ACT, products=False)
 
 
-@register("liger_act", needs=("cuda", "liger_kernel"), refuses=_refuses_liger_act, compiles=True, dtypes=_DTYPES)
+@register(
+    "liger_act",
+    "with eager's matrix products, and SiLUMul or GELUMul of liger-kernel between them",
+    needs=("cuda", "liger_kernel"),
+    refuses=_refuses_liger_act,
+    compiles=True,
+    dtypes=_DTYPES,
+)
 def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(SiLUMul(gate(x), up(x)))."""
     body, linear = body_of(steps), functional.linear
@@ -85,6 +99,7 @@ def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 @register(
     "quack",
+    "by the MLP of the package quack-kernels: SwiGLU, GEGLU (tanh), ReGLU or GLU without biases",
     prepare=prepare_quack,
     needs=("cuda", "sm_90", "quack"),
     refuses=lambda steps: refuses_all_but_gated(steps, QUACK_UNITS) or refuses_odd_widths(steps, 8),

@@ -37,7 +37,12 @@ class FeedForward(nn.Module):
         return out
 
 
-@register("module", refuses=refuses_all_but_dense, keeps="params")
+@register(
+    "module",
+    "as an nn.Module of nn.Linear layers",
+    refuses=refuses_all_but_dense,
+    keeps="params",
+)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Call the module on x. Its parameters are looked up as in any module, and replaced if `params` change."""
     axes = parameters(steps)

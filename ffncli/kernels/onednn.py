@@ -67,7 +67,10 @@ def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 
 @register(
-    "onednn", prepare=widened_weights(prepare, multiplies), needs=("cpu", "onednn"), refuses=refuses_all_but_dense,
+    "onednn",
+    "with weights that oneDNN reorders once into blocks; it applies the activation and multiplies by the "
+    "gate while it writes a matrix product",
+    prepare=widened_weights(prepare, multiplies), needs=("cpu", "onednn"), refuses=refuses_all_but_dense,
     trains=False, dtypes=DTYPES,
 )  # fmt: skip
 @widened(multiplies)
@@ -99,7 +102,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @register(
-    "onednn_packed", prepare=widened_weights(prepare_packed, multiplies), needs=("cpu", "onednn"),
+    "onednn_packed",
+    "as packed, with weights reordered by oneDNN",
+    prepare=widened_weights(prepare_packed, multiplies), needs=("cpu", "onednn"),
     refuses=packed.refuses, trains=False, dtypes=DTYPES,
 )  # fmt: skip
 @widened(multiplies)

@@ -31,7 +31,12 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     )
 
 
-@register("packed", prepare=prepare, refuses=refuses)
+@register(
+    "packed",
+    "with gate and up in one matrix",
+    prepare=prepare,
+    refuses=refuses,
+)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute one product, its two halves, the gate, and down."""
     return computing(steps, functional.linear)

@@ -309,6 +309,7 @@ _OF_SUITE = (  # options that leave the cases, the weights, the arithmetic and t
     " strict certificate save force resume launcher slots launcher_option plot plot_file admit"
 )
 CONFLICTS = (
+    Conflict("list_kernels", allows="device", why="it measures nothing"),
     Conflict("admit", needs="suite", why="as in ffn bench --suite ffn-1 --admit FILE.csv"),
     Conflict("admit", allows="suite", why="it measures nothing"),
     Conflict("suite", allows=_OF_SUITE, why="a suite's cases, seed and baseline are fixed: leave it out"),

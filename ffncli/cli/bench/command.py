@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit
 
@@ -32,7 +32,7 @@ from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.models.dimensions import Dimensions
 from ffncli.options.accept import listed
 from ffncli.options.conflicts import given
-from ffncli.options.opt import Options, options_of
+from ffncli.options.opt import Opt, Options, options_of
 from ffncli.run.ranks.environment import require_ranks, split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
@@ -54,9 +54,19 @@ _ASKED = (  # the options that a run's journal stores, in this order
 )  # fmt: skip
 
 
+_ListKernels = Annotated[
+    bool,
+    Opt(
+        "--list-kernels", group="What to measure",
+        help="List the built-in kernels: how each computes the block, its dtypes, devices and needs.",
+    ),
+]  # fmt: skip
+
+
 @spread
 def command(
     *,
+    list_kernels: _ListKernels = False,
     question: BenchQuestion,
     split: ParallelOptions,
     method: MethodOptions,
@@ -77,7 +87,15 @@ def command(
     output = show.output()
     set_load_time(method.load_time)  # limits loading SOURCE; the parent limits a worker's loading
     path, cluster = result.resume, launcher.cluster
-    require_compatible(question, split, result, public, launcher, {"plot": plot.plot, "plot_file": plot.plot_file})
+    extra = {"plot": plot.plot, "plot_file": plot.plot_file, "list_kernels": list_kernels}
+    require_compatible(question, split, result, public, launcher, extra)
+    if list_kernels:
+        require_installed("torch")
+        from ffncli.cli.bench.page import kernels_answer
+        from ffncli.kernels import kernel_list
+
+        output.show(kernels_answer(kernel_list(*listed(question.device)[:1])))
+        return
     if public.admit is not None:
         _admit(Path(os.path.expanduser(public.admit)), public.suite or "", output)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.bench.judge.curves import StepShare, step_shares, thread_scaling, together
@@ -20,10 +21,11 @@ from ffncli.cli.common.summaries import ShortLine, csv_table, in_json, short_lin
 from ffncli.cli.common.sweep_page import sweep
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
-from ffncli.show.text import bytes_text, percent, plural, time_text
+from ffncli.show.text import bytes_text, counted, percent, plural, time_text
 
 if TYPE_CHECKING:
     from ffncli.bench.selftest import KnownDifference, SelfTest
+    from ffncli.kernels import KernelLine
 
 CONVENTIONS = {
     "ratio": "time divided by the baseline's time in the same rounds; ratio_low to ratio_high is its 95 % confidence"
@@ -391,6 +393,24 @@ def _known_difference(row: KnownDifference) -> str:
 
 
 _MOST_FAULTS = 3  # lines per condition; JSON lists all faults
+
+
+# --- --list-kernels: how each computes, and what it needs -----------------------------------------------------------
+
+
+def kernels_answer(kernels: Sequence[KernelLine]) -> Answer:
+    """Build the answer: `rows` in JSON, one line per kernel in CSV; two lines per kernel for people."""
+    parts: list[Part] = []
+    for one in kernels:
+        limit = "" if one.most_tokens is None else f"up to {counted(one.most_tokens, 'token')}"
+        facts = (
+            one.blocks, ", ".join(one.dtypes), ", ".join(one.devices), one.passes, limit,
+            f"needs {', '.join(one.needs)}" if one.needs else "", "" if one.by_default else "only if named",
+            f"not here: {one.missing}" if one.missing else "",
+        )  # fmt: skip
+        parts += [Heading(one.kernel, one.computes), Line("; ".join(filter(None, facts)), quiet=True)]
+    rows = [asdict(one) for one in kernels]
+    return Answer("bench", {"rows": rows}, csv_table(rows), parts)
 
 
 # --- --admit: a line per condition, with the faults of unmet conditions -----------------------------------------------

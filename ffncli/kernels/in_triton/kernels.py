@@ -126,7 +126,14 @@ def launcher(body: Body, dtype: torch.dtype) -> Callable[[Tensor, Weights, Produ
 # --- triton_act -------------------------------------------------------------------------------------------------------
 
 
-@register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
+@register(
+    "triton_act",
+    "with eager's matrix products, and one Triton kernel for all steps between them",
+    needs=("triton",),
+    refuses=refuses,
+    trains=False,
+    compiles=True,
+)
 def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call with each dtype and each divisibility of
     the sizes by 16."""
@@ -175,7 +182,14 @@ def refuses_fused_gate(steps: Steps) -> str | None:
     return refuses(steps) or norm
 
 
-@register("fused_gate", needs=("triton",), refuses=refuses_fused_gate, compiles=True)
+@register(
+    "fused_gate",
+    "with one Triton kernel for all steps before down (gate, up, and everything after them), and torch's "
+    "matrix product for down",
+    needs=("triton",),
+    refuses=refuses_fused_gate,
+    compiles=True,
+)
 def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)). Triton compiles at the first call, and again at the first call with
     gradients."""
@@ -270,7 +284,16 @@ LEAST = 4  # minimum tiles of columns per part
 SUMMED = 128  # columns per program of the sum
 
 
-@register("decode", needs=("triton",), refuses=refuses, trains=False, compiles=True, most_tokens=16)
+@register(
+    "decode",
+    "with fused_gate's kernel in narrow tiles; down is computed by partial sums over more programs, "
+    "which are always added in the same order",
+    needs=("triton",),
+    refuses=refuses,
+    trains=False,
+    compiles=True,
+    most_tokens=16,
+)
 def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Compute down(act(gate(x)) · up(x)); torch computes a norm before down, if there is one. Triton compiles at the
     first call."""

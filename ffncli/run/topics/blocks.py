@@ -228,6 +228,50 @@ def dropout_topic(line: TopicLine) -> Topic:
     )
 
 
+def tolerance_topic(line: TopicLine) -> Topic:
+    """Explain the bound of `ffn verify`, with the errors of blocks of several widths."""
+    import torch
+
+    from ffncli.run.engine.execute import run
+    from ffncli.run.engine.reference import in_float64
+    from ffncli.run.engine.weights import random_weights
+    from ffncli.run.measure.gap import gap, tolerance_for
+
+    rows: list[tuple[Value, ...]] = []
+    for width in (64, 1024, 16384):
+        block = steps(FFNSpec(16, width, "swiglu"))
+        row: list[Value] = [width]
+        for dtype in (torch.float32, torch.bfloat16):
+            generator = torch.Generator().manual_seed(0)
+            weights = random_weights(block, generator, dtype)
+            inputs = {"x": torch.randn(16, 16, generator=generator).to(dtype)}
+            with torch.no_grad():
+                error = gap(run(block, weights, inputs), in_float64(block, weights, inputs)[0]).relative
+            eps = torch.finfo(dtype).eps
+            row += [error / eps, tolerance_for(dtype, width) / eps]
+        rows.append(tuple(row))
+    fp32, bf16 = (torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16))
+    limit = tolerance_for(torch.float32, 1024)
+    return line.explained(
+        (
+            "Every step rounds, and each implementation in its own order, so two correct results differ a little.",
+            f"eps is the distance from 1 to the next number: {fp32:.3g} in fp32, {bf16:.3g} in bf16.",
+            "A sum of n products makes n rounding errors of random sign, which grow as √n (Higham & Mary 2019).",
+            "So ffn accepts max|a - b| / max|b| up to 4 × (eps + eps_sum × √width); width is the larger of d_model and "
+            "d_ff.",
+            f"In fp32 at width 1024 that is {limit:.2g}; in bf16 eps_sum is fp32's, because sums are kept in fp32.",
+            "Lower precision, a lost bias or a swapped matrix is far above it; --tolerance sets another limit.",
+        ),
+        NumberTable(
+            "ffn verify 16x64:swiglu --check kernels --kernel eager",
+            ("width", "fp32 error / eps", "limit / eps", "bf16 error / eps", "its limit / eps"),
+            tuple(rows),
+        ),
+        "ffn verify 16x64:swiglu --kernel eager --referee",
+        ("Higham & Mary 2019, SIAM J. Sci. Comput. 41(5), A2815",),
+    )
+
+
 def _columns(run: TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """Return the first token's values at these steps: a column for each step, a row for each index."""
     return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]

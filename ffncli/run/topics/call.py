@@ -60,6 +60,11 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         ("skip", "shortcut", "residual-stream"),
     ),
     "dropout": (blocks.dropout_topic, "in training, random hidden values are set to zero", ()),
+    "tolerance": (
+        blocks.tolerance_topic,
+        "how far apart two correct computations of a block may be, and why",
+        ("rounding", "precision", "error", "eps", "atol", "rtol"),
+    ),
 }
 
 

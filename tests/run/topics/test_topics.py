@@ -16,7 +16,7 @@ from ffncli.run.topics.topic import Topic
 from tests.oracles.activations import ORACLES
 from tests.oracles.counts import MOE
 
-PARTS = "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout".split()
+PARTS = "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout tolerance".split()
 
 
 def text(topic: Topic) -> str:
@@ -319,3 +319,15 @@ def test_dropout():
     assert all(after in (0.0, pytest.approx(2 * before, abs=1e-6)) for _, before, after in topic.example.rows)
     assert f"Below, {8 - len(kept)} of 8 values are dropped" in text(topic)
     assert "(p = 0.5: times 2)" in text(topic)
+
+
+def test_tolerances_by_hand_and_errors_within_them():
+    """eps is 2⁻²³ and 2⁻⁷; the errors of a block of torch's own products lie below the limits, not far below."""
+    topic = ffncli.explain("rtol")
+    assert topic.topic == "tolerance"
+    for width, *figures in topic.example.rows:
+        for eps, (error, limit) in zip((2.0**-23, 2.0**-7), (figures[:2], figures[2:]), strict=True):
+            assert limit == pytest.approx(4 * (1 + 2.0**-23 * math.sqrt(width) / eps), rel=1e-12)
+            assert limit / 500 < error < limit
+    assert "1.19e-07 in fp32, 0.00781 in bf16" in text(topic)
+    assert "at width 1024 that is 1.6e-05;" in text(topic)
