@@ -1,6 +1,7 @@
 """Configs of every family with fields changed: a right count, a note, or one line, never a wrong number without a word.
 
-The right count is that of the model that transformers builds from the same changed config, on the meta device. Where
+The right count is that of the model that transformers builds from the same changed config, on the meta device; so are
+the right bytes, in bf16 and in fp8 with a scale for each tensor, by the tensors' names and shapes. Where
 transformers refuses the config, or reads it as before, there is nothing to hold an answer to but that it is one.
 """
 
@@ -10,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from operator import attrgetter
 from random import Random
 from typing import Any
@@ -23,7 +25,7 @@ from ffncli.models.config.families import FAMILIES
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from tests.fuzz.answers import FuzzAnswer
-from tests.oracles.architectures import Architecture, cases, numbers, text_architectures
+from tests.oracles.architectures import Architecture, cases, matching, text_architectures
 from tests.oracles.architectures import config as tiny_config
 from tests.oracles.architectures.multimodal import TOWERS
 from tests.oracles.checkpoints import harmful
@@ -174,8 +176,14 @@ def judge(name: str, values: Values) -> tuple[str, str]:
     theirs = None if values.get(field) != specimens()[name][1].get(field) else _built(name, case, values)
     if theirs is None:
         return "unbuilt", ""
-    if counted.ffn_params_total != theirs:
-        return "counted", f"counted {counted.ffn_params_total:,}, the module has {theirs:,}"
+    params = sum(map(prod, theirs.values()))
+    if counted.ffn_params_total != params:
+        return "counted", f"counted {counted.ffn_params_total:,}, the module has {params:,}"
+    packed = sum(prod(shape) for tensor, shape in theirs.items() if len(shape) > 1 and not _PLAIN.search(tensor))
+    for more, expected in (({}, 2 * params), ({"quantization_config": {"quant_method": "fp8"}}, 2 * params - packed)):
+        found = count(from_config({**values, "dtype": "bfloat16", **more}, name, f"{name}/config.json")).weight_bytes
+        if found != expected:
+            return "counted", f"{found:,} bytes, the module has {expected:,} with {more or 'bfloat16'}"
     return "counted", ""
 
 
@@ -184,8 +192,14 @@ def _notes(name: str) -> tuple[str, ...]:
     return from_config(specimens()[name][1], name, f"{name}/config.json").notes
 
 
-def _built(name: str, case: Architecture, values: Values) -> int | None:
-    """How many numbers the FFNs of the changed config's model hold; None if there is no such model."""
+# What a format with a scale for each tensor leaves in bf16: routers, biases of experts, projections to a latent width.
+_PLAIN = re.compile(
+    r"router|(?:^|\.)(?:gate|wg)(?:\.weight)?$|shared_expert_gate|classifier|latent_proj|(?:pre|post)_expert_proj|bias$"
+)
+
+
+def _built(name: str, case: Architecture, values: Values) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of the FFNs' parameters in the changed config's model; None if there is no such model."""
     transformers.logging.set_verbosity_error()
     kind = attrgetter(case.model or text_architectures()[name])(transformers)
     given = {k: copy.deepcopy(v) for k, v in values.items() if k != "model_type"}
@@ -195,4 +209,4 @@ def _built(name: str, case: Architecture, values: Values) -> int | None:
             model = kind(getattr(whole, case.at) if case.at else whole)
     except Exception:
         return None
-    return numbers(model, case.ffn)
+    return {tensor_name: tuple(tensor.shape) for tensor_name, tensor in matching(model, case.ffn)}

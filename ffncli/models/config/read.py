@@ -214,7 +214,10 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
         if isinstance(whole := outer.get("model_type"), str):
             outer["model_type"] = TEXT_TYPES.get(whole, whole)
-        values = {**outer, **inner.values}
+        values = {
+            **outer,
+            **{key: value for key, value in inner.values.items() if value is not None or key not in outer},
+        }
         defaults = TEXT_DEFAULTS.get(str(values.get("model_type")), {})
         left_out = {key: value for key, value in defaults.items() if key not in values}
         config = Fields({**left_out, **values}, inner.where, inner.looked_up, inner.prefix, inner.not_run)

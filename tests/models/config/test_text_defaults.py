@@ -43,6 +43,13 @@ def test_a_sparse_text_config_has_the_size_of_the_model_that_transformers_builds
     assert line in resolved.evidence
 
 
+def test_a_null_dtype_in_the_text_config_is_no_dtype() -> None:
+    """transformers writes `"dtype": null` into nested configs; the whole config's dtype holds."""
+    text = {"model_type": "llama", "dtype": None, "vocab_size": 32064}
+    read = from_config({"model_type": "llava", "dtype": "bfloat16", "text_config": text}, "m", "config.json")
+    assert count(read).weight_bytes == 2 * 4_328_521_728
+
+
 def test_only_a_nested_config_has_defaults() -> None:
     with pytest.raises(FFNError, match=r"num_hidden_layers .* is missing"):
         from_config({"model_type": "llama", "vocab_size": 32000}, "m", "config.json")
