@@ -6,7 +6,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -127,6 +127,19 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             raise
     except OSError as error:
         raise FFNError(f"cannot write {clean(str(path))}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+
+
+@contextmanager
+def written_together(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
+    """Yield a file to write to for each path, as `written_whole` does. None is moved into place unless all are complete
+    on the disk; the first is moved last."""
+    with ExitStack() as stack:
+        files = tuple(stack.enter_context(written_whole(path)) for path in paths)
+        yield files
+        for file in files:
+            file.flush()
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                os.fsync(file.fileno())
 
 
 def _umask() -> int:

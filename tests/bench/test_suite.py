@@ -1,5 +1,6 @@
 """The parent of a benchmark, with a worker that measures nothing: order, deaths, signals, and what a crash leaves."""
 
+import errno
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from ffncli.bench import launch, suite
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import CaseReport, Finding, Job, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_json
+from ffncli.bench.request.machines import GridPart
 from ffncli.bench.results.csv_file import read_results, read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.journal import resume as resume_journal
@@ -470,6 +472,51 @@ with new_run(path, request(tokens=tuple(range(1, 30)))) as journal:
         journal.finish()
     assert len(read_rows(path)) == 58
     assert len(read_results(path)) == 58
+
+
+class FullDisk:
+    """A disk that takes no more than `most` bytes of a file, and none at all of the files that are named."""
+
+    def __init__(self, monkeypatch, *names: str) -> None:
+        self.names, self.sync = names, os.fsync
+        monkeypatch.setattr(os, "fsync", self)
+
+    def __call__(self, handle: int) -> None:
+        if any(os.readlink(f"/proc/self/fd/{handle}").split("/")[-1].startswith(f".{name}.") for name in self.names):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.sync(handle)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="names of open files are in /proc")
+@pytest.mark.parametrize("full", ["a.csv", "a.rounds.csv", "a.partial.jsonl", "a.grid.json"])
+def test_a_disk_too_full_to_begin_leaves_nothing_behind(tmp_path, monkeypatch, full):
+    path, part = tmp_path / "a.csv", GridPart(1, 2)
+    with monkeypatch.context() as only:
+        FullDisk(only, full)
+        asked = new_run(path, request(tokens=(1, 2)), part=part)
+        with pytest.raises(FFNError, match=r"cannot write .*: No space left") as error, asked as journal:
+            in_process(journal)
+    assert error.value.code == 3
+    assert not [*tmp_path.iterdir()]
+    with new_run(path, request(tokens=(1, 2)), part=part) as journal:
+        in_process(journal)
+        journal.finish()
+    assert len(read_rows(path)) == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="names of open files are in /proc")
+@pytest.mark.parametrize("full", ["a.csv", "a.rounds.csv"])
+def test_a_disk_too_full_to_replace_a_result_keeps_it(tmp_path, monkeypatch, full):
+    path = tmp_path / "a.csv"
+    with new_run(path, request(tokens=(1,))) as journal:
+        in_process(journal)
+        journal.finish()
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    with monkeypatch.context() as only:
+        FullDisk(only, full)
+        with pytest.raises(FFNError, match="No space left"), new_run(path, request(tokens=(2,)), force=True) as journal:
+            in_process(journal)
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

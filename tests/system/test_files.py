@@ -1,17 +1,19 @@
 """Files: only files are opened, nothing waits and nothing is read without end; a file as a commit has it."""
 
+import errno
 import hashlib
 import json
 import os
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files import gguf
 from ffncli.models.files.gguf import read_gguf
-from ffncli.system.files import file_at, open_to_read, read_whole, written_whole
+from ffncli.system.files import file_at, open_to_read, read_whole, written_together, written_whole
 from tests.oracles.checkpoints import INDEX, LLAMA, expect_refusal, folder, tensors
 from tests.oracles.repository import Repository
 
@@ -161,3 +163,18 @@ def test_outside_of_a_repository_and_without_git(tmp_path, monkeypatch):
     with pytest.raises(FFNError, match="cannot run git: it is not installed") as caught:
         file_at("main", tmp_path / "mlp.py", "--kernel")
     assert caught.value.code == ExitCode.ENVIRONMENT
+
+
+def test_files_written_together_appear_together(tmp_path, monkeypatch):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    paths[1].write_bytes(b"old")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", Mock(side_effect=[None, OSError(errno.ENOSPC, "No space left")]))
+        with pytest.raises(FFNError, match="No space left"), written_together(*paths) as files:
+            for file in files:
+                file.write(b"new")
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {"b": b"old"}
+    with written_together(*paths) as files:
+        for file in files:
+            file.write(b"new")
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {"a": b"new", "b": b"new"}

@@ -21,7 +21,7 @@ from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.files.strict_json import parse_object
-from ffncli.system.files import check_writable, open_to_read, read_whole, sha256_of, written_whole
+from ffncli.system.files import check_writable, open_to_read, read_whole, sha256_of, written_together, written_whole
 from ffncli.system.host import cpu_name
 from ffncli.version import __version__
 
@@ -162,9 +162,9 @@ class Journal:
     def _create(self) -> None:
         """Create the CSV and the rounds file with their headers, unless they already exist."""
         if self.fresh:
-            for one, header in ((self.files.rounds, ROUNDS_HEADER), (self.files.csv, HEADER)):
-                with written_whole(one) as file:
-                    file.write(header.encode())
+            with written_together(self.files.csv, self.files.rounds) as (result, rounds):
+                result.write(HEADER.encode())
+                rounds.write(ROUNDS_HEADER.encode())
             self.fresh = False
 
     def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
@@ -246,10 +246,14 @@ def begin(
     for one in (files.csv, files.rounds, *(() if grid is None else (files.grid,))):
         check_writable(str(one), force, "--save")
     before = files.grid.read_bytes() if files.grid.is_file() else None
-    _write_or_remove(files.grid, grid)
     head = {"journal": _VERSION, "run": dict(run), "software": dict(software), "request": to_json(request)}
-    with written_whole(files.journal) as file:  # the journal exists completely or not at all
-        file.write((json.dumps(head, allow_nan=False) + "\n").encode())
+    contents = {files.journal: (json.dumps(head, allow_nan=False) + "\n").encode()}
+    contents |= {} if grid is None else {files.grid: grid}
+    with written_together(*contents) as opened:
+        for file, whole in zip(opened, contents.values(), strict=True):
+            file.write(whole)
+    if grid is None:
+        files.grid.unlink(missing_ok=True)
     return Journal(files, request, run, software, summarise, fresh=True, grid_before=before)
 
 

@@ -7,7 +7,6 @@ grids) are rejected, with their names. The merged files are written completely o
 
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -27,7 +26,7 @@ from ffncli.options.opt import Opt, Options, call
 from ffncli.options.shared import Force
 from ffncli.options.shared import Path as FilePath
 from ffncli.show.text import plural
-from ffncli.system.files import check_writable, written_whole
+from ffncli.system.files import check_writable, written_together
 
 _NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result that `part-*` also matches
 _JOURNAL = ".partial.jsonl"
@@ -323,10 +322,10 @@ def _write(
     All files are written completely before any is moved into place; the CSV is moved last. Raises FFNError (exit 3) if
     a file cannot be written.
     """
-    with ExitStack() as stack:
-        result, rounds = (stack.enter_context(written_whole(one)) for one in (files.csv, files.rounds))
-        if grid is not None:
-            stack.enter_context(written_whole(files.grid)).write(grid_bytes(grid))
+    stored = {} if grid is None else {files.grid: grid_bytes(grid)}
+    with written_together(files.csv, files.rounds, *stored) as (result, rounds, *others):
+        for file, contents in zip(others, stored.values(), strict=True):
+            file.write(contents)
         result.write(HEADER.encode())
         for row in rows:
             result.write(row_lines([row]).encode())

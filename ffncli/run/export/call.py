@@ -19,7 +19,7 @@ from ffncli.run.user.load import load
 from ffncli.run.user.options import Source
 from ffncli.run.user.options import source as source_option
 from ffncli.run.user.time_limit import LoadOptions
-from ffncli.system.files import check_writable, written_whole
+from ffncli.system.files import check_writable, written_together
 from ffncli.system.packages import package_errors
 
 _what = partial(Opt, group="What to write")
@@ -62,7 +62,7 @@ class Export:
 
     def write(self, path: str | Path, force: bool = False) -> tuple[str, ...]:
         """Write the export to a file or folder, and return the paths. Existing files are replaced only with `force`;
-        each file is written completely or not at all."""
+        all files are written completely, or none."""
         target = Path(path)
         folder = not FORMS[self.form].suffix
         paths = {target / name if folder else target: contents for name, contents in self.files.items()}
@@ -70,10 +70,10 @@ class Export:
             check_writable(str(target), force, option("out"))
         elif not force and (there := next((one for one in paths if one.exists()), None)):
             raise FFNError(f"{shown_path(there)} exists already", f"choose another folder, or give {option('force')}")
-        for one, contents in paths.items():
-            if folder:
-                _make_folder(one.parent)
-            with written_whole(one) as file:
+        for one in paths if folder else ():
+            _make_folder(one.parent)
+        with written_together(*paths) as files:
+            for file, contents in zip(files, paths.values(), strict=True):
                 file.write(contents if isinstance(contents, bytes) else contents.encode())
         return tuple(map(str, paths))
 
