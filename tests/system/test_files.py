@@ -170,9 +170,8 @@ def test_files_written_together_appear_together(tmp_path, monkeypatch):
     paths[1].write_bytes(b"old")
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", Mock(side_effect=[None, OSError(errno.ENOSPC, "No space left")]))
-        with pytest.raises(FFNError, match="No space left"), written_together(*paths) as files:
-            for file in files:
-                file.write(b"new")
+        with pytest.raises(FFNError, match="No space left"), written_together(*paths) as (first, second):
+            first.write(second.write(b"new") * b"n")
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {"b": b"old"}
     with written_together(*paths) as files:
         for file in files:
