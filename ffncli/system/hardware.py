@@ -23,6 +23,7 @@ _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator. `tflops` maps each class (fp32, tf32, bf16, fp16, fp8, int8, fp4) to TFLOP/s; a GB is 1e9 bytes.
+    `memory_gb` are the sizes that were sold; `memory_mib` is the largest as its driver reports it, if known.
 
     `approx` lists the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
     published measurement of a GEMM in TFLOP/s. `link` connects the `per_node` accelerators of a node; `network` is a
@@ -36,6 +37,7 @@ class Device:
     half_accumulate: Mapping[str, float] = field(default_factory=dict)
     gbytes_per_s: float
     memory_gb: tuple[float, ...]
+    memory_mib: int | None = None
     llc_mib: float | None = None
     achieved: Mapping[str, float] = field(default_factory=dict)
     approx: frozenset[str]
@@ -52,6 +54,13 @@ class Device:
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
         return None if rate is None else rate * 1e12
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of memory, of the largest version: as the driver reports them, else as sold; None if unknown."""
+        if self.memory_mib is not None:
+            return self.memory_mib << 20
+        return round(max(self.memory_gb) * 1e9) if self.memory_gb else None
 
     @property
     def llc_bytes(self) -> int:

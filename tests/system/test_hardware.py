@@ -266,3 +266,19 @@ def test_links_are_found_as_they_are_typed():
     with pytest.raises(FFNError, match="--link: unknown link 'nvlink44'") as caught:
         hardware.link_named("nvlink44", "--link")
     assert "nvlink4" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("h200", 150.75), ("h100", 85.52), ("a100-80gb-sxm", 85.90), ("a100-40gb", 42.94), ("l40s", 48.30), ("l4", 24.15),
+     ("t4", 16.11), ("b200", 192.27), ("mi300x", 192.0)],
+)  # fmt: skip
+def test_memory_is_what_the_driver_reports(name, gigabytes):
+    """The published table has these GB beside its MiB; a device that is not in it has the GB that are sold."""
+    assert hardware.named(name, "device").memory_bytes == pytest.approx(gigabytes * 1e9, rel=3e-4)
+
+
+def test_a_driver_reports_about_what_is_sold():
+    for device in hardware.devices():
+        if device.memory_mib is not None:
+            assert 0.99 < device.memory_bytes / (max(device.memory_gb) * 1e9) < 1.075, device.name

@@ -125,6 +125,7 @@ def _records() -> Iterator[dict[str, Any]]:
             "tflops": dict(device.tflops),
             "gbytes_per_s": device.gbytes_per_s,
             "memory_gb": list(device.memory_gb),
+            "memory_bytes": device.memory_bytes,
             "approximate": sorted(device.approx),
             "source": device.source,
             "link": device.link or None,

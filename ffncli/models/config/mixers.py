@@ -322,7 +322,8 @@ def ling3(config: Fields) -> Callable[[int], Attention]:
     latent attention with a gate per head."""
     group = config.integer("layer_group_size", 6)
     kinds = layer_kinds(config, lambda i, layers: LINEAR if (i + 1) % group else FULL, (LINEAR, FULL))
-    linear = KimiDelta(True, "num_attention_heads", "head_dim|linear_head_dim", "short_conv_kernel_size")
+    # transformers moves the published head_dim to linear_head_dim, and saves the rotary width as head_dim
+    linear = KimiDelta(True, "num_attention_heads", "linear_head_dim|head_dim", "short_conv_kernel_size")
     return lambda i: linear if kinds[i] == LINEAR else Latent(head_gate=True)
 
 

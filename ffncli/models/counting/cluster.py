@@ -183,11 +183,11 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
 def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Accelerators:
     """Build the device's cluster under these assumptions, with measured rates if given."""
     known = {link.name: link for link in links()}
-    largest = max(device.memory_gb, default=None)
+    memory = device.memory_bytes
     return Accelerators(
         device=device.name,
         speeds=measured or SheetSpeeds(device, given.gemm_efficiency or 1.0, given.memory_efficiency or 1.0),
-        memory_bytes=None if largest is None else round(largest * 1e9 * given.usable_memory),
+        memory_bytes=None if memory is None else round(memory * given.usable_memory),
         wires=Wires(known.get(given.link or ""), known.get(given.network or ""), given.per_node, given.link_efficiency),
     )
 

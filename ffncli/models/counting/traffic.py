@@ -138,8 +138,7 @@ def device_floors(
 ) -> tuple[DeviceFloor, ...]:
     """Build a record for each token count; `needed_bytes` is the size of all weights that the device stores."""
     rate = rate_format(device, weights)
-    peak, largest = device.flops_per_s(rate or ""), max(device.memory_gb, default=None)
-    memory = None if largest is None else round(largest * 1e9)
+    peak, memory = device.flops_per_s(rate or ""), device.memory_bytes
     floors = []
     for one in costs:
         moved, needed = one.weight_bytes_read + one.activation_bytes_fused, needed_bytes if one.ranks == 1 else None

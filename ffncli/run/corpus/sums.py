@@ -250,7 +250,8 @@ class Massive:
         size = values.detach().abs()
         if not bool((size > MASSIVE).any()):
             return
-        median = float(size.float().flatten().median())
+        middle = size.float().flatten().sort().values[(size.numel() - 1) // 2 : size.numel() // 2 + 1]
+        median = float(middle.double().mean())  # torch's own median is the lower of the two middle values
         places = (size > max(MASSIVE, MASSIVE_RATIO * median)).nonzero()
         self.count += len(places)
         activations = [

@@ -25,11 +25,11 @@ def test_the_sentence_comes_first(call):
 
 def test_what_does_not_fit_says_by_how_much(call):
     first = call("plan", "llama-2-70b", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
-    needs = "needs 138.0 GB per device, has 72.00 GB"
+    needs = "needs 138.0 GB per device, has 76.97 GB"
     assert first == f"llama-2-70b does not fit on 1 × H100 SXM5 in fp16: {needs}; fits on 2 with --tp 2"
     first = call("plan", "llama-2-7b", "--tp", "1,2", "--tokens", "1,2097152")[1].splitlines()[0]
     # 6.738 GB, and 4 (4096 + 5504) values a token, of which 4 · 4096 are on all devices
-    needs = "needs 167.8 GB per device for 2,097,152 tokens, has 72.00 GB"
+    needs = "needs 167.8 GB per device for 2,097,152 tokens, has 76.97 GB"
     assert first == f"llama-2-7b does not fit on 2 × H100 SXM5 in fp16: {needs}; fits on 64 with --tp 64"
     first = call("plan", "llama-2-7b", "--device", "apple-m1", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
     assert "on 1 × Apple M1: not known whether it fits" in first
@@ -58,7 +58,7 @@ def test_what_would_fit_is_the_smallest_split_that_does(call, json_of):
     assert "does not fit on 8 × T4" in never
     assert "; fits on" not in never
     first = call("plan", "llama-3.1-405b", "--tp", "2", "--dtype", "bf16,q4_0")[1].splitlines()[0]
-    assert first.endswith("in q4_0: needs 168.8 GB per device, has 72.00 GB; fits on 8 with --tp 8")
+    assert first.endswith("in q4_0: needs 168.8 GB per device, has 76.97 GB; fits on 8 with --tp 8")
 
 
 def test_rows_of_json_csv_and_library_are_one(csv_of, json_of):

@@ -143,6 +143,22 @@ def test_whole_model(name: str, number: int) -> None:
     assert count(read(name, number)).model_params_total == size_of(shapes) + head
 
 
+@pytest.mark.parametrize("width", [6, 16])
+def test_a_config_that_transformers_saved_counts_as_the_published_one(width: int) -> None:
+    """It has two widths of a head, where the published one has head_dim alone."""
+    specimen = {name: value for name, value in values_of("bailing_hybrid", 0).items() if name != "linear_head_dim"}
+    values = {**specimen, "head_dim": width}
+    saved = CONFIG_MAPPING["bailing_hybrid"].from_dict(values).to_dict()
+    assert saved["linear_head_dim"] == width != saved["head_dim"]
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(CONFIG_MAPPING["bailing_hybrid"].from_dict(dict(values)))
+    expected = sum(p.numel() for p in model.parameters())
+    expected += sum(b.numel() for n, b in model.named_buffers() if n.endswith("_bias"))
+    for config in (values, {**saved, "model_type": "bailing_hybrid"}):
+        found = count(from_config(config, "m", "config.json"))
+        assert found.model_params_total == expected
+
+
 @pytest.mark.parametrize(("name", "number"), TRIED)
 def test_each_layer(name: str, number: int) -> None:
     found = read(name, number).model.non_ffn

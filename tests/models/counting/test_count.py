@@ -124,8 +124,8 @@ def test_llama_on_an_h100_by_hand():
     assert (many.bound, many.floor_s) == ("compute", many.compute_s)
     assert one.ridge_flops_per_byte == pytest.approx(295.3, abs=0.1)
     assert (one.rate, one.peak_flops_per_s, one.bytes_per_s) == ("bf16", 989.4e12, 3350e9)
-    assert (one.needed_bytes, one.memory_bytes, one.fits) == (13_476_831_232, 80_000_000_000, True)
-    assert device_floors(H100, token_costs(LLAMA, BF16, (1,)), BF16, 80_000_000_001)[0].fits is False
+    assert (one.needed_bytes, one.memory_bytes, one.fits) == (13_476_831_232, 81_559 << 20, True)
+    assert device_floors(H100, token_costs(LLAMA, BF16, (1,)), BF16, (81_559 << 20) + 1)[0].fits is False
 
 
 def test_one_of_several_ranks_reads_its_part_and_says_nothing_of_what_fits():

@@ -107,7 +107,7 @@ def test_memory_is_that_of_the_counts(tp, ep, name):
         assert row.ffn_weight_bytes == counted.rank_0_weight_bytes_total
         assert row.model_weight_bytes == counted.rank_0_weight_bytes_total + 1000 // tp
         assert row.needed_bytes == row.model_weight_bytes + row.activation_bytes
-        assert row.fits == (row.needed_bytes <= 80e9 * 0.9)
+        assert row.fits == (row.needed_bytes <= (81_559 << 20) * 0.9)
 
 
 def test_activations_of_a_layer_by_hand():
@@ -204,7 +204,7 @@ def test_assumptions_take_the_place_of_defaults():
     assert (one.gemm_efficiency, one.memory_efficiency, one.link, one.link_gbytes_per_s) == (0.5, 0.9, "pcie5", 63)
     assert one.changed == ("gemm_efficiency", "usable_memory", "link", "network", "per_node")
     where = cluster_of(H100, one)
-    assert (where.memory_bytes, where.wires.per_node) == (40_000_000_000, 4)
+    assert (where.memory_bytes, where.wires.per_node) == (81_559 << 19, 4)
     assert [assumed(device, Assumptions()).gemm_efficiency for device in (H100, A100)] == [0.8, 0.85]
     with pytest.raises(FFNError, match="link"):
         assumed(H100, Assumptions(link="nvlink99"))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,16 @@ def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert figures.kept[0].median == pytest.approx(1.0)
     assert figures.kept[0].ratio == pytest.approx(3000.0)
+
+
+def test_the_median_of_an_even_number_of_values_is_between_the_middle_two() -> None:
+    x = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
+    x[1, 4] = 5000.0
+    figures = Massive()
+    figures.add(0, x)
+    (one,) = figures.kept
+    assert one.median == pytest.approx(statistics.median(x.abs().flatten().tolist()), rel=1e-12)
+    assert one.median != float(x.abs().median())
 
 
 def texts(source: Any) -> list[tuple[int, str]]:
