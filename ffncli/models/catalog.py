@@ -169,6 +169,18 @@ def find(name: str) -> Resolved | None:
     return Resolved(Model(canonical, groups, dtype=dtype, non_ffn=outside), name, citation, evidence)
 
 
+_TUNED = re.compile(r"(?:-(?:instruct|it|pt|chat|hf|thinking)(?:-?\d{4})?)+(?=$|-v\d)")
+
+
+def find_tuned(name: str) -> Resolved | None:
+    """Return the model of which a release with this name was tuned, or None: llama-3.1-8b for
+    Meta-Llama-3.1-8B-Instruct, which has the same widths."""
+    spelled = _spelling(name)
+    base = _TUNED.sub("", spelled.removeprefix("meta-"))
+    model = None if base == spelled else find(base)
+    return model and replace(model, source=name).noted(f"{name} is read as {model.model.name}: the same widths")
+
+
 def _stored(dtype: str | None, source: str | None) -> str:
     """Return the evidence line for the weights' dtype and its source."""
     return f"dtype: {dtype}, " + (

@@ -82,6 +82,8 @@ def resolve(text: str) -> Resolved:
 
         if folder := cached(text):
             return _from_path(folder, text).noted(f"{text} is the model in the local Hub cache")
+    if not looks_like_path and (model := catalog.find_tuned(text)):
+        return model
     if looks_like_path and text:
         raise FFNError(f"{shown_path(path)} does not exist", _path_hint(text))
     raise FFNError(f"unknown model {shown(text)}", _name_hint(text))

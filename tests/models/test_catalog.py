@@ -1,9 +1,11 @@
+import json
 import tomllib
 from importlib.resources import files
 
 import pytest
 
 from ffncli.block.cost import cost
+from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
 from ffncli.models.counting.count import count
@@ -139,6 +141,32 @@ def test_gpt_oss_says_why_it_is_not_silu():
 def test_hyphens_before_numbers_and_underscores_do_not_matter(typed, name):
     found = catalog.find(typed)
     assert (found.model.name if found else None) == name
+
+
+@pytest.mark.parametrize(("typed", "name"), [
+    ("Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("gemma-2-9b-it", "gemma-2-9b"),
+    ("Llama-2-7b-chat-hf", "llama-2-7b"),
+    ("Qwen3-4B-Thinking-2507", "qwen3-4b"), ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+    ("mixtral-8x22b-instruct", "mixtral-8x22b-instruct"), ("Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+])  # fmt: skip
+def test_a_tuned_release_is_read_as_its_model(typed, name):
+    found = resolve(typed)
+    assert (found.model.name, found.source) == (name, typed)
+    assert bool(found.notes) == (typed.lower() != name)
+
+
+@pytest.mark.parametrize("typed", ["llama-9-instruct", "instruct", "gpt2-base", "meta-"])
+def test_other_endings_are_unknown(typed):
+    with pytest.raises(FFNError, match="unknown model"):
+        resolve(typed)
+
+
+def test_a_directory_comes_before_a_tuned_release(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    (tmp_path / "gemma-2-9b-it").mkdir()
+    (tmp_path / "gemma-2-9b-it" / "config.json").write_text(json.dumps(values), "utf-8")
+    assert resolve("gemma-2-9b-it").model.main.spec.d_ff == 16
 
 
 def test_no_two_models_share_a_spelling():
