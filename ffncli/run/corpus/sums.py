@@ -98,9 +98,9 @@ class UnitSums(RunningFigures):
     expert.
 
     `high` and `low` are the maximum and minimum of each column, `high_at` and `low_at` [columns, 2] their places (text
-    index, position); among equal values, the choice of place is arbitrary. `largest` [columns, top] are each column's
-    largest values in descending order, with their places in `largest_at`. `not_finite` counts values that are not
-    finite; the other figures count such values as zero.
+    index, position), of equal values the first. `largest` [columns, top] are each column's largest values in descending
+    order, with their places in `largest_at`; among equal values, the choice is arbitrary. `not_finite` counts values
+    that are not finite; the other figures count such values as zero.
     """
 
     def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
@@ -138,8 +138,8 @@ class UnitSums(RunningFigures):
         self.total[part] += total
         self.active[part] += (active > 0).to(values.dtype).sum(0)
         high, low = values.amax(0), values.amin(0)
-        _take(self.high[part], self.high_at[part], high, high > self.high[part], values, places)
-        _take(self.low[part], self.low_at[part], low, low < self.low[part], values, places)
+        _take(self.high[part], self.high_at[part], high, high >= self.high[part], values, places)
+        _take(self.low[part], self.low_at[part], low, low <= self.low[part], values, places)
         if self.top:
             self._keep_largest(values, places, high, part)
 
@@ -155,13 +155,17 @@ class UnitSums(RunningFigures):
         at[better] = everywhere.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
 
 
-def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor, places: Tensor) -> None:
-    """Update `best` and its places `at` in the columns where `new`, the maximum or minimum of `values`, is `better`."""
-    columns = better.nonzero().flatten()
+def _take(best: Tensor, at: Tensor, new: Tensor, reached: Tensor, values: Tensor, places: Tensor) -> None:
+    """Update `best` and its places `at` in the columns where `new`, the maximum or minimum of `values`, has `reached`
+    it. Of equal values, the first by text and position counts."""
+    columns = reached.nonzero().flatten()
     if columns.numel():
+        order = (places[:, 0] << 32 | places[:, 1]).argsort()
+        rows = order[(values[:, columns] == new[columns])[order].byte().argmax(0)]
+        old, found = at[columns], places[rows]
+        before = (found[:, 0] < old[:, 0]) | ((found[:, 0] == old[:, 0]) & (found[:, 1] < old[:, 1]))
+        at[columns] = torch.where(((best[columns] != new[columns]) | before).unsqueeze(1), found, old)
         best[columns] = new[columns].double()
-        rows = (values[:, columns] == new[columns]).byte().argmax(0)
-        at[columns] = places[rows]
 
 
 SHARE_OF_TOKENS, SHARE_OF_LAYERS = 0.06, 0.25

@@ -100,6 +100,22 @@ def test_dimensions_of_a_quarter_of_the_layers() -> None:
     assert in_many_layers(layers) == (0,)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_of_equal_values_the_first_by_text_counts_whatever_the_batches(seed: int) -> None:
+    """Few different values; texts arrive in any order, in pieces of any size."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randint(-1, 2, (60, UNITS), generator=draw).float().relu()
+    at = torch.cartesian_prod(torch.arange(12), torch.arange(5))
+    order = torch.cat([5 * text + torch.arange(5) for text in torch.randperm(12, generator=draw)])
+    figures = UnitSums(UNITS)
+    for piece in order.split(int(torch.randint(1, 17, (), generator=draw))):
+        figures.add(x[piece], at[piece])
+    for unit in range(UNITS):
+        column = x[:, unit].tolist()
+        assert figures.high_at[unit].tolist() == at[column.index(max(column))].tolist()
+        assert figures.low_at[unit].tolist() == at[column.index(min(column))].tolist()
+
+
 def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "_MOST_KEPT", 2)
     figures = Massive()
