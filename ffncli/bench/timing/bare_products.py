@@ -140,7 +140,7 @@ class Chain:
 
 
 def _matrix(weights: Mapping[str, Tensor], product: Product) -> Tensor:
-    tensor = weights[product.weight]
+    tensor = weights[product.weight].detach()  # the shared copies of a backward pass require gradients
     return tensor if product.expert is None else tensor[product.expert]
 
 

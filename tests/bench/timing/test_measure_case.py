@@ -290,6 +290,17 @@ def test_what_cannot_be_done_here_is_skipped():
     assert unit.outcomes[1].note == "a plain block has no gate to pack"
 
 
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+@pytest.mark.parametrize("cache", ["warm", "cold-weights"])
+@pytest.mark.parametrize("kernel", ["packed", "grouped"])
+def test_every_pass_is_timed_in_every_state_of_the_caches(kernel, cache, passes):
+    """The bare products share the cold copies of the weights, which require gradients in a backward pass."""
+    spec = FFNSpec(64, 256, "swiglu", moe=MoE(4, 2) if kernel == "grouped" else None)
+    unit = measured("eager", kernel, spec=spec, cache=cache, passes=passes)
+    assert [(o.kernel, o.status) for o in unit.outcomes] == [("eager", "ok"), (kernel, "ok")]
+    assert {b.kernel for b in unit.blocks} >= {"eager", kernel}
+
+
 def test_a_file_that_does_not_run_costs_its_own_row(tmp_path):
     mine, _ = one(tmp_path, "def (")
     assert mine.status == "failed"
