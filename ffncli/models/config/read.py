@@ -129,7 +129,7 @@ def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
     if none of this holds.
     """
     if family := BY_TYPE.get(model_type):
-        return family, model_type, ""
+        return family, TEXT_TYPES.get(model_type, model_type), ""
     if family := BY_TYPE.get(text := TEXT_TYPES.get(model_type, "")):
         return family, text, ""
     classes = config.values.get("architectures")
@@ -137,7 +137,7 @@ def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
     for name in (model_type, re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", made)):
         if known := _SPELLED.get(_letters(name)) or _SPELLED.get(_letters(_LEFT_OUT.sub("", name.lower()))):
             by = f"model_type {shown(model_type)}" + ("" if name == model_type else f" of class {shown(made)}")
-            return BY_TYPE[known], known, f"{by} is read as {known}"
+            return BY_TYPE[known], TEXT_TYPES.get(known, known), f"{by} is read as {known}"
     if (
         isinstance(config.values.get("auto_map"), Mapping)
         and activations.CANONICAL.get(str(config.get("hidden_act|activation_function", None)).lower()) == "silu"

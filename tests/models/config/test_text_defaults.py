@@ -50,6 +50,26 @@ def test_a_null_dtype_in_the_text_config_is_no_dtype() -> None:
     assert count(read).weight_bytes == 2 * 4_328_521_728
 
 
+def test_another_spelling_of_a_composite_has_its_text_models_attention() -> None:
+    """MiniMax-M3's config says minimax_m3, flat: the whole model is that of the text model's type."""
+    fields = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 32,
+        "intermediate_size": 8,
+        "shared_intermediate_size": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    found = [
+        count(from_config({**fields, "model_type": name}, "m", "config.json")).model_params_total
+        for name in ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text")
+    ]
+    assert found[0] is not None
+    assert len({*found}) == 1
+
+
 def test_only_a_nested_config_has_defaults() -> None:
     with pytest.raises(FFNError, match=r"num_hidden_layers .* is missing"):
         from_config({"model_type": "llama", "vocab_size": 32000}, "m", "config.json")

@@ -39,8 +39,8 @@ _ENDING = {
     "_text": (
         "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 ernie4_5_vl_moe gemma3 gemma3n gemma4 "
         "gemma4_unified glm4v glm4v_moe glm5_next glm_image glm_ocr granite4_vision granite_docling hunyuan_vl "
-        "mistral_large4 molmo2 muse_glimmer muse_spark paddleocr_vl pp_formulanet qwen2_5_omni qwen2_5_vl "
-        "qwen2_vl qwen3_5 qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr voxtral_realtime"
+        "minimax_m3_vl mistral_large4 molmo2 muse_glimmer muse_spark paddleocr_vl pp_formulanet qwen2_5_omni "
+        "qwen2_5_vl qwen2_vl qwen3_5 qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr voxtral_realtime"
     ),
     "_text_model": (
         "aimv2 align altclip blip bridgetower chinese_clip clap clip clipseg emu3 flava groupvit metaclip_2 mllama "
