@@ -285,6 +285,23 @@ def joined(words: str) -> Accepts[str]:
     )
 
 
+def outside_brackets(text: str) -> list[str]:
+    """Split a string at the commas outside brackets: `W1[0,3]=5,W2[1,1]=0`.
+
+    A comma is inside if the next bracket closes. A pattern that looks ahead from every comma would take minutes for a
+    long string.
+    """
+    groups: list[list[str]] = [[]]
+    next_bracket = ""
+    for piece in reversed(text.split(",")):
+        if groups[-1] and next_bracket != "]":
+            groups.append([])
+        groups[-1].append(piece)
+        first = re.search(r"[\[\]]", piece)
+        next_bracket = first[0] if first else next_bracket
+    return [",".join(reversed(group)) for group in reversed(groups)]
+
+
 def _prompt(value: Any) -> str | tuple[str, ...]:
     """Return one prompt as a string, several as a tuple; calls that accept only one prompt reject the tuple later."""
     texts = tuple(text(one) for one in _members(value))

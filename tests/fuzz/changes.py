@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.cli.test_any_input import OPTIONS, SOURCES
+from tests.oracles.checkpoints import LLAMA, raw_safetensors
 
 BLOCK = [*"4x8:. -/\\", "512", "2048", "4x", "swiglu", "gelu", "relu", "gleu", "1e3", "X"]
 KEYS = [*"d_ff ffn_params_total gated activation name experts layers".split(), "FFN parameters", "d_f", "bytes"]
@@ -65,6 +66,44 @@ def sweep(draw: Random, folder: Path) -> list[str]:
         values = [one(AXES[axis] if draw.random() < 0.8 else VALUES, draw) for _ in range(draw.choice((1, 1, 2, 3)))]
         texts.append(axis + draw.choice("=========:") + ",".join(values))
     return ["params", draw.choice(("4x8:swiglu", "gpt2")), *(word for text in texts for word in ("--sweep", text))]
+
+
+LONG = [*" a1([,.-_=:/x\n'W]<@", "x[", "a,", "1.", "(x", " (", " and ", "and x", "n_gram", "ForA", "experts.0.", ",\n"]
+PARSED = (
+    ("trace", "4x8:swiglu", "--explain --set --ablate --input --position"),
+    ("params", "4x8:swiglu", "--assert --sweep"),
+    ("activations", "gelu", "--at --expect"),
+    ("verify", "4x8:swiglu", "--kernel --check"),
+)
+
+
+def long(draw: Random, folder: Path) -> list[str]:
+    """100,000 characters of one piece, in a place that is parsed: a pattern that goes back over them has no end."""
+    piece = draw.choice(LONG)
+    start, end = draw.choice(("", "up[", "a=")), draw.choice(("", "!", "b", "]", ")", "=", "=1"))
+    text = start + piece * (100_000 // len(piece)) + end
+    where = draw.randrange(10)
+    if where == 0:
+        path = folder / "conditions.txt"
+        path.write_text(text)
+        return ["params", "4x8:swiglu", "--assert-file", str(path)]
+    if where == 1:
+        field = draw.choice(("model_type", "hidden_act", "architectures"))
+        (folder / "config.json").write_text(json.dumps(LLAMA | {field: [text] if field == "architectures" else text}))
+        return ["params", str(folder)]
+    if where == 2:
+        (folder / "config.json").write_text(json.dumps(LLAMA))
+        names = ("model.norm.weight", "model.layers.0.mlp.gate_proj.weight", "model.n_gram.weight" + text)
+        header = {
+            name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * at, 16 * at + 16]}
+            for at, name in enumerate(names)
+        }
+        (folder / "model.safetensors").write_bytes(raw_safetensors(header, bytes(48)))
+        return ["params", str(folder)]
+    if where == 3:
+        return [draw.choice(("params", "trace", "explain", "models", "activations")), text]
+    command, block, options = draw.choice(PARSED)
+    return [command, block, f"{draw.choice(options.split())}={text}"]
 
 
 _CONTROLS = ["", "x", "\x1b[31mred\x1b[0m", "a\nb", "a\r\nb", "\0", "\u202eabc", "\u200b"]

@@ -16,7 +16,8 @@ FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
     "results": results.results, "rounds": results.rounds, "journal": results.journal, "grid": results.grid,
     "saved": tensors.saved, "input": tensors.inputs,
     "certificate": documents.certificate, "document": documents.document,
-    "options": changes.options, "assertion": changes.assertion, "sweep": changes.sweep, "block": changes.block,
+    "options": changes.options, "assertion": changes.assertion, "sweep": changes.sweep,
+    "long": changes.long, "block": changes.block,
 }  # fmt: skip
 
 WITHOUT_A_COMMAND: Mapping[str, Callable[[Random], tuple[list[str], FuzzAnswer]]] = {

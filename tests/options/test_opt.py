@@ -2,9 +2,11 @@
 
 import inspect
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import numpy as np
@@ -149,3 +151,12 @@ def test_a_bare_number_that_is_likely_a_percentage_gets_a_hint():
 
 def test_words_say_the_limits():
     assert [accept.COUNT.words, accept.THREADS.words] == ["a whole number from 1", "a whole number from 1 to 4096"]
+
+
+def test_commas_in_brackets_do_not_split():
+    draw = Random(0)
+    for _ in range(3000):
+        text = "".join(draw.choices(",,[]a", k=draw.randrange(12)))
+        assert accept.outside_brackets(text) == re.split(r",(?![^\[]*\])", text)
+    assert len(accept.outside_brackets("," * 100_000)) == 100_001
+    assert accept.outside_brackets("a[" + "," * 100_000 + "]") == ["a[" + "," * 100_000 + "]"]

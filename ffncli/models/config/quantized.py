@@ -112,14 +112,17 @@ def _parts(name: str) -> Iterator[str]:
             yield ".".join(words[start:end])
 
 
+_MOST_REPEATS = 6
+
+
 def _matcher(pattern: str) -> Callable[[str], object]:
     """Return a function that matches a name; a wildcard's pattern may also name a module around it.
 
-    Raises re.error for a pattern that is none, or that repeats a repetition, which could take for ever.
+    Raises re.error for a pattern that is none, or that repeats a group or repeats often, which could take for ever.
     """
     if pattern.startswith("re:"):
-        if re.search(r"[*+}]\)[*+{]", pattern):
-            raise re.error("repeats a repetition")
+        if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > _MOST_REPEATS:
+            raise re.error("repeats too much")
         return re.compile(pattern[3:]).match
     around = translate("*" + pattern.removesuffix(".*") + ".*")
     return re.compile(f"(?:{translate(pattern)}|{around})").match

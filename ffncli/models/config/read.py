@@ -133,7 +133,7 @@ def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
     if family := BY_TYPE.get(text := TEXT_TYPES.get(model_type, "")):
         return family, text, ""
     classes = config.values.get("architectures")
-    made = classes[0] if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else ""
+    made = classes[0][:100] if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else ""
     for name in (model_type, re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", made)):
         if known := _SPELLED.get(_letters(name)) or _SPELLED.get(_letters(_LEFT_OUT.sub("", name.lower()))):
             by = f"model_type {shown(model_type)}" + ("" if name == model_type else f" of class {shown(made)}")

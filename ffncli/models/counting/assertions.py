@@ -20,7 +20,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 # Both read text with single blanks: patterns that try every blank as a border take 20 s for 2,000 blanks.
 _FORM = re.compile(r"([^=!<>]+)(==|!=|<=|>=|<|>|=)(.*)")
 # only before another condition, since strings may contain "and"
-_AND = re.compile(r" and (?=[^=!<>]+[=!<>])", re.IGNORECASE)
+_AND = re.compile(r" and (?=[^=!<>])", re.IGNORECASE)
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, "none": None}
 _NUMBER = re.compile(
     r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:e[-+]?\d{1,3})?) ?([kmbt]|[kmgt]b|%)?", re.IGNORECASE
@@ -125,11 +125,16 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _conditions(joined: str) -> list[str]:
     """Split conditions at `and`; a part without an operator belongs to a name that contains the word."""
     out: list[str] = []
-    for part in _AND.split(" ".join(joined.split())):
-        if out and not re.search("[=!<>]", out[-1]):
+    is_name = False
+    text = " ".join(joined.split())
+    end = max(0, *map(text.rfind, "=!<>"))
+    *before, last = _AND.split(text[:end])
+    for part in (*before, last + text[end:]):
+        if is_name:
             out[-1] += f" and {part}"
         else:
             out.append(part)
+        is_name = not re.search("[=!<>]", part)
     return out
 
 
@@ -226,7 +231,9 @@ def key_of(name: str) -> str | None:
     `weight bytes (bf16)`, `parameters per MoE layer` and `matmul FLOPs, all layers, 1 token` mean
     `weight bytes`, `parameters per layer` and `matmul FLOPs`.
     """
-    text = re.sub(r"\s*\(.*\)$", "", " ".join(name.split()).lower())
+    text = " ".join(name.split()).lower()
+    label, bracket, _ = text.partition("(")
+    text = label.rstrip() if bracket and text.endswith(")") else text
     text = re.sub(r"\b(moe|dense|commonest) layer", "layer", text)
     return _KEYS.get(text) or _KEYS.get(text.partition(",")[0])
 

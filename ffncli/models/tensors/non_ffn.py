@@ -74,7 +74,7 @@ _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
 )
 _TABLE = re.compile(  # looked up by n-gram or in every layer: Engram, Qwen, LongCat, BLT, Gemma; includes GGUF's names
-    r"n_?gram[\w.]*emb|hash_tok_embedding|embed_tokens_per_layer\.|per_layer_token_embd\."
+    r"n_?gram(?:(?!n_?gram)[\w.])*emb|hash_tok_embedding|embed_tokens_per_layer\.|per_layer_token_embd\."
 )
 _OF_TABLE = re.compile(r"proj|norm|conv|gate")  # modules that read a table
 _HEAD = re.compile(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step, weight_symbol
 from ffncli.block.value import unit_steps
 from ffncli.errors import FFNError, did_you_mean, option, shown
+from ffncli.options.accept import outside_brackets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ Change = WeightChange | NoGate
 
 def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str]) -> tuple[Change, ...]:
     """Parse the strings `sets` and `ablations` into changes to a block."""
-    out: list[Change] = [_set(steps, text.strip()) for several in sets for text in _split(several)]
+    out: list[Change] = [_set(steps, text.strip()) for several in sets for text in outside_brackets(several)]
     for several in ablations:
         for text in several.split(","):
             out += _ablated(steps, text.strip())
@@ -78,11 +79,6 @@ def changed(
 
 
 # --- a weight ---------------------------------------------------------------------------------------------------------
-
-
-def _split(text: str) -> list[str]:
-    """Split `W1[0,3]=5,W2[1,1]=0` at the commas outside brackets."""
-    return re.split(r",(?![^\[]*\])", text)
 
 
 def _set(steps: Sequence[Step], text: str) -> WeightChange:

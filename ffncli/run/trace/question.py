@@ -17,7 +17,7 @@ from ffncli.models.dimensions import Dimensions, leading_axes, whole
 from ffncli.models.examples import EXAMPLES, demo, final_layer_alone, find
 from ffncli.models.model import Group, Layer, Resolved, folder_of
 from ffncli.options import conflicts, shared
-from ffncli.options.accept import COUNT, NATURAL, NUMBERS, SHARE, TEXT, Accepts, optional, several
+from ffncli.options.accept import COUNT, NATURAL, NUMBERS, SHARE, TEXT, Accepts, optional, outside_brackets, several
 from ffncli.options.accept import whole as whole_from
 from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import COMPUTE, OUTPUT, SOURCE, Opt
@@ -446,7 +446,7 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change,
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
     """Return (name, index) of every element to explain; `aliases` maps names in an example's source to ffncli's."""
     ours = {theirs: name for name, theirs in aliases.items()}
-    texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
+    texts = [re.sub(r"\b\w++(?=[\[:])", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))
     if len(places) > _MOST_PLACES:
         raise FFNError(f"{option('explain')} accepts at most {_MOST_PLACES} elements, got {len(places)}")
@@ -455,7 +455,7 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
 
 def _split(text: str) -> list[str]:
     """Split `up[0,3],down[0,1]` at commas outside brackets; without brackets, `up:0,3` is one place."""
-    return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
+    return outside_brackets(text) if "[" in text else [text]
 
 
 def _place(text: str) -> StepIndex:
