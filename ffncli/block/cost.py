@@ -11,11 +11,11 @@ the router, learned activation parameters; norms are counted separately, and onl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Self
+from typing import Any, Self
 
 from ffncli.block import steps as ops
-from ffncli.block.steps import STEPS, Shape, Step, experts_per_token, input_shapes, of_norm, shapes
-from ffncli.options.accept import NATURAL
+from ffncli.block.steps import Shape, Step, experts_per_token, input_shapes, of_norm, shapes
+from ffncli.options.accept import NATURAL, Accepts, several
 from ffncli.options.arguments import checked
 
 CONVENTIONS: Mapping[str, str] = {
@@ -72,7 +72,13 @@ class Cost(Additive):
         return round(self.elements * width)
 
 
-@checked(steps=STEPS, tokens=NATURAL)
+def _known(step: Any) -> Step:
+    if not (isinstance(step, Step) and isinstance(step.op, ops.Op)):
+        raise TypeError
+    return step
+
+
+@checked(steps=several(Accepts("a step", _known), "steps, as from ffncli.steps", least=0), tokens=NATURAL)
 def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
     """Return the cost of a block on `tokens` tokens. Raises FFNError if its shapes do not fit."""
     return sum(step_costs(steps, input_shapes(steps, (tokens,))).values(), Cost())

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 from ffncli.block import activations
 from ffncli.errors import FFNError
-from ffncli.options.accept import Accepts, several
 
 Shape: TypeAlias = tuple[int, ...]
 Symbols: TypeAlias = Callable[[str], str]  # parameter name ("weight") → its symbol in a printed formula ("W1")
@@ -464,15 +463,6 @@ class Step:
     def tables(self) -> dict[str, tuple[Axis, ...]]:
         """Return a mapping from the full name of each table of integers (`route.lookup`) to its axes."""
         return {f"{self.output}.{name}": axes for name, axes in self.op.tables().items()}
-
-
-def _step(value: Any) -> Step:
-    if not (isinstance(value, Step) and isinstance(value.op, Op)):
-        raise TypeError
-    return value
-
-
-STEPS = several(Accepts("a step", _step), "steps, as from ffncli.steps", least=0)
 
 
 def untied_parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
