@@ -1,13 +1,16 @@
-"""A time limit on loading a user's Python file: importing it, building its class, identifying what it computes.
+"""A time limit on running a user's Python file: importing it, building its class, identifying what it computes, and
+calling it. Code that ends the process is named, too.
 
 The command line sets a limit; a library call has no limit unless its caller sets one. Two mechanisms end a load:
 
 - An alarm (SIGALRM) raises in the main thread. It ends all code that returns to Python now and then: loops, sleeps,
   waits for a lock or a compiler. The alarm repeats, because `except: pass` may swallow the first one.
 - C code that never returns to Python never sees the alarm. A separate guard process ends this process some seconds
-  later, by a signal whose handler is the C library's `_exit`, which needs neither Python nor its lock.
+  later, by a signal whose handler is the C library's `_exit`, which needs neither Python nor its lock. If this process
+  ends before (a crash in C code, a signal), the guard says so.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,13 +29,14 @@ _AGAIN = 0.5  # s, between alarms
 _GRACE = 5.0  # s, from the first alarm to the guard's signal
 _limit: ContextVar[float | None] = ContextVar("load_time", default=None)
 
-# The guard's stdin is closed when this process ends; then the guard has nothing to do.
+# The guard's stdin is closed when this process ends; if it ends as it should, it stops the guard first.
 _GUARD = """
 import os, select, sys
-seconds, process, text = sys.argv[1:]
-if not select.select([0], [], [], float(seconds))[0]:
-    sys.stderr.write(text + "\\n")
-    sys.stderr.flush()
+seconds, process, slow, ended = sys.argv[1:]
+late = not select.select([0], [], [], float(seconds))[0]
+sys.stderr.write((slow if late else ended) + "\\n")
+sys.stderr.flush()
+if late:
     os.kill(int(process), 3)
 """
 
@@ -72,9 +76,26 @@ class LoadOptions(Options):
         return nullcontext() if self.load_time is None else limited_loading(self.load_time)
 
 
+class ProcessEnd(Exception):
+    """Raised if the user's code calls `os._exit`, which would end this process with the code's own exit code."""
+
+
 @contextmanager
-def loading(path: Path) -> Iterator[None]:
-    """Load this file within the limit (exit 3 if it takes longer).
+def _staying_alive() -> Iterator[None]:
+    def refuse(status: int) -> NoReturn:
+        raise ProcessEnd(f"ends its process, with exit code {status}")
+
+    ends, os._exit = os._exit, refuse
+    try:
+        yield
+    finally:
+        os._exit = ends
+
+
+@contextmanager
+def loading(path: Path | str, doing: str = "load") -> Iterator[None]:
+    """Load this file within the limit (exit 3 if it takes longer), or call its code, which is then `doing` "return". In
+    its code, `os._exit` raises ProcessEnd.
 
     There is no limit inside another load, outside the main thread, or on systems without alarms (Windows).
     """
@@ -82,12 +103,15 @@ def loading(path: Path) -> Iterator[None]:
 
     seconds = _limit.get()
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
+        with _staying_alive():
+            yield
         return
-    error = _error(path, seconds)
+    subject = path if isinstance(path, str) else shown_path(path)
+    error, ended = _error(subject, doing, seconds), f"error: the process ended while {subject} ran"
+    slow = f"error: {error.in_words(as_typed)}"
     before = signal.signal(signal.SIGALRM, _raise)
     try:
-        with limited_loading(None), _guard(seconds + _GRACE, f"error: {error.in_words(as_typed)}"):
+        with _staying_alive(), limited_loading(None), _guard(seconds + _GRACE, slow, ended):
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             try:
                 yield
@@ -100,12 +124,12 @@ def loading(path: Path) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _error(path: Path, seconds: float) -> FFNError:
+def _error(subject: str, doing: str, seconds: float) -> FFNError:
     from ffncli.show.text import seconds_text, time_text
 
     limit = seconds_text(seconds) if seconds >= 1 else time_text(seconds)
     return FFNError(
-        f"{shown_path(path)} did not load within {limit}", f"{option('load_time')} allows more", ExitCode.ENVIRONMENT
+        f"{subject} did not {doing} within {limit}", f"{option('load_time')} allows more", ExitCode.ENVIRONMENT
     )
 
 
@@ -114,12 +138,12 @@ def _raise(number: int, frame: object) -> NoReturn:
 
 
 @contextmanager
-def _guard(seconds: float, text: str) -> Iterator[None]:
-    """Start a process that, after `seconds`, prints `text` and ends this process with exit code 3."""
-    import os
+def _guard(seconds: float, slow: str, ended: str) -> Iterator[None]:
+    """Start a process that, after `seconds`, prints `slow` and ends this process with exit code 3, and that prints
+    `ended` if this process ends before."""
     import subprocess
 
-    command = [sys.executable, "-I", "-S", "-c", _GUARD, repr(seconds), str(os.getpid()), text]
+    command = [sys.executable, "-I", "-S", "-c", _GUARD, repr(seconds), str(os.getpid()), slow, ended]
     with _exit_on_signal():
         try:
             guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

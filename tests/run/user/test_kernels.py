@@ -134,9 +134,9 @@ def writes(x, gate, up, down):
 @pytest.mark.parametrize(
     ("name", "note"),
     [
-        ("one", "with 1 token; "),
-        ("odd", "with 1 token; "),
-        ("many", "with 127 tokens; "),
+        ("one", "with 1 token"),
+        ("odd", "with 1 token"),
+        ("many", "with 127 tokens"),
         ("raises", "with 17 tokens: "),
         ("writes", "with 2 tokens: changes its input x"),
         ("good", ""),
@@ -147,7 +147,7 @@ def test_the_token_counts_that_the_referee_tries(tmp_path, name, note):
     path.write_text(WRONG_FOR)
     for dtype in ("fp32", "bf16"):
         row = verified(path, name, dtype=dtype)[name]
-        assert (row.passed, row.note.startswith(note)) == (name == "good", True)
+        assert (row.passed, note in row.note) == (name == "good", True)
     assert verified(path, "good", spec=GATED, leading=(9,))["good"].passed
 
 
@@ -186,8 +186,8 @@ TAKEN = ["WithContext", "Separate", "applied", "scripted", "operator", "overload
 def test_functions_that_torch_wraps_are_taken_with_their_arguments(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(COMPILED_AND_WRAPPED)
-    rows = verified(path, *TAKEN)
-    assert {name: rows[name].passed for name in TAKEN} == {name: name != "Swapped" for name in TAKEN}
+    for name in TAKEN:  # one by one: importing the file again defines its operator anew
+        assert verified(path, name)[name].passed is (name != "Swapped")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp64"])

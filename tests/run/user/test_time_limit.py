@@ -1,6 +1,7 @@
 """A user's file that does not load in time: interrupted in Python code, in waits and in C, and nothing of it stays."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,3 +157,31 @@ def test_a_constructor_that_never_ends(call, tmp_path, monkeypatch):
     )
     Path("slow.py").write_text(text)
     expect_refusal(call("params", "slow.py", "--load-time", "50ms"), "did not load within 50.0 ms", code=3)
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "ctypes.string_at(0)", "os.abort()"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_code_that_ends_the_process_is_named(ffn, tmp_path: Path, ending: str, inside: bool):
+    """A signal leaves the process no time for a line; its exit code is the signal's."""
+    inner = f"    {ending}\n" if inside else f"    return x\n{ending}\n"
+    (tmp_path / "ends.py").write_text(f"import ctypes, os\ndef f(x, up, down):\n{inner}")
+    done = ffn("verify", "8x16:relu", "--no-bias", "--check", "kernels", "-k", "ends.py:f", cwd=tmp_path)
+    assert done.returncode < 0
+    assert re.search(r"error: the process ended while \S*ends\.py(:f)? ran\n", done.stderr)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_code_that_exits_fails(ffn, tmp_path: Path, inside: bool):
+    inner = "    os._exit(0)\n" if inside else "    return x\nos._exit(0)\n"
+    (tmp_path / "ends.py").write_text(f"import os\ndef f(x, up, down):\n{inner}")
+    done = ffn("verify", "8x16:relu", "--no-bias", "--check", "kernels", "-k", "ends.py:f", cwd=tmp_path)
+    assert done.returncode == (1 if inside else 2)
+    assert "ends its process, with exit code 0" in done.stderr
+
+
+def test_a_kernel_that_never_returns_is_stopped(ffn, tmp_path: Path):
+    (tmp_path / "loops.py").write_text("def f(x, up, down):\n    while True:\n        pass\n")
+    words = ("verify", "8x16:relu", "--no-bias", "--check", "kernels", "-k", "loops.py:f", "--load-time", "3")
+    done = ffn(*words, cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.endswith("error: loops.py:f did not return within 3 s; --load-time allows more\n")

@@ -1,11 +1,9 @@
 """Checks that other ways to compute the block agree with its steps: an nn.Module, kernels, shards."""
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ from ffncli.kernels.kernel import Kernel
 from ffncli.run.engine.execute import Mode, run
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
 from ffncli.run.engine.sharded import summed
+from ffncli.run.user.time_limit import loading
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
 from ffncli.run.verify.checks.causes import Trial, explained
 from ffncli.run.verify.checks.trial import counts_to_try
@@ -145,7 +144,9 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
             continue
         if kernel.origin and drawn is None:
             drawn = _drawn(case)
-        yield _tried(case, kernel, judge, [given, *(drawn if kernel.origin and drawn else [])])
+        with loading(kernel.name, "return") if kernel.origin else nullcontext():
+            row = _tried(case, kernel, judge, [given, *(drawn if kernel.origin and drawn else [])])
+        yield row
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,11 @@ def _tried(case: CheckedBlock, kernel: Kernel, judge: Judge, tried: Sequence[_To
     for tokens in tried:
         count = f"first wrong with {counted(len(tokens.x), 'token')}" if trials else ""
         try:
-            with _staying_alive():
-                call = call or called(case, kernel)
-                output = call(tokens.x)
+            call = call or called(case, kernel)
+            output = call(tokens.x)
         except (FFNError, BrokenContract) as error:
+            if any(one.row.passed is False for one in trials):  # the first tokens on which it is wrong tell more
+                break
             why = error.message if isinstance(error, FFNError) else str(error)
             return judge.fails(kernel.name, ": ".join(filter(None, (count, why))))
         output, reference = output[tokens.same], tokens.reference[tokens.same]
@@ -198,20 +200,6 @@ def _tried(case: CheckedBlock, kernel: Kernel, judge: Judge, tried: Sequence[_To
         trials.append(Trial(row, tokens.x[tokens.same], output, reference))
     rows = explained(case, trials) if kernel.origin else [one.row for one in trials]
     return next((row for row in rows if row.passed is False), rows[0])
-
-
-@contextmanager
-def _staying_alive() -> Iterator[None]:
-    """Make `os._exit` raise BrokenContract, since it would end this process with the kernel's exit code."""
-
-    def refuse(status: int) -> NoReturn:
-        raise BrokenContract(f"ends its process, with exit code {status}")
-
-    ends, os._exit = os._exit, refuse
-    try:
-        yield
-    finally:
-        os._exit = ends
 
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
