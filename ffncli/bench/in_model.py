@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ffncli.block.cost import STEPS
 from ffncli.block.recipe import FFNSpec
-from ffncli.block.steps import STEPS, Step
+from ffncli.block.steps import Step
 from ffncli.errors import FFNError
 from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice, parse

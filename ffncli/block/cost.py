@@ -78,7 +78,10 @@ def _known(step: Any) -> Step:
     return step
 
 
-@checked(steps=several(Accepts("a step", _known), "steps, as from ffncli.steps", least=0), tokens=NATURAL)
+STEPS = several(Accepts("a step", _known), "steps, as from ffncli.steps", least=0)
+
+
+@checked(steps=STEPS, tokens=NATURAL)
 def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
     """Return the cost of a block on `tokens` tokens. Raises FFNError if its shapes do not fit."""
     return sum(step_costs(steps, input_shapes(steps, (tokens,))).values(), Cost())
