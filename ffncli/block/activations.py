@@ -40,12 +40,18 @@ class ActivationRow:
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
     stable: Function | None = None  # the same function, without the cancellation that makes f lose digits in a tail
+    stable_slope: Function | None = None
 
     @property
     def accurate(self) -> Function:
         """The variant of f that is accurate to nearly all digits of float64, even in the tails: the reference for
         errors."""
         return self.stable or self.f
+
+    @property
+    def accurate_slope(self) -> Function:
+        """The variant of the slope that is accurate to nearly all digits of float64, even in the tails."""
+        return self.stable_slope or self.slope
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -116,6 +122,7 @@ _ROWS = (
         used_by="BERT, RoBERTa, BART, ViT, wav2vec 2.0, Whisper, Falcon, Pythia, ModernBERT (gated)",
         source=_HENDRYCKS,
         stable=formulas.gelu_stable,
+        stable_slope=formulas.gelu_slope_stable,
     ),
     ActivationRow(
         "gelu_tanh",
@@ -127,6 +134,7 @@ _ROWS = (
         used_by="GPT-2, GPT-3, GPT-J, GPT-NeoX-20B, BLOOM, Phi-2, StarCoder, SigLIP; T5 v1.1, Gemma (gated)",
         source=_HENDRYCKS,
         stable=lambda x, m: x * m.sigmoid(2.0 * formulas.tanh_argument(x)),
+        stable_slope=formulas.gelu_tanh_slope_stable,
     ),
     ActivationRow(
         "quick_gelu",
@@ -165,6 +173,7 @@ _ROWS = (
         ("logistic",),
         ("sigmoid", {}),
         used_by="GLU, MoE routers",
+        stable_slope=lambda x, m: m.sigmoid(x) * m.sigmoid(-x),
     ),
     ActivationRow(
         "tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})

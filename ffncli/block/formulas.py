@@ -40,6 +40,11 @@ def gelu_slope(x: Any, m: Any) -> Any:
     return _cdf(x, m) + x * _INV_SQRT_2PI * m.exp(-0.5 * x * x)
 
 
+def gelu_slope_stable(x: Any, m: Any) -> Any:
+    """Φ(x) + x φ(x), with Φ computed by erfc."""
+    return 0.5 * m.erfc(-x * _SQRT_HALF) + x * _INV_SQRT_2PI * m.exp(-0.5 * x * x)
+
+
 def gelu_stable(x: Any, m: Any) -> Any:
     """x Φ(x), with Φ computed by erfc."""
     return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # 1 + erf(z) would round to 0 below z = -6
@@ -54,6 +59,13 @@ def gelu_tanh_slope(x: Any, m: Any) -> Any:
     """The slope of the tanh approximation of GELU."""
     t = m.tanh(tanh_argument(x))
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * _SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
+
+
+def gelu_tanh_slope_stable(x: Any, m: Any) -> Any:
+    """The slope of GELU's tanh approximation, with (1 + tanh u) / 2 written as σ(2u)."""
+    u = 2.0 * tanh_argument(x)
+    s = m.sigmoid(u)
+    return s + 2.0 * x * s * m.sigmoid(-u) * _SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
 
 
 def swish(k: float) -> Function:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpmath import diff, mpf, workdps
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,6 +17,7 @@ from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.errors import FFNError
 from ffncli.run.engine import execute
 from tests.oracles import activations as oracles
+from tests.oracles.exact import EXACT
 
 every_row = pytest.mark.parametrize("name", TABLE)
 few = settings(max_examples=20)
@@ -309,3 +311,15 @@ def test_values_in_low_precision(name, dtype):
     x = torch.cat([torch.linspace(-8, 8, 129), far]).to(dtype)
     y = execute.function(name, tensors(TABLE[name].learned, dtype))(x).double()
     check(y, oracles.oracle(name)(x.double()).detach(), x, 8 * torch.finfo(dtype).eps)
+
+
+TAILS = (-30.0, -15.0, -8.71, -8.3, -6.78, 6.78, 15.0, 30.0, 38.4, 100.0)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "sigmoid", "silu", "quick_gelu"])
+@pytest.mark.parametrize("at", TAILS)
+def test_slopes_keep_their_digits_in_the_tails(name, at):
+    """Against mpmath's derivative of the definition, with 400 digits."""
+    with workdps(400):
+        exact = float(diff(EXACT[name], mpf(at)))
+    assert TABLE[name].accurate_slope(at, SCALAR) == pytest.approx(exact, rel=1e-11, abs=1e-300)

@@ -35,7 +35,7 @@ def curve(name: str) -> Curve:
     row = TABLE[name]
     m = with_learned(SCALAR, row.learned) if row.learned else SCALAR
     f = row.accurate
-    return Curve(row, lambda x: f(x, m), lambda x: row.slope(x, m))
+    return Curve(row, lambda x: f(x, m), lambda x: row.accurate_slope(x, m))
 
 
 def samples(c: Curve, low: float, high: float, slope: bool = False, steps: int = 240) -> list[tuple[float, float]]:
