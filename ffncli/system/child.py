@@ -23,7 +23,8 @@ from ffncli.system.cgroup import ROOT, text
 
 KILLED = -9
 _REAPING = 10.0  # seconds; a process that waits for a driver cannot be killed until the driver answers
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 3, 4, 24, 36
+_CAP_SYS_PTRACE, _CAPABILITY_VERSION = 19, 0x20080522
 _DEATHS = {-11: "segmentation fault", -6: "aborted", -7: "bus error", -8: "arithmetic error", -4: "illegal instruction"}
 
 
@@ -35,6 +36,7 @@ def settle() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # keeps what a kernel prints before it kills the process
     if sys.platform == "linux":
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process: they can be found and ended
+        give_up_reading_memory()
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -48,8 +50,49 @@ def end_with_parent() -> None:
             os._exit(0)
 
 
-def _prctl(what: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(what, value, 0, 0, 0)
+def _prctl(what: int, value: int = 0) -> int:
+    result: int = ctypes.CDLL(None, use_errno=True).prctl(what, value, 0, 0, 0)
+    return result
+
+
+def give_up_reading_memory() -> None:
+    """Give up root's capability to read and write the memory of other processes, also for the programs that this
+    process starts. Only Linux has it; without it, memory that is `unreadable` cannot be read. It concerns this thread
+    and the threads that it starts, so this comes first in a process."""
+    if sys.platform != "linux":
+        return
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    libc.prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE, 0, 0, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable: capabilities 0 to 31, then 32 to 63
+    if libc.capget(header, sets) == 0:
+        for at in range(3):
+            sets[at] &= ~(1 << _CAP_SYS_PTRACE)
+        libc.capset(header, sets)
+
+
+@contextmanager
+def unreadable() -> Iterator[None]:
+    """A context in which other processes of the same user cannot read or write this process's memory (on Linux)."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = _prctl(_PR_GET_DUMPABLE)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_DUMPABLE, before)
+
+
+def reads_memory(pid: int) -> bool | None:
+    """Return whether this process can read the memory of another one; None if the system has no /proc."""
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return False
+    return True
 
 
 def require_original(pid: int) -> None:
@@ -106,6 +149,17 @@ def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
         if over or time.monotonic() > until:
             return over
         time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process that need not be a child runs; a zombie does not."""
+    if Path("/proc/self/stat").exists():
+        return text(ROOT / f"proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def ending(code: int | None) -> str:

@@ -14,7 +14,7 @@ from ffncli.run.user.hosted import hosted
 from ffncli.run.verify import referee
 from ffncli.run.verify.checks import gradients
 from ffncli.run.verify.checks.trial import KernelTrial
-from tests.run.verify.test_referee import block_of
+from tests.run.verify.test_referee import block_of, few_drawn_calls  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.cheats
 

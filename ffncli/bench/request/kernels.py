@@ -19,6 +19,7 @@ from ffncli.kernels.choice import KernelChoice, choices, missing_weight, parse, 
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
 from ffncli.models.files.json_records import OneOf, known_fields
 from ffncli.models.files.strict_json import read_object
+from ffncli.run.user.surroundings import changed
 from ffncli.run.verify.certificate import CERTIFY_AGAIN, Certificate, certificate_of
 from ffncli.system.files import file_at, read_whole, sha256_of
 from ffncli.version import __version__
@@ -293,6 +294,9 @@ def _require_same(where: str, certificate: Certificate, choice: KernelChoice, ch
     """Raise FFNError unless the kernel's file or, for a built-in kernel, the version of ffncli is the certified one."""
     if choice.file is not None and certificate.sha256 != chosen.files[str(choice.file)]:
         why = f"{shown_path(choice.file)} is not the file that {where} certifies (different sha256)"
+        raise FFNError(why, "certify it again: ffn verify --referee")
+    if choice.file is not None and (other := changed(certificate.files, certificate.variables, choice.file)):
+        why = f"{other} is not as {where} certifies it, and {shown_path(choice.file)} reads it"
         raise FFNError(why, "certify it again: ffn verify --referee")
     version = certificate.environment.get("ffncli")
     if choice.file is None and version != __version__:

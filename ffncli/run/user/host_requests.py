@@ -108,4 +108,9 @@ class ShowWeights:
     """A request to write the current weights back to the shared memory, because a GPU has its own copies."""
 
 
-HostRequest = LoadRequest | CallRequest | GradientRequest | ShowWeights
+@dataclass(frozen=True)
+class ShowSurroundings:
+    """A request for the files and the environment variables that the kernel's code has read."""
+
+
+HostRequest = LoadRequest | CallRequest | GradientRequest | ShowWeights | ShowSurroundings

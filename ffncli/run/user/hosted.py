@@ -33,12 +33,14 @@ from ffncli.run.user.host_requests import (
     Layout,
     LoadRequest,
     Region,
+    ShowSurroundings,
     ShowWeights,
     laid_out,
 )
+from ffncli.run.user.surroundings import MOST_FILES
 from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
-from ffncli.system.child import PrintedBytes, passed_on
+from ffncli.system.child import PrintedBytes, passed_on, unreadable
 from ffncli.system.host import available_memory
 
 HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
@@ -89,6 +91,10 @@ class HostedKernel:
     name: str = ""  # the kernel's name, as given by the loaded file
     computes: str = ""  # the number format that the kernel declares
     trains: bool = True  # whether the kernel declares that it has gradients
+    torch_threads: int | None = None
+    reads_memory: bool | None = (
+        None  # whether the process could read the judging one's memory before it loaded the file
+    )
     changed: set[str] = field(default_factory=set)  # tensors, such as `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -184,6 +190,15 @@ class HostedKernel:
             if not same_bits(region.of(self.memory), self._weights[name]):
                 self.changed.add(f"the weight {name}")
 
+    def surroundings(self) -> tuple[list[str], list[str]]:
+        """Return (the files, the environment variables) that the kernel's code has read, as its process says."""
+        answer = self._ask(ShowSurroundings(), self.limits.call, "did not answer within", "--call-time")
+        given = [answer.get(key) for key in ("files", "variables")]
+        files, variables = ([*filter(_is_text, of)] if isinstance(of, list) else [] for of in given)
+        if len(files) > MOST_FILES:
+            raise FFNError(f"{self.choice.label} reads more than {MOST_FILES} files", "put its code into fewer files")
+        return files, variables
+
     def threads(self) -> int | None:
         """Return the current number of threads of the kernel's process; None if the system does not report it."""
         folder = Path(f"/proc/{self.process.pid}/task")
@@ -256,7 +271,7 @@ def hosted(
     ours, theirs = socket.socketpair()
     memory_number = child.shared_memory()
     process = None
-    with passed_on(PrintedBytes(choice.label)) as output:
+    with unreadable(), passed_on(PrintedBytes(choice.label)) as output:
         try:
             with theirs:
                 numbers = (theirs.fileno(), memory_number)
@@ -273,7 +288,9 @@ def hosted(
                 kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
                 # No limit if there is a GPU, because its drivers reserve far more memory than they use.
                 most_bytes = available_memory() if device == "cpu" else None
-                kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
+                kernel.torch_threads = threads
+                ready = kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
+                kernel.reads_memory = ready.get("reads_memory")
                 yield kernel
         finally:
             ours.close()
@@ -296,3 +313,7 @@ def _text(answer: Mapping[str, Any], key: str) -> str:
     """Return a string field of an answer, shortened and cleaned, because the user's code may have written it."""
     value = answer.get(key)
     return clean(value if isinstance(value, str) else str(value))[:500]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) < os.pathconf("/", "PC_PATH_MAX")

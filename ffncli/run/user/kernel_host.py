@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import FFNError, clean
 from ffncli.run.engine.threads import set_threads
-from ffncli.system.child import settle
+from ffncli.run.user.surroundings import Surroundings
+from ffncli.system.child import reads_memory, settle
 from ffncli.system.gpu import use_device
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def serve(connection: Connection, memory_number: int) -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # kernels are called with NaN, about which numpy warns
     set_threads(setup.threads)
     host = KernelHost(setup.device, memory_number)
-    _send(connection, {"ready": True})
+    _send(connection, {"ready": True, "reads_memory": reads_memory(os.getppid())})
     while True:
         _send(connection, host.answer(connection.recv()))
 
@@ -85,10 +86,11 @@ class KernelHost:
     request: LoadRequest | None = None
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    surroundings: Surroundings = field(default_factory=Surroundings)
 
     def answer(self, request: HostRequest) -> Answer:
         """Carry out a request and return the answer; an exception becomes an answer with `error`."""
-        from ffncli.run.user.host_requests import CallRequest, GradientRequest, LoadRequest
+        from ffncli.run.user.host_requests import CallRequest, GradientRequest, LoadRequest, ShowSurroundings
 
         if dynamo := sys.modules.get("torch._dynamo"):
             dynamo.config.recompile_limit = _MOST_GRAPHS
@@ -97,6 +99,9 @@ class KernelHost:
                 return self._load(request)
             if isinstance(request, GradientRequest):
                 return self._gradients(request)
+            if isinstance(request, ShowSurroundings):
+                read = self.surroundings
+                return {"files": [*read.files], "variables": [*read.variables]}
             return self._call(request) if isinstance(request, CallRequest) else self._show_weights()
         except FFNError as error:
             return {"error": error.message[:_LONGEST], "hint": error.hint[:_LONGEST]}
@@ -114,6 +119,7 @@ class KernelHost:
         use_device(self.device, torch)
         self.compute, self.params, self.weights, self.inputs = None, (), {}, {}
         self.memory, self.request = mmap(self.memory_number, request.size), request
+        self.surroundings.begin(None if request.choice.ref else request.choice.file)
         kernel = self.kernel = kernel_of(request.choice, request.steps, request.spec)
         refusal = kernel.refusal(request.steps, self.device, request.dtype)
         if refusal is None:

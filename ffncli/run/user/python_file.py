@@ -21,6 +21,7 @@ from ffncli.block import activations
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole, width
 from ffncli.run.engine.execute import function
+from ffncli.run.user.surroundings import FromSource
 from ffncli.run.user.time_limit import OutOfTime
 
 Form = Callable[[str], Any]  # converts an activation's name to the constructor's value
@@ -352,8 +353,8 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
         raise FFNError(f"{where} " + ("is a directory" if os.path.isdir(path) else "does not exist"), f"give {form}")
     _, package = _package(path)
     name = ".".join([*filter(None, [package]), "ffn source " + re.sub(r"\W", "_", str(path))])
-    spec = spec_from_file_location(name, path)
-    assert spec is not None  # never None if the name ends in .py
+    spec = spec_from_file_location(name, path, loader=FromSource(name, str(path)))
+    assert spec is not None  # never None with a loader
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module while it is executed

@@ -37,8 +37,10 @@ class Certificate:
 
     `reason` names the first failed check; it is empty for a certified kernel. `error_class` (such as `fp32-true`) and
     `batch_invariant` are None if they could not be measured. `passes` is what was judged, `gradients` the class of
-    every gradient, by name (`x` or a weight). `environment` contains versions and the machine, under the
-    column names of `ffn bench`.
+    every gradient, by name (`x` or a weight). `files` has the sha256 of every other file that the kernel's process has
+    read, `variables` the first digits of that of every environment variable. `memory_protected` is whether its process
+    could not read the referee's memory; None if that is unknown. `environment` contains versions and the machine, under
+    the column names of `ffn bench`.
     """
 
     verdict: Literal["certified", "refused"]
@@ -51,6 +53,9 @@ class Certificate:
     error_rel: float | None
     passes: Pass
     gradients: Mapping[str, str] | None
+    files: Mapping[str, str | None]
+    variables: Mapping[str, str | None]
+    memory_protected: bool | None
     batch_invariant: bool | None
     batch_invariance_demanded: bool
     dtype: str

@@ -47,6 +47,9 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "threads": "no call leaves a thread running",
     "untouched": "neither the input nor the weights are changed",
     "replay": "an input seen before takes as much work as a new one",
+    "drawn": "matches float64 at token counts and scales drawn anew",
+    "calls": "the same bits in a drawn number of calls",
+    "elsewhere": "is as right in a process unlike the referee's",
     "widths": "matches float64 at widths not divisible by 8",
     "experts": "the order of the experts does not matter",
 }

@@ -1,7 +1,7 @@
 """The referee: a verdict on one kernel before it is timed. REFEREE_CHECKS lists its checks in order."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -10,9 +10,10 @@ from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
 from ffncli.options.shared import Pass
 from ffncli.run.engine.prepare import block_summary, device_of, dtype_name, prepare
-from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
-from ffncli.run.verify.certificate import Certificate, findings
-from ffncli.run.verify.checks import gradients, judged, precision
+from ffncli.run.user.hosted import HostedKernel, KernelFailure, TimeLimits, hosted
+from ffncli.run.user.surroundings import file_digests, value_digest
+from ffncli.run.verify.certificate import Certificate, findings, first_reason
+from ffncli.run.verify.checks import drawn, elsewhere, gradients, judged, precision
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
@@ -33,6 +34,9 @@ REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "threads": judged.threads,
     "untouched": judged.untouched,
     "replay": judged.replay,
+    "drawn": drawn.drawn,
+    "calls": drawn.calls,
+    "elsewhere": elsewhere.elsewhere,
     "widths": judged.widths,
     "experts": judged.experts,
 }
@@ -72,6 +76,8 @@ def certify(
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad(), hosted(kernel, device_of(device), threads, limits or TimeLimits()) as host:
         rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant, passes, tokens)))
+        files, variables = _surroundings(host, rows)
+        protected = None if host.reads_memory is None else not host.reads_memory
         if kernel.file is not None and not kernel.attribute:
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # the kernel's name in `mine.py:mlp`
     if file_digest(kernel) != digest:
@@ -82,6 +88,9 @@ def certify(
         attribute=kernel.attribute,
         file=None if kernel.file is None else kernel.kernel,
         sha256=digest,
+        files=files,
+        variables=variables,
+        memory_protected=protected,
         batch_invariance_demanded=batch_invariant,
         dtype=dtype_name(computed),
         device=device,
@@ -92,6 +101,15 @@ def certify(
         environment=environment(device),
     )
     return Verdict(rows, model, ready, block_summary(model, ready, device), certificate)
+
+
+def _surroundings(host: HostedKernel, rows: Sequence[CheckRow]) -> tuple[dict[str, str | None], dict[str, str | None]]:
+    """Return the files that the kernel's code has read and the variables, each with its digest; none for a kernel that
+    is refused, whose process may have ended."""
+    if host.choice.file is None or first_reason(rows):
+        return {}, {}
+    files, variables = host.surroundings()
+    return file_digests(files, host.choice.file), {name: value_digest(name) for name in variables}
 
 
 def _rows(trial: KernelTrial) -> Iterator[CheckRow]:

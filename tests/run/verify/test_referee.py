@@ -22,6 +22,7 @@ from ffncli.run.engine.weights import random_weights
 from ffncli.run.user.hosted import Gradients, hosted
 from ffncli.run.verify import referee
 from ffncli.run.verify.certificate import first_reason
+from ffncli.run.verify.checks import drawn
 from ffncli.run.verify.checks import precision as of_kernels
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.trial import KernelTrial
@@ -37,6 +38,19 @@ EXPECTED = {
 } | {"packing": "right"}
 GATED = FFNSpec(12, 24, "swiglu")
 MIXTURE = FFNSpec(12, 24, "swiglu", moe=MoE(4, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_drawn_calls():
+    """Leaves out most calls at drawn numbers, and the other process: tests/wrong_certificates is about these checks."""
+
+    def skipped(trial):
+        yield trial.judge("elsewhere").skips("another process", "left out")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawn, "_SECONDS", 0.0)
+        patch.setitem(referee.REFEREE_CHECKS, "elsewhere", skipped)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +100,9 @@ def test_every_kernel_gets_its_verdict(host, name, check):
 
 def test_the_corpus_is_read():
     assert len(EXPECTED) == 27
-    elsewhere = {"precision", "experts", "replay", "gradients", "gradient-class", "gradient-batch"}
-    assert set(EXPECTED.values()) == {*REFEREE_STATEMENTS, "right"} - elsewhere
+    others = {"precision", "experts", "replay", "gradients", "gradient-class", "gradient-batch"}
+    others |= {"drawn", "calls", "elsewhere"}
+    assert set(EXPECTED.values()) == {*REFEREE_STATEMENTS, "right"} - others
 
 
 def test_one_more_token_count_is_tried_on_demand(host):
@@ -300,7 +315,7 @@ class FakeHost:
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor, self.changed, self.choice, self.name = factor, set(), parse("eager"), "eager"
-        self.device, self.computes, self.trains = "none", "", True
+        self.device, self.computes, self.trains, self.reads_memory = "none", "", True, None
 
     def __enter__(self):
         return self

@@ -23,6 +23,9 @@ from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
 _COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)
 _LARGE = 50_000_000  # above this many parameters, run fewer tokens
 _REDRAWS = 64
+# The token counts drawn for a certificate: how many, and the limits of the largest, in tokens and in parameters
+# times tokens.
+_FURTHER, _MOST_DRAWN, _MOST_WORK = 3, 2048, 2**31
 
 
 def counts_to_try(ffn: Sequence[Step], tokens: Sequence[int] = ()) -> tuple[int, ...]:
@@ -66,6 +69,15 @@ class KernelTrial:
         """The largest token count."""
         return self.token_counts[-1]
 
+    @property
+    def further_counts(self) -> tuple[int, ...]:
+        """Larger token counts that nobody can know before: they follow from the trial's seed. Equally likely in the
+        logarithm."""
+        generator = torch.Generator().manual_seed(self.generator.initial_seed() + 1)
+        limit = max(2 * self.most_tokens, min(_MOST_DRAWN, _MOST_WORK // max(1, cost(self.block.ffn).params)))
+        shares = torch.rand(_FURTHER, generator=generator, dtype=torch.float64).tolist()
+        return tuple(round(self.most_tokens * (limit / self.most_tokens) ** share) + 1 for share in shares)
+
     @cached_property
     def routed(self) -> bool:
         """Whether a router chooses experts."""
@@ -77,10 +89,8 @@ class KernelTrial:
 
     def load(self) -> str | None:
         """Load the kernel for this block in its host; return the reason if the kernel refuses the block, else None."""
-        block = self.block
-        return self.host.load(
-            self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens, self.passes != "forward"
-        )
+        block, room = self.block, max(self.further_counts)
+        return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, room, self.passes != "forward")
 
     @cached_property
     def without_backward(self) -> str:
