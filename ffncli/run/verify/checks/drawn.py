@@ -1,4 +1,4 @@
-"""The referee's checks at numbers that are drawn anew for every certificate: token counts, scales of x, call numbers.
+"""The referee's checks at numbers that are drawn for each certificate: token counts, scales of x, call numbers.
 
 A kernel that knows the numbers of the other checks, which are fixed, can be right there and wrong elsewhere.
 """
