@@ -114,7 +114,9 @@ def test_a_certificate_names_every_file_and_variable_that_the_kernels_code_read(
     assert certificate["memory_protected"] is (True if sys.platform == "linux" else None)
     requested()
     (project / "helper.py").write_text(HELPER + "\n")
-    with pytest.raises(FFNError, match=r"the file 'helper\.py' is not as c\.json certifies it, and .*mine\.py reads it"):
+    with pytest.raises(
+        FFNError, match=r"the file 'helper\.py' is not as c\.json certifies it, and .*mine\.py reads it"
+    ):
         requested()
     (project / "helper.py").write_text(HELPER)
     (project / "text.txt").unlink()

@@ -24,6 +24,7 @@ def certificate(**changes: Any) -> dict[str, Any]:
     said = {
         "verdict": "certified", "reason": "", "kernel": "mine.py:mlp", "attribute": "mlp", "file": "here/mine.py",
         "sha256": "0" * 64, "error_class": "fp32-true", "error_rel": 1.5e-07, "passes": "forward", "gradients": None,
+        "files": {}, "variables": {}, "memory_protected": True,
         "batch_invariant": True, "batch_invariance_demanded": False, "dtype": "fp32", "device": "cpu", "threads": 2,
         "seed": 1, "tolerance": None, "started_utc": "2026-01-01T00:00:00Z", "environment": {"ffncli": __version__},
     }  # fmt: skip
