@@ -1,8 +1,8 @@
 """Calls a kernel as a program of its user would. `elsewhere.py` runs a copy of this file, under another name.
 
 A function is called without any module of ffn. Standard input is a file of torch's: `kernel` is the path, `attribute`
-the name in the file, `weights` by argument; `inputs` are called in turn. `block` is the pickled block, for kernels that
-are no functions. The outputs go to the path `outputs`.
+the name in the file, `weights` by argument; `inputs` are called in turn. Other kernels than functions are built from
+`block`, the pickled block. The outputs go to the path `outputs`.
 """
 
 import importlib.util

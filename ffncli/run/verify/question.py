@@ -47,7 +47,7 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "threads": "no call leaves a thread running",
     "untouched": "neither the input nor the weights are changed",
     "replay": "an input seen before takes as much work as a new one",
-    "drawn": "matches float64 at token counts and scales that are drawn",
+    "drawn": "matches float64 at drawn token counts and scales",
     "calls": "the same bits in a drawn number of calls",
     "elsewhere": "is as right in a process unlike the referee's",
     "widths": "matches float64 at widths not divisible by 8",
