@@ -89,8 +89,8 @@ class Surroundings:
         return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (FromSource, SOURCE_SUFFIXES))
 
     def _read(self, variable: str) -> None:
-        frame, own = sys._getframe(2), os.__file__
-        while frame is not None and frame.f_code.co_filename.startswith(("<frozen", own)):
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.startswith(("<frozen", os.__file__)):
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or len(self.variables) > MOST_FILES:
             return
