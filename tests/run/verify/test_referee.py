@@ -245,7 +245,7 @@ def test_a_lower_precision_passes_where_the_user_allows_its_error(host):
 def test_the_command_writes_a_certificate(stdout_of, tmp_path):
     """From a real process; the judging one has not run the file."""
     path = tmp_path / "certificate.json"
-    stdout_of("verify", "12x24:swiglu", "-k", f"{FILE}:mlp", "--referee", "--threads", "1", "-o", str(path))
+    stdout_of("verify", "12x24:swiglu", "-k", f"{FILE}:mlp", "--referee", "--threads", "1", "-o", str(path), notes=True)
     certificate = json.loads(path.read_text())["certificate"]
     assert (certificate["verdict"], certificate["reason"]) == ("certified", "")
     assert (certificate["kernel"], certificate["attribute"]) == ("kernels_to_judge.py:mlp", "mlp")
