@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from heapq import nlargest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ class UnitSums(RunningFigures):
 
     `high` and `low` are the maximum and minimum of each column, `high_at` and `low_at` [columns, 2] their places (text
     index, position), of equal values the first. `largest` [columns, top] are each column's largest values in descending
-    order, with their places in `largest_at`; among equal values, the choice is arbitrary. `not_finite` counts values
+    order, with their places in `largest_at`; equal values are in the order of their places. `not_finite` counts values
     that are not finite; the other figures count such values as zero.
     """
 
@@ -145,14 +144,29 @@ class UnitSums(RunningFigures):
 
     def _keep_largest(self, values: Tensor, places: Tensor, high: Tensor, part: slice) -> None:
         kept, at = self.largest[part], self.largest_at[part]
-        better = (high > kept[:, -1]).nonzero().flatten()
+        # an equal value counts only before the last place kept, which a later text rarely is
+        equal = (high == kept[:, -1]) & (_in_order(places).amin() < _in_order(at[:, -1]))
+        better = ((high > kept[:, -1]) | equal).nonzero().flatten()
         if not better.numel():
             return
-        new, rows = values[:, better].topk(min(self.top, values.shape[0]), 0)
+        new, rows = values[:, better].topk(min(self.top + 1, values.shape[0]), 0)
+        if len(new) > self.top and (tied := (new[-1] == new[-2]).nonzero().flatten()).numel():
+            # topk may choose any of several equal values; a sort of every column would take 10 times as long
+            order = _in_order(places).argsort()
+            first = torch.sort(values[order][:, better[tied]], dim=0, descending=True, stable=True).indices
+            rows[:, tied] = order[first[: len(new)]]
         every = torch.cat([kept[better], new.t().double()], 1)
         everywhere = torch.cat([at[better], places[rows.t()]], 1)
-        kept[better], order = every.topk(self.top, 1)
+        by_place = _in_order(everywhere).argsort(1)
+        by_value = every.gather(1, by_place).sort(dim=1, descending=True, stable=True).indices[:, : self.top]
+        order = by_place.gather(1, by_value)
+        kept[better] = every.gather(1, order)
         at[better] = everywhere.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+
+
+def _in_order(places: Tensor) -> Tensor:
+    """Return a number [...] for each place [..., 2] (text, position); the numbers have the order of the places."""
+    return places[..., 0] << 32 | places[..., 1]
 
 
 def _take(best: Tensor, at: Tensor, new: Tensor, reached: Tensor, values: Tensor, places: Tensor) -> None:
@@ -160,10 +174,10 @@ def _take(best: Tensor, at: Tensor, new: Tensor, reached: Tensor, values: Tensor
     it. Of equal values, the first by text and position counts."""
     columns = reached.nonzero().flatten()
     if columns.numel():
-        order = (places[:, 0] << 32 | places[:, 1]).argsort()
+        order = _in_order(places).argsort()
         rows = order[(values[:, columns] == new[columns])[order].byte().argmax(0)]
         old, found = at[columns], places[rows]
-        before = (found[:, 0] < old[:, 0]) | ((found[:, 0] == old[:, 0]) & (found[:, 1] < old[:, 1]))
+        before = _in_order(found) < _in_order(old)
         at[columns] = torch.where(((best[columns] != new[columns]) | before).unsqueeze(1), found, old)
         best[columns] = new[columns].double()
 
@@ -243,7 +257,8 @@ class MassiveFigures:
 
 
 class Massive:
-    """Collects the massive activations of a layer's output: their `count`, and the largest (`kept`)."""
+    """Collects the massive activations of a layer's output: their `count`, and the largest (`kept`); of equal ones, the
+    first by text."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -262,7 +277,9 @@ class Massive:
             MassiveActivation(text, token, dimension, value, median, abs(value) / median if median else None)
             for (token, dimension), value in zip(places.tolist(), values[tuple(places.t())].tolist(), strict=True)
         ]
-        self.kept = nlargest(_MOST_KEPT, [*self.kept, *activations], key=lambda one: abs(one.value))
+        self.kept = sorted(
+            [*self.kept, *activations], key=lambda one: (-abs(one.value), one.text, one.token, one.dimension)
+        )[:_MOST_KEPT]
 
 
 _PIECE = 1 << 20

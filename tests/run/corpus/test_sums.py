@@ -107,13 +107,15 @@ def test_of_equal_values_the_first_by_text_counts_whatever_the_batches(seed: int
     x = torch.randint(-1, 2, (60, UNITS), generator=draw).float().relu()
     at = torch.cartesian_prod(torch.arange(12), torch.arange(5))
     order = torch.cat([5 * text + torch.arange(5) for text in torch.randperm(12, generator=draw)])
-    figures = UnitSums(UNITS)
+    figures = UnitSums(UNITS, top=4)
     for piece in order.split(int(torch.randint(1, 17, (), generator=draw))):
         figures.add(x[piece], at[piece])
     for unit in range(UNITS):
         column = x[:, unit].tolist()
         assert figures.high_at[unit].tolist() == at[column.index(max(column))].tolist()
         assert figures.low_at[unit].tolist() == at[column.index(min(column))].tolist()
+        largest = sorted(range(60), key=lambda row: (-column[row], row))[:4]
+        assert figures.largest_at[unit].tolist() == at[largest].tolist()
 
 
 def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +134,9 @@ def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert figures.kept[0].median == pytest.approx(1.0)
     assert figures.kept[0].ratio == pytest.approx(3000.0)
+    figures.add(4, -10 * x)
+    figures.add(0, 10 * x)  # the texts are read in any order
+    assert [(one.text, one.value) for one in figures.kept] == [(0, -3000.0), (2, -3000.0)]
 
 
 def test_the_median_of_an_even_number_of_values_is_between_the_middle_two() -> None:
