@@ -12,6 +12,7 @@ import torch
 from benchmarks import quantized_kinds
 from benchmarks.quantized_kinds import row
 from benchmarks.script import read
+from ffncli.errors import FFNError
 from ffncli.models.config.quantized import packed_model
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
@@ -238,6 +239,44 @@ def test_a_rule_for_every_expert_is_looked_up_and_too_many_patterns_are_refused(
     )
     many = counted({"quant_method": "fp8", "ignore": [f"re:.*{n}$" for n in range(5000)]}, config)
     assert many.weight_bytes is None
+
+
+ATTENTION = LAYERS * (D * (D + 2 * 64) + D * D)  # of all layers: queries and output [D, D], keys and values [64, D]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "experts", "attention"),
+    [
+        ("re:.*lm_head", False, False),
+        ("re:.*mlp\\.gate$", False, False),
+        ("re:.*self_attn.*", False, True),
+        ("re:.*\\.(q|k|v|o)_proj$", False, True),
+        ("re:model\\.layers\\.(0|1|2)\\..*", True, True),
+        ("re:(?:model\\.)?layers\\.[0-9]+\\.mlp\\.experts\\.\\d+\\..*", True, False),
+    ],
+)
+def test_the_patterns_of_published_configs_are_read(pattern: str, experts: bool, attention: bool) -> None:
+    """What a pattern names takes two bytes for each parameter instead of one."""
+    config = {**LLAMA, **MIXTURE, "num_hidden_layers": LAYERS}
+    all_packed, read = (
+        counted({"quant_method": "fp8", "ignore": ignored}, config) for ignored in (["lm_head"], ["lm_head", pattern])
+    )
+    ffns, routers = LAYERS * 8 * 3 * D * 64, LAYERS * 8 * D
+    assert read.weight_bytes == ffns * (2 if experts else 1) + 2 * routers
+    others = read.model_weight_bytes - read.weight_bytes - (all_packed.model_weight_bytes - all_packed.weight_bytes)
+    assert others == (ATTENTION if attention else 0)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["re:(a+)+$", "re:(model|layers)*x", "re:((.*)y){9}", "re:(?:.*a){20}", "re:.*.*.*.*.*.*.*x", "re:(*"]
+)
+def test_patterns_that_could_match_for_ever_are_refused(pattern: str) -> None:
+    """`(a+)+$` takes 2^n steps for n letters. The bytes are unknown, and the message says which field is at fault."""
+    quantization = {"quant_method": "fp8", "ignore": [pattern]}
+    resolved = from_config({**LLAMA, "quantization_config": quantization}, "model", "config.json")
+    with pytest.raises(FFNError, match="model: quantization_config: a pattern is not read"):
+        packed_model(resolved)
+    assert count(resolved).weight_bytes is None
 
 
 def test_mlx_packs_embeddings_and_router_too() -> None:
