@@ -57,10 +57,11 @@ _ASKED = (  # the options that a run's journal stores, in this order
 _ListKernels = Annotated[
     bool,
     Opt(
-        "--list-kernels", group="What to measure",
+        "--list-kernels",
+        group="What to measure",
         help="List the built-in kernels: how each computes the block, its dtypes, devices and needs.",
     ),
-]  # fmt: skip
+]
 
 
 @spread

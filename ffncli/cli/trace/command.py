@@ -76,11 +76,14 @@ class TraceOutput(OutputOptions):
     out: Annotated[
         str | None,
         Opt(
-            "-o", "--output", accepts=PATH, daily=True,
+            "-o",
+            "--output",
+            accepts=PATH,
+            daily=True,
             help="Write to FILE, in the format of its suffix (.json, .csv, .md; .html: a page on which a small block's"
             " numbers can be changed); - is stdout.",
         ),
-    ] = None  # fmt: skip
+    ] = None
 
 
 MANY_RULES = (

@@ -449,9 +449,10 @@ def mimo(config: Fields) -> Callable[[int], Attention]:
     give their sizes (`swa_*`) and mark them by a 1 in `hybrid_layer_pattern`."""
     pattern, bias = config.integers("hybrid_layer_pattern"), flag(config, _BIAS)
     kinds = layer_kinds(
-        config, lambda i, layers: SLIDING if (pattern[i] if i < len(pattern) else i and (i + 1) % 6) else FULL,
+        config,
+        lambda i, layers: SLIDING if (pattern[i] if i < len(pattern) else i and (i + 1) % 6) else FULL,
         (FULL, SLIDING),
-    )  # fmt: skip
+    )
     heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads", 4)
     width, value = config.integer("head_dim", 192), config.integer("v_head_dim", 128)
     full = SizedHeads(heads, kv_heads, width, value, bias, sinks=config.flag("add_full_attention_sink_bias", False))
@@ -523,9 +524,14 @@ def mistral_large4(config: Fields) -> Callable[[int], Attention]:
 
 
 _DOTS_SLIDING = {
-    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
-    "qk_nope_head_dim": 192, "v_head_dim": 128,
-}  # fmt: skip
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 1024,
+    "head_dim": 256,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 128,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

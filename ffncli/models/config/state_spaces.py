@@ -149,8 +149,14 @@ lfm2 = _hybrid(ShortConvolution(), replace(_NORMED, head_dim=None), _listed("ful
 
 def lfm3(config: Fields) -> Callable[[int], Attention]:
     """Return LFM3's mixers by layer; its attention may have an output gate with one value per head."""
-    heads = Heads(qk_norm=True, kv_default=4, head_dim_default=128, qkv_bias=_BIAS, output_bias=_BIAS,
-                  head_gate=("use_attention_gate", True))  # fmt: skip
+    heads = Heads(
+        qk_norm=True,
+        kv_default=4,
+        head_dim_default=128,
+        qkv_bias=_BIAS,
+        output_bias=_BIAS,
+        head_gate=("use_attention_gate", True),
+    )
     return _hybrid(ShortConvolution(7), heads, lambda config: lambda i: i % 2 == 0 and i > 0)(config)
 
 

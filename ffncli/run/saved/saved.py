@@ -164,9 +164,14 @@ def kept_for_saving(
 
 
 def save(
-    path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor],
-    prompt: str | None = None, tokens: Sequence[Token] = (),
-) -> None:  # fmt: skip
+    path: Path,
+    steps: Sequence[Step],
+    result: Trace,
+    block: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    prompt: str | None = None,
+    tokens: Sequence[Token] = (),
+) -> None:
     """Write the trace with these weights, atomically. `result` must have every recorded tensor; `tokens` are those of
     the prompt, one per row of the input."""
     tensors = {record.name: result.tensors[record.name] for record in result.steps}

@@ -99,9 +99,14 @@ class HostedKernel:
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def load(
-        self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int,
+        self,
+        spec: FFNSpec,
+        steps: Sequence[Step],
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        tokens: int,
         backward: bool = False,
-    ) -> str | None:  # fmt: skip
+    ) -> str | None:
         """Load the kernel for this block and up to `tokens` tokens; return the reason if the kernel refuses the block,
         else None. With `backward`, there is room for gradients."""
         self.request = self._placed(spec, tuple(steps), weights, dtype, tokens, backward)
@@ -124,9 +129,15 @@ class HostedKernel:
         return self._call(CallRequest(len(x), place), {place: x})[1]
 
     def gradients(
-        self, x: Tensor, g: Tensor, trained: Sequence[str], layout: Layout = "rows", passes: int = 1,
-        then: Tensor | None = None, place: int = 0,
-    ) -> Gradients | None:  # fmt: skip
+        self,
+        x: Tensor,
+        g: Tensor,
+        trained: Sequence[str],
+        layout: Layout = "rows",
+        passes: int = 1,
+        then: Tensor | None = None,
+        place: int = 0,
+    ) -> Gradients | None:
         """Return the output and the gradients of the tensors in `trained` (`x` and canonical weights), as in
         GradientRequest; None if the output has no gradient. A gradient that the kernel does not return is 0.
 
@@ -208,9 +219,14 @@ class HostedKernel:
             return None
 
     def _placed(
-        self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int,
+        self,
+        spec: FFNSpec,
+        steps: tuple[Step, ...],
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        tokens: int,
         backward: bool,
-    ) -> LoadRequest:  # fmt: skip
+    ) -> LoadRequest:
         """Build the load request, with a region of the shared memory for every tensor."""
         end = 0
 

@@ -126,8 +126,9 @@ def file_digests(paths: Collection[str], kernel: Path) -> dict[str, str | None]:
     """Return the sha256 of every file, None if it cannot be read. Files in the kernel's folder, or below it, are named
     relative to that folder."""
     folder = os.path.realpath(kernel.parent)
-    names = {path: os.path.relpath(path, folder) if path.startswith(os.path.join(folder, "")) else path
-             for path in paths}  # fmt: skip
+    names = {
+        path: os.path.relpath(path, folder) if path.startswith(os.path.join(folder, "")) else path for path in paths
+    }
     return {name: _digest(Path(path)) for path, name in sorted(names.items())}
 
 

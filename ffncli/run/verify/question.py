@@ -125,10 +125,11 @@ class VerifyQuestion(Dimensions, LoadOptions):
     passes: Annotated[
         Pass | None,
         _referee(
-            "--pass", accepts=choice(*get_args(Pass)),
+            "--pass",
+            accepts=choice(*get_args(Pass)),
             help="forward, or forward+backward to require gradients. [default: gradients if the output has them]",
         ),
-    ] = None  # fmt: skip
+    ] = None
     call_time: Annotated[
         float | None,
         _referee(

@@ -162,9 +162,14 @@ class Judge:
     dtype: torch.dtype
 
     def equal(
-        self, subject: str, output: Tensor, reference: Tensor, note: str = "", what: str = "its output",
+        self,
+        subject: str,
+        output: Tensor,
+        reference: Tensor,
+        note: str = "",
+        what: str = "its output",
         floor: float = 0.0,
-    ) -> CheckRow:  # fmt: skip
+    ) -> CheckRow:
         """Return a row that passes if `output` equals `reference` within the tolerance; a NaN or Inf fails.
 
         `what` names the tensor; the relative error is relative to at least `floor`.

@@ -83,12 +83,19 @@ def _outputs(trial: KernelTrial, inputs: Sequence[Tensor], variables: Mapping[st
         job, outputs, printed = (Path(folder) / secrets.token_hex(4) for _ in range(3))
         named = {name: argument for argument, name in by_argument(trial.block.ffn).items()}
         block = (choice.with_attribute(attribute), trial.block.ffn, trial.spec, named)
-        torch.save({
-            "kernel": str(choice.file), "attribute": attribute, "inputs": list(inputs), "outputs": str(outputs),
-            "weights": {named[name]: weight for name, weight in trial.block.ffn_weights.items() if name in named},
-            "block": pickle.dumps(block), "device": trial.host.device,
-            "threads": trial.host.torch_threads or torch.get_num_threads(),
-        }, job)  # fmt: skip
+        torch.save(
+            {
+                "kernel": str(choice.file),
+                "attribute": attribute,
+                "inputs": list(inputs),
+                "outputs": str(outputs),
+                "weights": {named[name]: weight for name, weight in trial.block.ffn_weights.items() if name in named},
+                "block": pickle.dumps(block),
+                "device": trial.host.device,
+                "threads": trial.host.torch_threads or torch.get_num_threads(),
+            },
+            job,
+        )
         _run(script, job, printed, variables, outputs, limits.load + limits.call)
         given = torch.load(outputs, weights_only=True)
     if not isinstance(given, list) or len(given) != len(inputs):

@@ -146,9 +146,14 @@ def _called(trial: KernelTrial, one: Backward, trained: Sequence[str], **options
 
 
 def judged(
-    trial: KernelTrial, check: str, subject: str, one: Backward, trained: Sequence[str] | None = None,
-    refuses: bool = False, **options: Any,
-) -> CheckRow:  # fmt: skip
+    trial: KernelTrial,
+    check: str,
+    subject: str,
+    one: Backward,
+    trained: Sequence[str] | None = None,
+    refuses: bool = False,
+    **options: Any,
+) -> CheckRow:
     """Compare the output and the gradients with the references. The row is about the first wrong tensor, in the order
     in which a backward pass computes them, or about the largest error. With `refuses`, the kernel may raise."""
     trained = trained or trial.trained
