@@ -15,6 +15,7 @@ commands of a page run in one folder, which has `my-model`, a tiny checkpoint. A
                              table, and `update` changes the block only with --measured
     <!-- file mine.py -->    not a console block, but a file for the commands after it
     <!-- workflow -->        not a console block, but YAML whose `run` and `entry` commands are run like measured ones
+    <!-- job -->             not a console block, but a CI job; tests/test_ci.py runs its lines in an empty environment
     <!-- not run: WHY -->    the commands are not run
 """
 
@@ -171,26 +172,30 @@ def _is_run(block: Block) -> bool:
     return "workflow" in block.notes or (block.language == "console" and "not run" not in block.notes)
 
 
-def _workflow(body: str) -> list[Command]:
-    """Return the `ffn` commands in a GitHub workflow or a pre-commit configuration."""
+def job_lines(body: str) -> list[str]:
+    """Return the shell lines of a GitHub workflow, a GitLab job or a pre-commit configuration, in order."""
 
     def lines(node: object) -> Iterator[str]:
         if isinstance(node, dict):
             for key, value in node.items():
-                if key in ("run", "entry"):
-                    yield from str(value).splitlines()
+                if key in ("run", "entry", "before_script", "script"):
+                    for text in value if isinstance(value, list) else [value]:
+                        yield from text.splitlines()
                 else:
                     yield from lines(value)
         elif isinstance(node, list):
             for value in node:
                 yield from lines(value)
 
-    return [Command(line) for line in lines(yaml.safe_load(body)) if line.startswith("ffn ")]
+    return list(lines(yaml.safe_load(body)))
 
 
 def _with_exits(block: Block) -> Iterator[tuple[Command, set[int]]]:
     """Yield every command with the exit codes that it may have: 0, or the code that the block gives for it."""
-    found = _workflow(block.body) if "workflow" in block.notes else commands(block.body)
+    if "workflow" in block.notes:
+        found = [Command(line) for line in job_lines(block.body) if line.startswith("ffn ")]
+    else:
+        found = commands(block.body)
     for command, after in zip(found, [*found[1:], None], strict=True):
         if command.line.startswith("ffn bench"):  # on a busy machine, other verdicts are not the page's fault
             allowed = {0, 1, 4}
