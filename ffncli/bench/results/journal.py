@@ -6,6 +6,7 @@ journal: a unit without a line was not finished, so its blocks are cut off. The 
 when its last process has finished; a resumed run rewrites that file from the units. The journal is deleted at the end.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,11 +94,13 @@ class _UnitLine:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A finished unit without its blocks, and the range of bytes that its blocks occupy in the rounds file."""
+    """A finished unit without its blocks, the range of bytes that its blocks occupy in the rounds file, and their
+    sha256, which is kept in memory: a kernel in a later process may write to files."""
 
     unit: TimedUnit
     start: int
     end: int
+    sha256: str
 
 
 @dataclass
@@ -153,10 +156,12 @@ class Journal:
         if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
         self._create()
-        start, end = append(self.files.rounds, block_lines(self.run["run_id"], unit.blocks))
+        blocks = block_lines(self.run["run_id"], unit.blocks)
+        start, end = append(self.files.rounds, blocks)
         line = asdict(_UnitLine(replace(unit, blocks=()), end, died))
         append(self.files.journal, json.dumps(line, allow_nan=False) + "\n")
-        if rows := self._take(_Kept(replace(unit, blocks=()), start, end), died):
+        digest = hashlib.sha256(blocks.encode()).hexdigest()
+        if rows := self._take(_Kept(replace(unit, blocks=()), start, end, digest), died):
             append(self.files.csv, row_lines(rows))
 
     def _create(self) -> None:
@@ -187,11 +192,9 @@ class Journal:
     def _whole(self, kept: _Kept) -> TimedUnit:
         """Return the unit with its blocks from the rounds file. Raises FFNError if these belong to another unit."""
         where, unit = shown_path(self.files.rounds), kept.unit
-        if kept.end - kept.start > _MOST_UNIT_BYTES:
-            raise FFNError(f"{where}: the blocks of one unit are too large ({kept.end - kept.start:,} bytes)", _ANEW)
-        with open_to_read(self.files.rounds) as file:
-            file.seek(kept.start)
-            raw = file.read(kept.end - kept.start)
+        raw = _part(self.files.rounds, kept.start, kept.end)
+        if hashlib.sha256(raw).hexdigest() != kept.sha256:
+            raise FFNError(f"{where} was changed during the run, by a kernel or another program", _ANEW)
         blocks = parse_rounds(raw, where)
         whose = (clean(self.run["run_id"]), unit.process, clean(unit.case))  # cleaned, as in the file
         if any((run_id, block.process, block.case) != whose for run_id, block in blocks):
@@ -312,7 +315,8 @@ def resume(path: Path, summarise: Summarise) -> Journal:
             break
         if line.unit.case != last:
             last, before = line.unit.case, (kept, size)
-        journal._take(_Kept(line.unit, size, line.rounds_end), line.died)
+        digest = hashlib.sha256(_part(files.rounds, size, line.rounds_end)).hexdigest()
+        journal._take(_Kept(line.unit, size, line.rounds_end, digest), line.died)
         kept, size = kept + len(one) + 1, line.rounds_end
     if journal.request.cluster is not None and last and not journal.complete(last):
         # The case is measured again from its first unit, since its remaining units may run on another machine.
@@ -400,6 +404,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 # --- files that only grow: append, read, cut back after a crash -------------------------------------------------------
+
+
+def _part(rounds: Path, start: int, end: int) -> bytes:
+    """Return these bytes of a rounds file. Raises FFNError if they are too many for the blocks of one unit."""
+    if end - start > _MOST_UNIT_BYTES:
+        why = f"{shown_path(rounds)}: the blocks of one unit are too large ({end - start:,} bytes)"
+        raise FFNError(why, _ANEW)
+    with open_to_read(rounds) as file:
+        file.seek(start)
+        return file.read(end - start)
 
 
 def append(path: Path, text: str) -> tuple[int, int]:

@@ -383,6 +383,25 @@ def test_files_of_a_run_that_are_no_files(unfinished: Path, suffix: str, what: s
             resume(unfinished, summarise)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_blocks_that_a_later_process_rewrites(tmp_path: Path, resumed: bool):
+    """A kernel's file, loaded again by the next process, changes a time of the first one."""
+    asked, path = request(), tmp_path / "a.csv"
+    journal = begin(path, asked, RUN, {}, summarise, False)
+    journal.add(fake_worker.unit(asked.cases[0], Job(0, (), asked.kernels, "eager", asked.method)))
+    journal = resume(path, summarise) if resumed else journal
+    rounds = ResultFiles(path).rounds
+    header, _, lines = rounds.read_text().partition("\n")
+    line, *rest = lines.split("\n")
+    before, seconds, flags = line.rsplit(",", 2)
+    less = f"{float(seconds) / 2!r}"[: len(seconds)].ljust(len(seconds), "0")
+    padded = [f"{before},{less},{flags}", *rest]
+    rounds.write_text("\n".join([header, *padded]))
+    second = fake_worker.unit(asked.cases[0], Job(1, (), asked.kernels, "eager", asked.method))
+    with pytest.raises(FFNError, match="was changed during the run, by a kernel or another program"):
+        journal.add(second)
+
+
 def test_a_torn_line_is_gone_before_the_next_is_written(unfinished: Path):
     """Of a run that is killed twice."""
     with ResultFiles(unfinished).journal.open("ab") as file:
