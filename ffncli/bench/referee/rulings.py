@@ -14,6 +14,7 @@ dtype's, c · eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kern
 """
 
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -25,7 +26,8 @@ from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Outcome
 from ffncli.bench.referee.problem import GRADIENT, OUTPUT, CallSample, Inputs, Problem, Referee, errors_of
 from ffncli.bench.verdict import Error, Ruling, WrongCode, ruled
 from ffncli.block.recipe import steps
-from ffncli.kernels.kernel import kernel_steps
+from ffncli.kernels import built_in
+from ffncli.kernels.kernel import Computes, Params, kernel_steps
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.measure.gap import declared_tolerance, rms_tolerance, tolerance_for
 from ffncli.run.measure.statistics import in_words, not_finite
@@ -37,6 +39,7 @@ TIMES = 4  # factor on the error of a passing baseline
 # TF32 has 10 bits, bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NOT_FINITE = Error(math.inf, math.inf)
+_TIMED, _LEAST_CALLS = 0.01, 8  # s and calls for the time of a call
 _WIDE = 16  # a token with at least this many values does not repeat by chance
 
 
@@ -76,6 +79,7 @@ class Rulings(Referee):
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
         self._shown: dict[tuple[str, int], CallSample] = {}
+        self._built: dict[str, tuple[Computes, Params]] = {}
 
     def inputs(self, number: int) -> Inputs:
         """Return the inputs `number`, including references."""
@@ -136,6 +140,24 @@ class Rulings(Referee):
     def accuse(self, kernel: str, note: str) -> None:
         """Record the worker's note on a wrong kernel; only the first note about each kernel is kept."""
         self._keep(kernel, Ruling(note))
+
+    def call_time(self, kernel: str) -> int:
+        """Build the kernel here, where no user's file was loaded, and time some calls on other inputs."""
+        problem = self._problem
+        if kernel not in self._built:
+            one = built_in(kernel)
+            params = tuple(one.prepare(problem.steps, problem.weights))
+            self._built[kernel] = one.build(problem.steps, problem.case.device, problem.dtype), params
+        compute, params = self._built[kernel]
+        inputs = [self.inputs(number).x for number in (1, 2)]
+        times = list[int]()
+        with torch.inference_mode():
+            until = time.monotonic() + _TIMED
+            while len(times) < _LEAST_CALLS or time.monotonic() < until:
+                start = time.thread_time_ns()
+                compute(inputs[len(times) % 2], params)
+                times.append(time.thread_time_ns() - start)
+        return min(times)
 
     def clock_started(self) -> None:
         """Do nothing: the worker has only one clock."""

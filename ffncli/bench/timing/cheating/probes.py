@@ -29,6 +29,7 @@ _SERIES = 4  # pairs of series: calls on other inputs, then calls on the same in
 _MOST_CALLS, _SERIES_NS = 64, 2_000_000  # limits of one series
 _NEAR = 2.0**-6  # relative distance of other inputs (rms), larger than the rounding of bf16
 _KEPT = 0.8  # minimum of time on the same input / time on another, both alone and relative to the baseline's
+_SLOWER, _CALL_NS = 1.4, 3000  # maximum of time here / time in the referee's process, which has no wrapper of a call
 _FASTER = 0.7  # minimum ratio of a timed call's time to a single call's, which is usually slower
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
 _STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum fraction of a kernel's blocks, and minimum number
@@ -121,6 +122,7 @@ class Probes:
 
     def require_honest(self, placed: PlacedKernel) -> None:
         """Raise WrongResult for the first probe that detects cheating."""
+        self._require_baseline_as_elsewhere()
         self._require_no_kept_answers(placed)
         self._require_same_clock(placed)
         require_idle(self.known)
@@ -132,6 +134,29 @@ class Probes:
         """Return the times of a kernel's calls, and those of the baseline's calls just before."""
         base = call_times(self.baseline, self.problem, self.source) if self.baseline else None
         return call_times(placed, self.problem, self.source), base
+
+    def _require_baseline_as_elsewhere(self) -> None:
+        """Raise WrongResult if the baseline takes longer here than in the referee's process, which never loaded a
+        user's file.
+
+        This finds whatever slows the baseline down, by behaviour: nothing needs to be known about how it is done. It
+        compares processor times, which are those of a call only with one thread, and calls with weights in the caches.
+        """
+        base, case, referee = self.baseline, self.problem.case, self.problem.referee
+        if base is None or referee is None or case.threads > 1 or self.problem.backward or case.cache == "cold-weights":
+            return
+        kernel = base.built.kernel
+        if kernel.compiles or kernel.per_weights or kernel.origin:
+            return
+        least = inf
+        for _ in range(_TIMES):
+            elsewhere = referee.call_time(kernel.name)
+            here = call_times(base, self.problem, self.source).other
+            least = min(least, here / (elsewhere + _CALL_NS))
+            if least <= _SLOWER:
+                return
+        text = f"the baseline takes {least:.2g} times as long as in a process that has not loaded the file"
+        raise WrongResult(Ruling(text, WrongCode.ENVIRONMENT_CHANGED))
 
     def _require_no_kept_answers(self, placed: PlacedKernel) -> None:
         """Raise WrongResult if the kernel is faster on an input that it has seen before."""
