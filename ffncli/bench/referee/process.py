@@ -32,7 +32,7 @@ from ffncli.bench.referee.wire import packed, receive, require_fitting, send, un
 from ffncli.bench.verdict import Ruling, WrongCode
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
-from ffncli.system.child import ending, require_original
+from ffncli.system.child import ending, give_up_reading_memory, require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # minimum difference, as a fraction and in s
@@ -144,6 +144,7 @@ def referee_process(job: Job, others: Connection, reports: Connection | None = N
         _live(_Answers(job, reports, seen), Connection(theirs.detach()), worker)
     theirs.close()
     seen.close()
+    give_up_reading_memory()
     if reports:
         reports.close()
     process = RefereeProcess(Connection(ours.detach()), shown, pid)

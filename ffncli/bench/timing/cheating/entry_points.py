@@ -17,6 +17,7 @@ import multiprocessing.connection
 import os
 import pickle
 import random
+import re
 import signal
 import sys
 import threading
@@ -32,10 +33,12 @@ import torch
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch.nn.modules import module as torch_module
 
+from ffncli.bench.timing.cheating.instances import replaced_in_instances
 from ffncli.bench.verdict import WrongCode
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED
 from ffncli.show.text import plural
+from ffncli.system.cgroup import ROOT, text
 
 Namespace: TypeAlias = ModuleType | type
 
@@ -63,17 +66,23 @@ _BY_TORCH = {
     "torch.nn.Module.__init__": "torch._dynamo.mutation_guard",
     "torch.nn.Module.__setstate__": "torch._dynamo.mutation_guard",
 }
-_OPERATORS = (
-    "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "relu", "silu", "gelu", "sigmoid", "tanh", "mul.Tensor",
-    "add.Tensor", "clone", "copy_", "equal", "empty.memory_format",
-)  # fmt: skip
-_DISPATCH_KEYS = (
-    "CPU",
-    "CUDA",
-    "AutogradCPU",
-    "AutogradCUDA",
-    "CompositeImplicitAutograd",
-    "CompositeExplicitAutograd",
+# Operators that no block of a benchmark calls, and lines of a dispatch table that are not used to compute.
+_OTHER_OPERATORS = re.compile(
+    r"aten::(_?foreach|_?fft|_?sparse|_?nested|_?linalg|_?cudnn|_?miopen|_?mps|_?quantiz|_?fake_quant|_?fused|special_"
+    r"|[a-z_0-9]*(pool|lstm|gru|rnn|loss|upsample|conv|pad|dropout|sparse|distance|_copy)[a-z_0-9]*)"
+)
+_OTHER_LINES = (
+    "name",
+    "schema",
+    "debug",
+    "alias",
+    "Meta",
+    "Tracer",
+    "Sparse",
+    "Quantized",
+    "Nested",
+    "Func",
+    "Batched",
 )
 _MISSING = object()
 
@@ -91,6 +100,7 @@ class EntryPoints:
     """The recorded state of everything that a user's file could replace; recording and `changes` take milliseconds."""
 
     def __init__(self) -> None:
+        self.users: Mapping[str, str] = {}  # the paths of users' files, by the labels of their kernels
         for kernel in BUILT_IN:
             built_in(kernel)  # imports the kernel
         unlike: dict[int, tuple[str, Namespace]] = {}
@@ -146,12 +156,19 @@ class EntryPoints:
         for name, (kernel, fields) in self._kernels.items():
             registered = REGISTERED.get(name)
             if registered is not kernel or any(vars(kernel)[key] is not value for key, value in fields.items()):
-                text = f"the kernel {name} was replaced"
-                yield Change(WrongCode.PATCHED_FFN, text, getattr(registered, "build", None))
+                what = f"the kernel {name} was replaced"
+                yield Change(WrongCode.PATCHED_FFN, what, getattr(registered, "build", None))
+        for thing, key, value in self._instances():
+            what = f"{key} of an object {type(thing).__qualname__} was replaced"
+            yield Change(WrongCode.PATCHED_FFN, what, value)
         operators = _operators()
         for name, dispatched in self._operators.items():
             if operators[name] != dispatched:
-                yield Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced")
+                yield Change(WrongCode.PATCHED_TORCH, f"the operator {name} was replaced")
+
+    def _instances(self) -> Iterator[tuple[object, str, object]]:
+        folders = {os.path.join(os.path.dirname(path), "") for path in self.users.values()}
+        return replaced_in_instances(folders) if folders else iter(())
 
     def restore(self) -> None:
         """Restore everything that Python can restore; afterwards, `changes` returns only what could not be restored."""
@@ -164,6 +181,11 @@ class EntryPoints:
                 _put(space, key, value)
         for function, code, defaults, keywords in self._functions:
             function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, keywords
+        for thing, key, _ in self._instances():
+            if key in vars(thing):
+                del vars(thing)[
+                    key
+                ]  # the method of its class is found again; functions of arms are built with each place
         for name, (kernel, fields) in self._kernels.items():
             REGISTERED[name] = kernel
             vars(kernel).update(fields)
@@ -282,12 +304,19 @@ def _code(name: str, key: str) -> WrongCode:
 
 
 def _operators() -> dict[str, tuple[str, ...]]:
-    """Return, as strings, the functions that torch's dispatcher calls for the operators of a block."""
-    dumps = {name: torch._C._dispatch_dump(f"aten::{name}") for name in _OPERATORS}
-    return {
-        name: tuple(line for line in dump.splitlines() if line.partition(":")[0].partition("[")[0] in _DISPATCH_KEYS)
-        for name, dump in dumps.items()
-    }
+    """Return, as strings, the functions that torch's dispatcher calls for the operators that a block may need, for
+    every dispatch key: operators call others, and keys defer to others."""
+    return {name: _table(torch._C._dispatch_dump(name)) for name in _operator_names()}
+
+
+@functools.cache
+def _operator_names() -> tuple[str, ...]:
+    every = torch._C._dispatch_get_all_op_names()
+    return tuple(name for name in every if name.startswith("aten::") and not _OTHER_OPERATORS.match(name))
+
+
+def _table(dump: str) -> tuple[str, ...]:
+    return tuple(line for line in dump.splitlines() if not line.startswith(_OTHER_LINES))
 
 
 def _forget_libraries() -> None:
@@ -305,6 +334,7 @@ _SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 ]
+_SIGNAL_MASK: int = sum(1 << (number - 1) for number in _SIGNALS)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF) if hasattr(signal, "getitimer") else ()
 
 
@@ -353,6 +383,8 @@ def settings() -> list[Setting]:
         Setting("the garbage collector", changed, lambda: (gc.get_threshold(), len(gc.callbacks)), _set_collector),
         Setting("a signal's handler", changed, _handlers, _set_handlers),
         Setting("a timer of the process", changed, _timers, _stop_timers),
+        Setting("a signal that code in C handles", changed, _caught, _uncatch),
+        Setting("a timer of the system", changed, _system_timers),
     ]  # fmt: skip
 
 
@@ -469,3 +501,22 @@ def _stop_timers(before: tuple[bool, ...]) -> None:
     for kind, ran in zip(_TIMERS, before, strict=True):
         if not ran:
             signal.setitimer(kind, 0)
+
+
+def _caught() -> int:
+    """Return the mask of the signals that are caught by any handler, also by one that Python does not know."""
+    for line in text(ROOT / "proc/self/status").splitlines():  # no built-in function, which may be replaced
+        if line.startswith("SigCgt:"):
+            return int(line.split()[1], 16) & _SIGNAL_MASK
+    return 0
+
+
+def _uncatch(before: int) -> None:
+    for number in _SIGNALS:
+        if _caught() & ~before & 1 << (number - 1):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _system_timers() -> int:
+    """Return the number of POSIX timers of this process, which only code in C can start."""
+    return text(ROOT / "proc/self/timers").count("ID:")

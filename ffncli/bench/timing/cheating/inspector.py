@@ -34,6 +34,8 @@ class Inspector:
     def __init__(self, job: Job, entry_points: EntryPoints | None = None, asks: bool = True) -> None:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
         self._entry_points = (entry_points or EntryPoints()) if self._files else None
+        if self._entry_points is not None:
+            self._entry_points.users = self._files
         self._threads: frozenset[str] = frozenset()
         self._asks = asks
         self.notes: list[str] = []

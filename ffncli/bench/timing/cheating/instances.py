@@ -1,0 +1,49 @@
+"""Objects of the benchmark whose methods or functions a user's file has replaced, one object at a time. Their classes
+and modules, which `entry_points.py` compares, stay as they were."""
+
+import gc
+import sys
+from collections.abc import Collection, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+_MEASURES, _JUDGES = ("ffncli.bench.timing", "ffncli.bench.referee"), "ffncli.bench.timing.cheating"
+
+
+def replaced_in_instances(users: Collection[str]) -> Iterator[tuple[object, str, object]]:
+    """Yield (object, attribute, value) for every function of the benchmark's objects that hides a method of their
+    class, or comes from one of the folders of `users`; for an object of such a file's subclass, `__class__`.
+    The objects of users' kernels hold their functions.
+    """
+    folders = tuple(users)
+    for thing in gc.get_objects():
+        kind = type(thing)
+        homes = [str(base.__module__) for base in kind.__mro__]
+        if not any(home.startswith(_MEASURES) for home in homes) or any(home.startswith(_JUDGES) for home in homes):
+            continue
+        if _is_from(kind, folders):
+            yield thing, "__class__", kind
+        kernel = getattr(getattr(thing, "built", thing), "kernel", None)
+        if getattr(kernel, "origin", ""):
+            continue
+        for key, value in list(getattr(thing, "__dict__", {}).items()):
+            if _hides_method(kind, key) or _is_from(value, folders):
+                yield thing, key, value
+
+
+def _hides_method(kind: type, key: str) -> bool:
+    if key in getattr(kind, "__dataclass_fields__", {}):
+        return False
+    return any(isinstance(vars(base).get(key), (FunctionType, classmethod, staticmethod)) for base in kind.__mro__)
+
+
+def _is_from(value: Any, folders: tuple[str, ...]) -> bool:
+    """Return whether a function, a method, a class, or an object with `__call__`, is defined in one of the folders."""
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        return value.__code__.co_filename.startswith(folders)
+    if not callable(value):
+        return False
+    home = sys.modules.get((value if isinstance(value, type) else type(value)).__module__)
+    return str(getattr(home, "__file__", "") or "").startswith(folders)
