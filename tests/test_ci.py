@@ -69,6 +69,10 @@ def new_machine(folder: Path, source: str) -> Machine:
             (packages / path.name).symlink_to(path)
     (home,) = (folder / "environment").glob("lib/python3*/site-packages")
     (home / "packages.pth").write_text(f"{packages}\n")
+    # What a certificate leaves out as installed includes the user's packages, which an environment does not import.
+    user = folder / "user" / home.relative_to(folder / "environment")
+    user.parent.mkdir(parents=True)
+    user.symlink_to(sysconfig.get_path("purelib"))
 
     checkout = Repository(folder / "project")
     write_model(checkout.path / "my-model")
@@ -79,6 +83,7 @@ def new_machine(folder: Path, source: str) -> Machine:
     checkout.commit(files)
     variables = {
         "FFN": source,
+        "PYTHONUSERBASE": str(folder / "user"),
         "GITHUB_BASE_REF": "main",
         "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
         "CI_MERGE_REQUEST_DIFF_BASE_SHA": base,
