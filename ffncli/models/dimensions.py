@@ -161,7 +161,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     outside = model.non_ffn if options.d_model is None else None  # a new d_model would change the attention too
     changed = replace(model.with_specs(specs), unknown=unknown, non_ffn=outside)
     evidence = (f"changed by options: {names}", *resolved.evidence)
-    return replace(resolved, model=changed, evidence=evidence, stored=None, notes=notes)
+    return replace(resolved, model=changed, evidence=evidence, stored=None, notes=notes, published_as=None)
 
 
 def _changed(spec: FFNSpec, options: Dimensions) -> FFNSpec:

@@ -214,7 +214,8 @@ class Resolved:
     tensors; `stored` is the size of the tensors (None if no headers were read). `from_tensors`: the blocks were read
     from the tensors, so there is nothing to compare with them. `quantization` is the config's quantization_config.
     `spots` locates each block's tensors by stack and index. `not_counted` lists the parts that the source shows but
-    that are not counted (`counting.not_counted` adds parts that follow from the model).
+    that are not counted (`counting.not_counted` adds parts that follow from the model). `published_as` quotes the
+    publisher's numbers of parameters, each with what it counts.
     """
 
     model: Model
@@ -226,6 +227,7 @@ class Resolved:
     stored: StoredSize | None = None
     from_tensors: bool = False
     not_counted: tuple[NotCounted, ...] = ()
+    published_as: str | None = None
     location: Path | None = None
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)

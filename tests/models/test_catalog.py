@@ -1,4 +1,5 @@
 import json
+import re
 import tomllib
 from importlib.resources import files
 
@@ -9,7 +10,8 @@ from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
 from ffncli.models.counting.count import count
-from ffncli.models.source import resolve
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.source import load, resolve
 from tests.oracles.catalog_modules import ffn_parameters
 from tests.oracles.counts import BESIDE, DENSE, MOE, RECENT, STORED_BYTES, WIDTHS
 
@@ -257,3 +259,65 @@ def test_a_packed_format_that_was_asked_for_leaves_the_rest_in_bf16():
     ffn = 32 * 3 * 4096 * 11008
     assert count(catalog.find("llama-2-7b"), "q4_0").model_weight_bytes == ffn * 4.5 / 8 + 2 * (6_738_415_616 - ffn)
     assert count(catalog.find("deepseek-v3"), "bf16").model_weight_bytes == 2 * 671_026_419_200
+
+
+# --- the publishers' numbers ------------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "M": 10**6, "B": 10**9, "T": 10**12}
+_PUBLISHED = re.compile(r"([\d,]+(?:\.\d+)?)([MBT]?)( active)?, (.+)")
+
+
+def counts_of(name: str, active: bool) -> dict[str, set[int]]:
+    """What each way of counting gives for a known model: the phrase, and the numbers that must all agree with it."""
+    counted, config = count(catalog.find(name)), catalog.config(name)
+    every = counted.model_params_active if active else counted.model_params_total
+    d_model, last = counted.d_model, counted.groups[-1]
+    table = config.get("vocab_size", 0) * d_model
+    looked_up = counted.model_params_active - counted.model_params_active_no_embedding
+    bare = every - (2 if looked_up else 1) * table  # a tied table is embedding and head
+    layer = last.ffn_params_per_layer + (last.attention_params_per_layer or 0) + (last.layer_norm_params_per_layer or 0)
+    predicting = layer + 2 * d_model * d_model + 3 * d_model  # it joins two inputs of d_model, and has three norms
+    with_copies = every + predicting + 2 * table  # of embedding and head
+    return {
+        "all parameters": {every},
+        "without the input embedding": {every - looked_up},
+        "with or without the input embedding": {every, every - looked_up},
+        "without the embedding and the head": {bare},
+        "with the multi-token-prediction layer, without the embedding and the head": {bare + predicting},
+        "with the multi-token-prediction layer and the scales": {with_copies + with_copies // 128**2},
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if catalog.find(name).published_as])
+def test_publishers_numbers_count_what_they_are_said_to_count(name: str) -> None:
+    """Each number is computed to its last digit; "all parameters" is said only if the input embedding matters."""
+    for text in catalog.find(name).published_as.split("; "):
+        number, unit, active, phrase = _PUBLISHED.fullmatch(text).groups()
+        ways = counts_of(name, bool(active))
+
+        def shown(value: int, number: str = number, unit: str = unit) -> str:
+            return f"{value / _UNITS[unit]:.{len(number.partition('.')[2])}f}"
+
+        expected = number.replace(",", "")
+        assert {shown(value) for value in ways[phrase]} == {expected}, text
+        if phrase in ("all parameters", "without the input embedding"):
+            both = ways["with or without the input embedding"]
+            assert len(both) == 1 or {shown(value) for value in both} != {expected}, text
+
+
+def test_what_publishers_say_about_their_numbers() -> None:
+    """From the papers and model cards themselves; Gemma's tables give both numbers, DeepSeek's README has 671B."""
+    assert catalog.find("deepseek-v3").published_as.startswith(
+        "671B, all parameters; 37B active, without the input embedding; 685B, with the multi-token-prediction layer"
+    )
+    assert (
+        catalog.find("gpt-oss-120b").published_as == "116.8B, all parameters; 5.1B active, without the input embedding"
+    )
+    assert catalog.find("mixtral-8x7b").published_as == "46.7B, all parameters; 12.9B active, all parameters"
+    assert catalog.find("gemma-7b").published_as == "7,751,248,896, without the embedding and the head"
+    assert catalog.find("bert-large").published_as is None  # 340M: 335 million by every count
+
+
+def test_a_changed_block_has_no_published_number() -> None:
+    assert load("gpt2").published_as == "124M, all parameters"
+    assert load("gpt2", Dimensions(d_ff=64)).published_as is None

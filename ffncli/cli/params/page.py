@@ -62,6 +62,8 @@ def _one(c: ModelCount) -> list[Part]:
     parts.append(Table(("quantity", "value", " "), _totals(c), title))
     if c.evidence:
         parts += [Heading("evidence"), *(Line(text, quiet=True) for text in c.evidence)]
+    if c.published_as:
+        parts.append(Line(f"published as: {c.published_as}", quiet=True))
     if c.citation:
         parts.append(Line(f"source: {c.citation}", quiet=True))
     if c.differences:

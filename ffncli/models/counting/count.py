@@ -114,6 +114,7 @@ class ModelCount:
     bits_per_weight: float | None
     differences: tuple[str, ...]
     evidence: tuple[str, ...]
+    published_as: str | None
     model_weight_bytes: int | None
     latent: int
     not_counted: tuple[NotCounted, ...]
@@ -178,6 +179,7 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
         **_stored(resolved.stored),
         differences=tuple(map(str, resolved.differences)),
         evidence=resolved.evidence,
+        published_as=resolved.published_as,
         model_weight_bytes=model_bytes,
         not_counted=not_counted(resolved),
         groups=tuple(counted),

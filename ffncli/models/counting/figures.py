@@ -41,8 +41,8 @@ _OF_EXCHANGE = {
 _OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
 _OF_FLOOR = tuple(f.name for f in fields(DeviceFloor) if f.name not in ("tokens", "ranks", "flops_per_byte"))
 KEYS = (
-    *(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_EXCHANGE,
-    *_OF_RIDGE, *_OF_FLOOR, *_ADDED,
+    *(name for name in _OF_COUNT if name not in ("evidence", "citation", "published_as")),
+    *_OF_COST, *_OF_SPLIT, *_OF_EXCHANGE, *_OF_RIDGE, *_OF_FLOOR, *_ADDED,
 )  # fmt: skip
 
 

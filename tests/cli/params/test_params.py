@@ -150,6 +150,7 @@ def test_a_page_of_dense_and_moe_layers(call):
     assert values["parameters, all layers"] == "657,758,632,448"
     assert {"active, all layers", "matmul FLOPs, all layers, 1 token", "norm parameters per MoE layer"} <= set(values)
     assert found[-1].startswith("source: [")
+    assert found[-2].startswith("published as: 671B, all parameters; 37B active, without the input embedding")
     assert any(line.endswith("shared with attention") for line in page(call, "falcon-7b"))
     assert any(line.endswith("norm, separate") for line in page(call, "gpt2"))
 
