@@ -113,6 +113,7 @@ class EntryPoints:
             (value, *_code_of(value)) for value in values.values() if isinstance(value, FunctionType)
         ]
         self._kernels = {name: (kernel, dict(vars(kernel))) for name, kernel in REGISTERED.items()}
+        self._kept: list[tuple[weakref.ref[object], dict[str, object]]] = []
         self._operators = _operators()
         self._settings = settings()
         self._values: list[Any] = []
@@ -133,6 +134,12 @@ class EntryPoints:
             known.add(id(one))
             self._functions.append((one, *_code_of(one)))
             todo += [cell.cell_contents for cell in one.__closure__ or () if _filled(cell)]
+
+    def keep(self, thing: object) -> None:
+        """Record an object's attributes that are functions, to put them back if a user's file replaces them. The object
+        is not kept alive."""
+        self._kept = [one for one in self._kept if one[0]() is not None]
+        self._kept.append((weakref.ref(thing), {key: value for key, value in vars(thing).items() if callable(value)}))
 
     def changes(self) -> list[Change]:
         """Return every change since the recording."""
@@ -182,10 +189,13 @@ class EntryPoints:
         for function, code, defaults, keywords in self._functions:
             function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, keywords
         for thing, key, _ in self._instances():
-            if key in vars(thing):
-                del vars(thing)[
-                    key
-                ]  # the method of its class is found again; functions of arms are built with each place
+            before = next((fields for one, fields in self._kept if one() is thing), {})
+            if key == "__class__":
+                thing.__class__ = next(base for base in type(thing).__mro__ if base.__module__.startswith(_PACKAGE))
+            elif key in before:
+                vars(thing)[key] = before[key]
+            else:  # the method of its class is found again; arms get their functions whenever they are placed
+                vars(thing).pop(key, None)
         for name, (kernel, fields) in self._kernels.items():
             REGISTERED[name] = kernel
             vars(kernel).update(fields)

@@ -50,6 +50,7 @@ class Inspector:
         """Record this kernel's code, if it is one of the package's, so that later changes to it are found."""
         if self._entry_points is not None and placed.name not in self._files:
             self._entry_points.add(placed.built.compute)
+            self._entry_points.keep(placed.built)
 
     def replaced(self) -> Ruling:
         """Return the ruling on what users' files have replaced since the last call; restore what they replaced for the
