@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ffncli.models.counting.parallel import ExpertExchange, Split  # needed only if a split is requested
 
 _WORD = Accepts("a number or a name", lambda value: str(value).strip())
-_ADDED = ("model_weight_bytes",)  # new columns are appended, so that older columns keep their positions
+_ADDED = ("model_weight_bytes", "published_as")  # new columns are appended, so that older columns keep their positions
 _OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", "not_counted", *_ADDED))
 _OF_COST = (
     "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
@@ -41,8 +41,8 @@ _OF_EXCHANGE = {
 _OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
 _OF_FLOOR = tuple(f.name for f in fields(DeviceFloor) if f.name not in ("tokens", "ranks", "flops_per_byte"))
 KEYS = (
-    *(name for name in _OF_COUNT if name not in ("evidence", "citation", "published_as")),
-    *_OF_COST, *_OF_SPLIT, *_OF_EXCHANGE, *_OF_RIDGE, *_OF_FLOOR, *_ADDED,
+    *(name for name in _OF_COUNT if name not in ("evidence", "citation")),
+    *_OF_COST, *_OF_SPLIT, *_OF_EXCHANGE, *_OF_RIDGE, *_OF_FLOOR, *_ADDED[:1],
 )  # fmt: skip
 
 
