@@ -271,15 +271,27 @@ class BlockComparison:
         return corrected
 
     def _without_leftovers(self, spec: FFNSpec, item: StoredFFN) -> StoredFFN:
-        """Return the FFN without the zero biases that GPTQ writers add and that loaders skip."""
+        """Return the FFN without what writers add and loaders skip: zero biases in GPTQ's files, and the gate and up
+        matrices that transformers writes for LongCat's identity experts."""
         packed = bool(item.formats) and all(form.startswith("gptq") for form in item.formats)
-        if spec.bias or not item.shows["bias"] or not packed:
-            return item
-        biases = params_of(replace(spec, bias=True)) - params_of(spec)
-        note = "biases stored with GPTQ's matrices are left out: the model has no biases"
+        if not spec.bias and item.shows["bias"] and packed:
+            biases = params_of(replace(spec, bias=True)) - params_of(spec)
+            note = "biases stored with GPTQ's matrices are left out: the model has no biases"
+            return self._without(biases, note, replace(item, shows={**item.shows, "bias": False}))
+        moe = spec.moe
+        if moe and moe.identity_experts:
+            every = moe.experts + moe.identity_experts
+            if item.shows["experts"] == every and item.uneven == f"down_proj for {moe.experts:,} of {every:,} experts":
+                unused = moe.identity_experts * 2 * spec.d_ff * spec.d_model
+                note = "matrices of identity experts are left out: nothing reads them"
+                shows = {**item.shows, "experts": moe.experts}
+                return self._without(unused, note, replace(item, shows=shows, uneven=""))
+        return item
+
+    def _without(self, params: int, note: str, item: StoredFFN) -> StoredFFN:
         self.notes += [] if note in self.notes else [note]
-        self.params -= biases
-        return replace(item, shows={**item.shows, "bias": False}, params=item.params - biases)
+        self.params -= params
+        return replace(item, params=item.params - params)
 
     def _config_name(self, name: str, spec: FFNSpec) -> str:
         """Return the config's name for one of our names; if there is no field, the value follows from model_type."""

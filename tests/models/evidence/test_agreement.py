@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from ffncli.errors import FFNError
+from ffncli.models.counting.count import count
 from ffncli.models.source import load
 from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, T5, expect_difference, expect_refusal, folder, tensors
 
@@ -374,3 +378,26 @@ def test_biases_that_gptq_writers_left_are_no_difference(call, tmp_path: Path):
     assert (code, row["differences"], row["bias"]) == (0, [], False)
     assert row["ffn_params_total"] == row["ffn_params_stored"] == 2 * 3 * 16 * 32
     assert "biases stored with GPTQ's matrices" in err
+
+
+def test_matrices_of_identity_experts_are_left_out(tmp_path: Path) -> None:
+    """transformers allocates gate and up for LongCat's identity experts too, never reads them, and saves them."""
+    config = AutoConfig.for_model(
+        "longcat_flash", hidden_size=32, ffn_hidden_size=48, expert_ffn_hidden_size=16, num_layers=2, vocab_size=64,
+        num_hidden_layers=4, n_routed_experts=4, zero_expert_num=2, moe_topk=2, num_attention_heads=4, kv_lora_rank=8,
+        q_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, head_dim=8,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    resolved = load(str(tmp_path))
+    ffns = sum(tensor.numel() for name, tensor in model.state_dict().items() if ".mlp" in name)
+    unused = 2 * 2 * (2 * 16 * 32)  # layers × identity experts × gate and up
+    found = count(resolved)
+    assert found.ffn_params_total == found.ffn_params_stored == ffns - unused
+    assert resolved.differences == ()
+    assert any("matrices of identity experts are left out" in note for note in resolved.notes)
+    # a real expert without its last matrix is still named
+    tensors = {name: t for name, t in load_file(tmp_path / "model.safetensors").items() if ".3.down_proj" not in name}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(FFNError, match="down_proj for 3 of 6 experts"):
+        load(str(tmp_path))
