@@ -121,7 +121,7 @@ LLAMA_4 = "did you mean 'llama-4-scout' or 'llama-4-maverick' or 'llama-3.2-1b'?
         ("lama2", "did you mean 'llama-2-7b' or 'llama-2-13b' or 'llama-2-70b'?"),
         ("lama-2-7b", "did you mean 'llama-2-7b'?"),
         ("mistrl", "did you mean 'mistral-small-4' or 'mistral-large-4' or 'mistral-medium-3.5'?"),
-        ("mixtrl", "did you mean 'mixtral-8x7b' or 'mixtral-8x22b'?"),
+        ("mixtrl", "did you mean 'mixtral-8x7b' or 'mixtral-8x22b' or 'mixtral-8x22b-it'?"),
         ("bert-base-uncasd", "did you mean 'bert-base'?"),  # of an alias the model's own name
         ("deepseek-v4.1", "did you mean 'deepseek-v4-flash' or 'deepseek-v4-pro'?"),  # an unknown generation
         ("qwen3.8-flash-next", "did you mean 'qwen3.8' or 'qwen3-8b'?"),

@@ -270,10 +270,12 @@ def test_what_is_refused_is_said():
 def test_registration_and_needs(monkeypatch):
     assert all(built_in(name).name == name for name in BUILT_IN)  # registered before what follows replaces the table
     monkeypatch.setattr("ffncli.kernels.kernel.REGISTERED", dict(REGISTERED))
-    build = register("fast", needs=("cuda", "no_such_module"))(lambda steps, device, dtype: lambda x, params: x)
+    build = register("fast", "as fast as light", needs=("cuda", "no_such_module"))(
+        lambda steps, device, dtype: lambda x, params: x
+    )
     from ffncli.kernels.kernel import REGISTERED as now
 
-    assert now["fast"] == Kernel("fast", build, canonical, ("cuda", "no_such_module"))
+    assert now["fast"] == Kernel("fast", build, canonical, ("cuda", "no_such_module"), does="as fast as light")
     assert now["fast"].missing("cpu") == "runs on a GPU only"
     assert now["fast"].missing("cuda:1") == "needs the module no_such_module"
     assert built_in("eager").missing("cpu") is None
@@ -306,7 +308,7 @@ def test_names_of_kernels_load_no_torch():
 
 def test_the_manual_has_every_kernel():
     page = (Path(__file__).parents[2] / "docs/benchmarking.md").read_text("utf-8")
-    table = page.partition("These are the built-in kernels.")[2].partition("\n## ")[0]
+    table = page.partition("These are the built-in kernels")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(BUILT_IN)
 
 

@@ -34,7 +34,7 @@ DENSE = {
 MOE = {
     "mixtral-8x7b": (4096, 14336, 8, 2, 176_160_768, 45_098_205_184, 11_275_337_728),
     **dict.fromkeys(
-        ("mixtral-8x22b", "mixtral-8x22b-instruct"), (6144, 16384, 8, 2, 301_989_888, 135_294_222_336, 33_825_619_968)
+        ("mixtral-8x22b", "mixtral-8x22b-it"), (6144, 16384, 8, 2, 301_989_888, 135_294_222_336, 33_825_619_968)
     ),
     "qwen3-30b-a3b": (2048, 768, 128, 8, 4_718_592, 29_003_612_160, 1_824_522_240),
     "qwen3-235b-a22b": (4096, 1536, 128, 8, 18_874_368, 227_145_678_848, 14_242_807_808),
@@ -60,7 +60,7 @@ WHOLE = {
     "phi-2": 2_779_683_840, "phi-3-mini": 3_821_079_552, "phi-4": 14_659_507_200, "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-72b": 72_706_203_648, "qwen3-8b": 8_190_735_360, "falcon-7b": 6_921_720_704, "whisper-tiny": 37_760_640,
     "whisper-large-v3": 1_543_490_560, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_620_634_112,
-    "mixtral-8x22b-instruct": 140_630_071_296,
+    "mixtral-8x22b-it": 140_630_071_296,
     "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_419_200, "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
 }  # fmt: skip
@@ -70,7 +70,7 @@ WHOLE = {
 ACTIVE = {
     "mixtral-8x7b": (12_879_925_248, 12_748_853_248),
     "mixtral-8x22b": (39_152_031_744, 38_955_423_744),
-    "mixtral-8x22b-instruct": (39_161_468_928, 38_960_142_336),
+    "mixtral-8x22b-it": (39_161_468_928, 38_960_142_336),
     "qwen3-30b-a3b": (3_353_032_704, 3_041_867_776),
     "qwen3-235b-a22b": (22_190_763_520, 21_568_433_664),
     "deepseek-v2": (21_375_800_320, 20_851_512_320),
@@ -97,7 +97,7 @@ WIDTHS = {
     **dict.fromkeys(("mistral-7b-v0.3", "gemma-7b", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), 2),
     **dict.fromkeys(("phi-2", "phi-3-mini", "phi-4", "qwen2.5-7b", "qwen2.5-72b", "qwen3-8b", "falcon-7b"), 2),
     **dict.fromkeys(("falcon-40b", "whisper-large-v3", "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b"), 2),
-    **dict.fromkeys(("qwen3-235b-a22b", "deepseek-v2", "mixtral-8x22b-instruct"), 2),
+    **dict.fromkeys(("qwen3-235b-a22b", "deepseek-v2", "mixtral-8x22b-it"), 2),
     "deepseek-v3": 1,
     "gpt-oss-20b": 4.25 / 8,
     "gpt-oss-120b": 4.25 / 8,

@@ -143,6 +143,7 @@ def test_a_case_has_the_name_of_its_unit(unit):
 
 RECORDS = (BenchQuestion, ParallelOptions, ResultOptions, SuiteOptions, LauncherOptions)
 BROKEN = [  # in the order of the table
+    ({"list_kernels": True, "source": "4x8"}, "list_kernels contradicts source"),
     ({"admit": "a.csv"}, "admit needs suite"),
     ({"suite": "ffn-1", "admit": "a.csv", "kernel": ("eager",)}, "admit contradicts kernel; it measures nothing"),
     ({"suite": "ffn-1", "tokens": (1,)}, "suite contradicts tokens"),
@@ -198,7 +199,7 @@ def test_what_goes_together(options):
 
 def test_the_rules_name_options():
     assert len(BROKEN) == len(CONFLICTS)
-    known = {name for record in RECORDS for name in options_of(record)} | {"plot", "plot_file"}
+    known = {name for record in RECORDS for name in options_of(record)} | {"plot", "plot_file", "list_kernels"}
     for rule in CONFLICTS:
         named = f"{rule.option} {rule.contradicts} {rule.needs} {rule.allows} {rule.unless}".split()
         assert {re.split("!?=", pattern)[0] for pattern in named} <= known, rule

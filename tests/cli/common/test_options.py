@@ -20,6 +20,7 @@ from ffncli.models.dimensions import leading_axes
 from ffncli.options.accept import COUNT, TEXTS, Accepts
 from ffncli.options.opt import Opt, Options, as_typed
 from ffncli.run.activations.question import DataQuestion
+from ffncli.run.verify.question import VerifyQuestion
 
 
 def test_tokens():
@@ -211,7 +212,7 @@ BELOW = {  # asked of the records below, since a run takes long
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"), ("activations", "--prompt"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
-    ("bench", "--certificate"), ("bench", "--routing"), ("bench", "--launcher-option"),
+    ("bench", "--certificate"), ("bench", "--routing"), ("bench", "--launcher-option"), ("verify", "--tokens"),
 }  # fmt: skip
 
 
@@ -245,6 +246,7 @@ def test_lists_of_records():
     )
     named = ResultOptions(certificate=["a.json", "b.json,c.json"]).certificate
     assert certificate_files(named) == ("a.json", "b.json", "c.json")
+    assert VerifyQuestion(tokens=["1", "16,64"]).tokens == (1, 16, 64)
     given = DataQuestion(input_ids=["1,2", "3"], position=["0", "2:3"])
     assert (given.input_ids, given.position) == ((1, 2, 3), "0,2:3")
 

@@ -368,9 +368,10 @@ def test_the_size_of_bert(of_bert):
 
 def test_not_in_every_layer_is_the_ffn_the_majority(of_bert):
     fact = of_bert["the FFN's share of a layer's parameters"]
-    # A decoder with cross-attention has two attentions of 4·4096² beside 3·4096·10240, and three norms.
-    least = 3 * 4096 * 10240 / (3 * 4096 * 10240 + 8 * 4096**2 + 3 * 4096)
-    assert f"from {100 * least:.1f} % (t5-v1.1-xxl, decoder layers)" in fact.note
+    # Kimi Delta Attention of 32 heads of 128: q, k, v, two gates and the output, beta, short convolutions; two norms.
+    ffn, inner = 3 * 2560 * 6144, 32 * 128
+    least = ffn / (ffn + 6 * 2560 * inner + 2560 * 32 + 3 * 4 * inner + inner + 32 + 128 + 2 * 2560)
+    assert f"from {100 * least:.1f} % (ling-3-flash, decoder layers)" in fact.note
     assert fact.verdict == "depends"
 
 
