@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -115,6 +116,8 @@ def _installed() -> list[str]:
     paths += [sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), *_SYSTEM, *map(os.path.expanduser, _CACHES)]
     paths += [os.path.join(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER') or 'root'}")]
     paths += [os.environ[name] for name in _VARIABLES_OF_CACHES if name in os.environ]
+    if torch := find_spec("torch"):  # packages may be installed in a folder that only PYTHONPATH names
+        paths += [str(Path(torch.origin or "").parents[1])]
     whole = (os.path.realpath(path) for path in paths if path)
     return sorted({os.path.join(path, "") for path in whole if path != os.sep})
 
