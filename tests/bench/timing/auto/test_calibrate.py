@@ -13,6 +13,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.run.engine.weights import random_weights
+from tests.bench.fake_clock import FakeCounters
 
 SPEC = FFNSpec(4, 8, "swiglu")
 BLOCK = kernel_steps(steps(SPEC))
@@ -53,6 +54,12 @@ class Time:
 
     def finish(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def quiet_counters(monkeypatch):
+    """Time passes in the fake clock alone, so this machine's other work must not count."""
+    monkeypatch.setattr("ffncli.bench.timing.modes.auto.SystemCounters", FakeCounters)
 
 
 def race(clock: Time, kernels: list[Kernel], case: Case = CASE, **settings):
