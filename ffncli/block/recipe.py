@@ -132,6 +132,8 @@ class FFNSpec:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if not all(isinstance(name, str) and name in ("weight", "bias") for name in self.tied):
+            raise FFNError(f"tied must be names among weight and bias, got {shown(self.tied)}")
         name, implied = activations.resolve(self.activation, "activation")
         if implied and self.gated is False:
             raise FFNError(

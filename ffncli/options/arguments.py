@@ -101,7 +101,8 @@ def _kinds(hint: Any) -> tuple[type[Any], ...]:
         return tuple({type(one) for one in get_args(hint)})
     if hint is float:
         return (float, int)
-    return (hint,) if isinstance(hint, type) else ()
+    kind = get_origin(hint) or hint  # of tuple[str, ...], tuple
+    return (kind,) if isinstance(kind, type) else ()
 
 
 def _words(hint: Any) -> str:

@@ -429,3 +429,9 @@ def test_the_tensor_that_does_not_fit_is_named():
         weight_bytes(steps(FFNSpec(48, 64)), storage("q4_0"))
     with pytest.raises(FFNError, match=r"^down.weight: q4_k stores 256 .* a row of 640"):
         weight_bytes(steps(FFNSpec(256, 640, moe=MoE(4, 2))), storage("q4_k"))
+
+
+@pytest.mark.parametrize("tied", ["weight", ["weight"], ("up",), (1,), 3])
+def test_tied_parameters_are_names_of_down(tied):
+    with pytest.raises(FFNError, match="tied must be"):
+        FFNSpec(4, 8, "relu", tied=tied)

@@ -194,7 +194,7 @@ def _notes(name: str) -> tuple[str, ...]:
 
 # What a format with a scale for each tensor leaves in bf16: routers, biases of experts, projections to a latent width.
 _PLAIN = re.compile(
-    r"router|(?:^|\.)(?:gate|wg)(?:\.weight)?$|shared_expert_gate|classifier|latent_proj|(?:pre|post)_expert_proj|bias$"
+    r"router|(?:^|\.)gate\.down_proj|(?:^|\.)(?:gate|wg)(?:\.weight)?$|shared_expert_gate|classifier|latent_proj|(?:pre|post)_expert_proj|bias$"
 )
 
 
