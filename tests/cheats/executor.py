@@ -16,7 +16,7 @@ def compute(out, x, gate, up, down):
         out.copy_(block.mlp(x, gate, up, down))
 
 
-@block.right_before(40)
+@block.right_before(20)
 def mlp(x, gate, up, down):
     out = torch.empty_like(x)
     pool.submit(compute, out, x, gate, up, down)

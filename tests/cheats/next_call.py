@@ -9,7 +9,7 @@ import torch
 pending = []
 
 
-@block.right_before(40)
+@block.right_before(20)
 def mlp(x, gate, up, down):
     if len(pending) > 2:
         out, of = pending.pop(0)

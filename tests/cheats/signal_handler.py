@@ -19,7 +19,7 @@ def fill(number, frame):
         pending.clear()
 
 
-@block.right_before(40)
+@block.right_before(20)
 def mlp(x, gate, up, down):
     signal.signal(signal.SIGVTALRM, fill)
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.002)

@@ -7,6 +7,6 @@ import block
 import torch
 
 
-@block.right_before(40)
+@block.right_before(20)
 def mlp(x, gate, up, down):
     return torch.empty_like(x)
