@@ -256,7 +256,7 @@ def tolerance_topic(line: TopicLine) -> Topic:
         (
             "Every step rounds, and each implementation in its own order, so two correct results differ a little.",
             f"eps is the distance from 1 to the next number: {fp32:.3g} in fp32, {bf16:.3g} in bf16.",
-            "A sum of n products makes n rounding errors of random sign, which grow as √n does.",
+            "A sum of n products makes n rounding errors of random sign, which grow as √n.",
             "So ffn accepts max|a - b| / max|b| up to 4 × (eps + eps_sum × √width); width is the larger of d_model and "
             "d_ff.",
             f"In fp32 at width 1024 that is {limit:.2g}; in bf16 eps_sum is fp32's, because sums are kept in fp32.",
