@@ -109,15 +109,23 @@ class FromSource(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
+def packages() -> list[str]:
+    """Return the folders of the standard library, of ffn, and of the packages next to torch, which may lie in a folder
+    that only PYTHONPATH names, or in a user's project."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths.append(str(Path(__file__).parents[2]))
+    if torch := find_spec("torch"):
+        paths.append(str(Path(torch.origin or "").parents[1]))
+    return [os.path.join(os.path.realpath(path), "") for path in paths]
+
+
 def _installed() -> list[str]:
     """Return the folders of the standard library, of installed packages, of the system and of compilers' caches, each
     with a separator at its end."""
-    paths = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
-    paths += [sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), *_SYSTEM, *map(os.path.expanduser, _CACHES)]
+    paths = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), *packages()]
+    paths += [sys.prefix, sys.base_prefix, *_SYSTEM, *map(os.path.expanduser, _CACHES)]
     paths += [os.path.join(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER') or 'root'}")]
     paths += [os.environ[name] for name in _VARIABLES_OF_CACHES if name in os.environ]
-    if torch := find_spec("torch"):  # packages may be installed in a folder that only PYTHONPATH names
-        paths += [str(Path(torch.origin or "").parents[1])]
     whole = (os.path.realpath(path) for path in paths if path)
     return sorted({os.path.join(path, "") for path in whole if path != os.sep})
 

@@ -191,7 +191,8 @@ class EntryPoints:
         for thing, key, _ in self._instances():
             before = next((fields for one, fields in self._kept if one() is thing), {})
             if key == "__class__":
-                thing.__class__ = next(base for base in type(thing).__mro__ if base.__module__.startswith(_PACKAGE))
+                ours = next(base for base in type(thing).__mro__ if base.__module__.startswith(_PACKAGE))
+                object.__setattr__(thing, "__class__", ours)  # also of a frozen dataclass
             elif key in before:
                 vars(thing)[key] = before[key]
             else:  # the method of its class is found again; arms get their functions whenever they are placed

@@ -2,10 +2,13 @@
 and modules, which `entry_points.py` compares, stay as they were."""
 
 import gc
+import os
 import sys
 from collections.abc import Collection, Iterator
 from types import FunctionType, MethodType
 from typing import Any
+
+from ffncli.run.user.surroundings import packages
 
 _MEASURES, _JUDGES = ("ffncli.bench.timing", "ffncli.bench.referee"), "ffncli.bench.timing.cheating"
 
@@ -15,19 +18,19 @@ def replaced_in_instances(users: Collection[str]) -> Iterator[tuple[object, str,
     class, or comes from one of the folders of `users`; for an object of such a file's subclass, `__class__`.
     The objects of users' kernels hold their functions.
     """
-    folders = tuple(users)
+    folders, installed = tuple(users), tuple(packages())
     for thing in gc.get_objects():
         kind = type(thing)
         homes = [str(base.__module__) for base in kind.__mro__]
         if not any(home.startswith(_MEASURES) for home in homes) or any(home.startswith(_JUDGES) for home in homes):
             continue
-        if _is_from(kind, folders):
+        if _is_from(kind, folders, installed):
             yield thing, "__class__", kind
         kernel = getattr(getattr(thing, "built", thing), "kernel", None)
         if getattr(kernel, "origin", ""):
             continue
         for key, value in list(getattr(thing, "__dict__", {}).items()):
-            if _hides_method(kind, key) or _is_from(value, folders):
+            if _hides_method(kind, key) or _is_from(value, folders, installed):
                 yield thing, key, value
 
 
@@ -37,13 +40,18 @@ def _hides_method(kind: type, key: str) -> bool:
     return any(isinstance(vars(base).get(key), (FunctionType, classmethod, staticmethod)) for base in kind.__mro__)
 
 
-def _is_from(value: Any, folders: tuple[str, ...]) -> bool:
-    """Return whether a function, a method, a class, or an object with `__call__`, is defined in one of the folders."""
+def _is_from(value: Any, folders: tuple[str, ...], installed: tuple[str, ...]) -> bool:
+    """Return whether a function, a method, a class, or an object with `__call__`, is defined in one of the folders, but
+    not in an installed package: a project may have its environment, with ffn, in its own folder."""
     if isinstance(value, MethodType):
         value = value.__func__
     if isinstance(value, FunctionType):
-        return value.__code__.co_filename.startswith(folders)
+        return _is_users(value.__code__.co_filename, folders, installed)
     if not callable(value):
         return False
     home = sys.modules.get((value if isinstance(value, type) else type(value)).__module__)
-    return str(getattr(home, "__file__", "") or "").startswith(folders)
+    return _is_users(str(getattr(home, "__file__", "") or ""), folders, installed)
+
+
+def _is_users(path: str, folders: tuple[str, ...], installed: tuple[str, ...]) -> bool:
+    return path.startswith(folders) and not os.path.realpath(path).startswith(installed)

@@ -1,0 +1,16 @@
+"""Objects of the benchmark that a user's file changed."""
+
+import os
+
+from ffncli.bench.records import TimedBlock
+from ffncli.bench.timing.cheating.instances import replaced_in_instances
+from ffncli.bench.timing.clock import CpuClock
+
+
+def test_ffn_in_a_user_s_project_is_not_the_user_s_code():
+    """A project may have its environment in its own folder; its kernel's folder then has all of ffn's code."""
+    clock = CpuClock()
+    assert list(replaced_in_instances({os.sep})) == []
+    clock.time = lambda call, inner, before=None: 1e-9
+    assert [(thing, key) for thing, key, _ in replaced_in_instances({os.sep})] == [(clock, "time")]
+    assert TimedBlock.__module__ == "ffncli.bench.records"
