@@ -96,7 +96,8 @@ class FFNSpec:
     not gated. A parallel block adds a second input, `attention`, to its residual; `shared_norm` means that attention
     uses the same norm. `down_bias` overrides `bias` for the down projection (GTE). `gate_scale` multiplies the gate
     before its activation (Falcon-H1). Norms after the FFN and after each expert may have a different eps,
-    `post_norm_eps`, and may multiply the input by their weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is
+    `post_norm_eps`, and may multiply the input by their weight (`post_norm_weigh`, as in `steps.Norm`);
+    `post_norm_inside`: a norm on the branch is part of the FFN's module (A.X-K1). `norm_gate` is
     the rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned
     factor multiplies the output of a dense FFN, or the weights of a mixture's experts (Inkling). `tied` names the
     parameters of the down projection (`weight`, `bias`) that are tensors of up or gate, as in `steps.Linear`. Raises
@@ -129,6 +130,7 @@ class FFNSpec:
     post_norm_weigh: Weigh = "output"
     norm_gate: int | None = None
     tied: tuple[str, ...] = ()
+    post_norm_inside: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -394,7 +396,8 @@ def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
     out: list[Step] = []
     normed = spec.norm != "none"
     if normed and spec.norm_position in ("branch", "pre+branch"):
-        out.append(Step("post_norm", _norm(spec, d_model, after=True), (last,)))
+        norm = replace(_norm(spec, d_model, after=True), inside=spec.post_norm_inside)
+        out.append(Step("post_norm", norm, (last,)))
         last = "post_norm"
     if spec.residual or spec.parallel:
         stream = ("x", "attention") if spec.parallel else ("x",)

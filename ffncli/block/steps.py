@@ -324,7 +324,8 @@ class Norm(Op):
 
     `weigh` selects what the weight multiplies: the normalised values, or the input before normalisation (Muse-Spark).
     `shared` marks a norm whose output is also read by another branch (Falcon-7B, Phi-2): it is computed here, but its
-    parameters belong to the layer and are not counted as the FFN's.
+    parameters belong to the layer and are not counted as the FFN's. `inside` marks a norm of the FFN's output that is
+    part of the module that the model calls its FFN, so that its output leaves the module (A.X-K1).
     """
 
     kind: Literal["layernorm", "rmsnorm"]
@@ -334,6 +335,7 @@ class Norm(Op):
     bias: bool = False
     shared: bool = False
     weigh: Literal["output", "input"] = "output"
+    inside: bool = False
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Return `weight` and `bias`, one value per feature, if the norm has them."""
@@ -554,17 +556,24 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """Return (ffn_input, ffn_output): the tensors that enter and leave what a model calls its FFN or MLP module.
 
     Residuals and the norms around the module are excluded: the input is the tensor that the first projection or router
-    reads; the output is the result of the down projection or the mixed experts, or the logits of a lone final layer.
-    Raises FFNError for steps without a projection.
+    reads; the output is `ffn_sum`, after a norm that is part of the module. Raises FFNError for steps without a
+    projection.
     """
     first = next((s for s in steps if isinstance(s.op, Linear) and not of_norm(s)), None)
     if first is None:
         raise FFNError("these steps have no projection, so they are not an FFN")
+    total = ffn_sum(steps)
+    inside = (s.output for s in steps if isinstance(s.op, Norm) and s.op.inside and s.inputs == (total,))
+    return first.inputs[0], next(inside, total)
+
+
+def ffn_sum(steps: Sequence[Step]) -> str:
+    """Return the name of the sum of what an FFN's units write: the result of the down projection or the mixed experts;
+    in a lone final layer, its logits."""
     names = {s.output for s in steps}
     # In reverse order of execution: `moe` adds to `biased`, which adds to `widened`, which projects `experts`.
     output = next((n for n in ("moe", "biased", "widened", "experts", "scaled", "down") if n in names), "logits")
-    reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
-    return first.inputs[0], reduced
+    return next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
 
 
 def ffn_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -580,21 +589,3 @@ def walk(steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, Step]]:
         yield prefix + step.output, step
         if isinstance(step.op, Experts):
             yield from walk(step.op.program, f"{prefix}{step.output}[e].")
-
-
-def right_hand_side(step: Step, steps: Sequence[Step]) -> str:
-    """Return the printed right-hand side, such as `x · W1 + b1`."""
-    return step.op.formula(step.inputs, lambda parameter: weight_symbol(step.output, parameter, steps))
-
-
-def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
-    """Return the symbol of a parameter in printed formulas. In a gated block W1 is gate, W3 up and W2 down; in a plain
-    block W1 is up and W2 down.
-
-    Other symbols are W_router and shared.W1. In the final layer the symbols are just W and b.
-    """
-    prefix, _, name = output.rpartition(".")
-    gated = any(s.output == f"{prefix}.gate".lstrip(".") for _, s in walk(steps))
-    number = {"gate": "1", "up": "3" if gated else "1", "down": "2", "logits": ""}.get(name, f"_{name}")
-    letter = {"weight": "W", "bias": "b", "correction": "b", "factor": "s"}.get(parameter, parameter)
-    return (f"{prefix}." if prefix else "") + letter + number

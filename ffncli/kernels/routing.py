@@ -18,7 +18,7 @@ Summed: TypeAlias = Callable[[Tensor, Tensor, Tensor, Weights], Tensor]
 Chosen: TypeAlias = tuple[Tensor, Tensor]  # experts, their weights
 _COMPUTED = (
     "router", "router_scaled", "route", "latent", "latent_norm", "experts", "mixed_norm", "widened", "biased",
-    "shared_gate", "shared_score", "shared", "moe",
+    "shared_gate", "shared_score", "shared", "moe", "post_norm",
 )  # fmt: skip
 
 
@@ -83,7 +83,9 @@ def mixture(steps: Steps, place: Place, dtype: torch.dtype, summed: Summed) -> C
     (router, router_bias), (latent, latent_bias), (widened, widened_bias), (_, bias), (shared_gate, _) = (
         layer(name, place) for name in ("router", "latent", "widened", "biased", "shared_gate")
     )
-    latent_norm, mixed_norm = (norm(ops.get(name), name, place) for name in ("latent_norm", "mixed_norm"))
+    latent_norm, mixed_norm, post_norm = (
+        norm(ops.get(name), name, place) for name in ("latent_norm", "mixed_norm", "post_norm")
+    )
 
     def ffn(x: Tensor, params: Params) -> Tensor:
         p: Weights = (*params, None)
@@ -95,11 +97,11 @@ def mixture(steps: Steps, place: Place, dtype: torch.dtype, summed: Summed) -> C
             out = linear(mixed_norm(out, p), p[widened], p[widened_bias])
         out = plus(out, p[bias])
         if shared is None:
-            return out
+            return post_norm(out, p)
         extra = shared(x, p)
         if p[shared_gate] is not None:
             extra = torch.sigmoid(linear(x, p[shared_gate])) * extra
-        return out + (extra if shared_scale == 1 else extra * shared_scale)
+        return post_norm(out + (extra if shared_scale == 1 else extra * shared_scale), p)
 
     return ffn
 

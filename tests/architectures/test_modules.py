@@ -125,7 +125,7 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
     spellings = {
         "router.weight": ROUTER, "router.bias": ("router.bias",), "route.correction": CORRECTION,
         "shared_gate.weight": ("shared_expert_gate.weight",), "biased.bias": ("bias",),
-        "route.factor": ("gate.global_scale",),
+        "route.factor": ("gate.global_scale",), "post_norm.weight": ("post_mlp_layernorm.weight",),
     }  # fmt: skip
     own = {ours: found[theirs] for ours, names in spellings.items() for theirs in names if theirs in found}
     if "route.correction" in own:
@@ -149,10 +149,9 @@ def test_experts_are_run_as_their_module_runs_them(name: str) -> None:
         theirs = module(x.clone())
         theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).reshape(x.shape)
         theirs = theirs if beside is None else theirs + beside(x)
-        inner = ffn_steps(steps(replace(spec, norm="none", norm_gate=None, parallel=False, residual=False)))
+        norm: dict[str, Any] = {"norm_position": "branch"} if spec.post_norm_inside else {"norm": "none"}
+        inner = ffn_steps(steps(replace(spec, norm_gate=None, parallel=False, residual=False, **norm)))
         ours = run(inner, weights(found, spec), {"x": x})
-        if "post_mlp_layernorm.weight" in found:  # A.X-K1's module ends with the norm of its branch
-            ours = module.get_submodule("post_mlp_layernorm")(ours)
     assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 

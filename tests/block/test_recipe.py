@@ -23,10 +23,10 @@ from ffncli.block.steps import (
     ffn_span,
     input_shapes,
     parameters,
-    right_hand_side,
     shapes,
     walk,
 )
+from ffncli.block.symbols import right_hand_side
 from ffncli.block.value import unit_steps
 from ffncli.errors import FFNError
 from tests.oracles import modules

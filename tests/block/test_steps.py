@@ -1,6 +1,7 @@
 """The language itself: every op through every reader, shapes, formulas, inputs."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,12 +28,13 @@ from ffncli.block.steps import (
     block_inputs,
     ffn_span,
     ffn_steps,
+    ffn_sum,
     input_shapes,
     parameters,
-    right_hand_side,
     shapes,
     walk,
 )
+from ffncli.block.symbols import right_hand_side
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.trace import trace
@@ -138,6 +140,21 @@ def test_span_of_the_ffn(spec, span):
     core = ffn_steps(block)
     assert core[-1].output == span[1]
     assert not any(isinstance(s.op, Norm) for s in core)
+
+
+@pytest.mark.parametrize(
+    ("spec", "total"),
+    [(FFNSpec(4, 8), "down"), (FFNSpec(4, 8, moe=MoE(2, 1)), "experts"), (FFNSpec(4, 8, moe=MoE(2, 1, 1)), "moe")],
+)
+def test_a_norm_inside_the_module_ends_the_ffn(spec, total):
+    normed = replace(spec, norm="rmsnorm", norm_position="pre+branch", residual=True)
+    around, within = steps(normed), steps(replace(normed, post_norm_inside=True))
+    assert [s.output for s in around] == [s.output for s in within]
+    assert (ffn_span(around), ffn_sum(around)) == (("norm", total), total)
+    assert (ffn_span(within), ffn_sum(within)) == (("norm", "post_norm"), total)
+    assert [s.output for s in ffn_steps(within)][-2:] == [total, "post_norm"]
+    split = shard(within, 0, 2)
+    assert (ffn_span(split), ffn_sum(split)) == (("norm", "post_norm"), f"{total}.sum")
 
 
 def printed(spec: FFNSpec) -> list[str]:

@@ -58,6 +58,10 @@ MIXED = {
         6, 24, "swiglu", norm="rmsnorm", norm_weight="one_plus", post_norm_eps=1e-3, post_norm_weigh="input",
         moe=MoE(4, 2, latent=3, latent_norm=True, expert_norm=True, router_scale=0.2),
     ),
+    "norm at the end": FFNSpec(
+        6, 24, "swiglu", norm="rmsnorm", norm_position="pre+branch", post_norm_inside=True, residual=True,
+        moe=MoE(4, 2, 1),
+    ),
     "norm inside, without weights": FFNSpec(
         6, 24, "relu2", gated=True, norm="rmsnorm", norm_weight="none", sub_norm=True, moe=MoE(4, 2)
     ),

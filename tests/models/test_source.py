@@ -12,7 +12,7 @@ from ffncli.block.activations import CANONICAL, TABLE
 from ffncli.block.analysis.gated import UNITS
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, unit_ops
-from ffncli.block.steps import right_hand_side
+from ffncli.block.symbols import right_hand_side
 from ffncli.errors import FFNError
 from ffncli.models import catalog, source
 from ffncli.models.config.families import REFUSED

@@ -216,6 +216,7 @@ CASES: Mapping[str, Case] = {
     "deepseek_v2-greedy": _deepseek("DeepseekV2", n_group=None, topk_group=None),
     "deepseek_v3": _deepseek("DeepseekV3", norm_topk_prob=True),
     "deepseek_v3-not-renormalised": _deepseek("DeepseekV3", norm_topk_prob=False),
+    "axk1": _deepseek("AXK1", norm_topk_prob=True),  # a norm inside the experts' module
     # with a limit that values pass
     "gpt_oss": _causal("GptOss", {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 0.75}),
 }  # fmt: skip
@@ -266,8 +267,8 @@ class Made:
         """Return the parameter count of a layer's FFN, with the router and without norms."""
         layer = self.layer(stack, index)
         modules = [layer.get_submodule(name) for name in self.case.ffn]
-        tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        return sum(tensor.numel() for tensor in tensors)
+        tensors = [pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers())]
+        return sum(tensor.numel() for name, tensor in tensors if "norm" not in name)
 
     def capture(self, stack: str, index: int, dtype: str) -> Capture:
         """Run the whole model, and record the tensors of one layer's block."""

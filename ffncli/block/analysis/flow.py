@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ffncli.block import steps as ops
-from ffncli.block.steps import Step, input_shapes, shapes, weight_symbol
+from ffncli.block.steps import Step, input_shapes, shapes
+from ffncli.block.symbols import weight_symbol
 
 
 def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, ...]:

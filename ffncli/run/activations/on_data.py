@@ -18,9 +18,9 @@ from ffncli.block.steps import (
     ffn_span,
     ffn_steps,
     parameters,
-    right_hand_side,
     walk,
 )
+from ffncli.block.symbols import right_hand_side
 from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import activation, apply, execute, mix, possible, received, unmixed

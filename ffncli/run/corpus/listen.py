@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ffncli.block import steps as ops
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Step, ffn_span, ffn_steps, id_inputs, parameters, routes, tables
+from ffncli.block.steps import Step, ffn_span, ffn_steps, ffn_sum, id_inputs, parameters, routes, tables
 from ffncli.block.value import unit_steps
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.model import Layer
@@ -140,7 +140,7 @@ class Receiver:
         """Receive an expert's contribution [tokens, d_model] to the output of these tokens (rows of the batch)."""
 
     def left(self, output: Tensor) -> None:
-        """Receive the output of a mixture [tokens, d_model]."""
+        """Receive the sum of a mixture's contributions [tokens, d_model]."""
 
     def leaving(self, stream: Tensor, batch: Batch) -> None:
         """Receive the residual stream after the layer [texts, length, d_model], with padding."""
@@ -294,7 +294,7 @@ class _LayerHooks:
 
     def _run_steps(self, x: Tensor) -> None:
         """Compute the units with ffncli's steps instead of the model's modules."""
-        batch, (start, end) = self._batch, ffn_span(self.block)
+        batch, (start, _), total = self._batch, ffn_span(self.block), ffn_sum(self.block)
         weights = live_weights(self.listener.loaded.module, self._located)
         inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
         unit_events, route = UnitEvents(self.block), None
@@ -307,7 +307,7 @@ class _LayerHooks:
                 self.receiver.units(units.group, units.values, units.active, places)
             if event.expert is not None and event.tokens is not None and route is not None:
                 self._written(event, route)
-            if event.name == end and route is not None:
+            if event.name == total and route is not None:
                 self.receiver.left(event.tensor)
         self.shown = True
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step, weight_symbol
+from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step
+from ffncli.block.symbols import weight_symbol
 from ffncli.block.value import unit_steps
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.options.accept import outside_brackets

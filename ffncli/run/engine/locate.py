@@ -73,9 +73,6 @@ def _boundary(
     whole, root = common_module([*routed, *shared]), common_module(routed)
     if not whole.startswith(at) or whole == at:
         return root, (root, common_module(shared))
-    # If the module contains the norm after the FFN (A.X-K1), the module's output is the norm's output, not the FFN's.
-    if any(name.startswith(f"{whole}.") for name in norms.values()):
-        return whole, (owners["down.weight"], *([common_module(shared)] if shared else []))
     return whole, (whole,)
 
 

@@ -17,9 +17,8 @@ from ffncli.block.steps import (
     block_inputs,
     ffn_span,
     input_shapes,
-    right_hand_side,
-    weight_symbol,
 )
+from ffncli.block.symbols import right_hand_side, weight_symbol
 from ffncli.block.value import unit_steps
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute

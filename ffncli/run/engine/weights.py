@@ -12,7 +12,7 @@ from ffncli.block import steps as ops
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
 from ffncli.block.recipe import route_of, steps
-from ffncli.block.steps import Step, ffn_span, ffn_steps, of_norm, parameters, tables
+from ffncli.block.steps import Step, ffn_span, of_norm, parameters, tables
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.model import Example, Layer, Resolved
@@ -95,13 +95,14 @@ def steps_with_weights(
     lost = [s.output for s in block if of_norm(s) and s.parameters().keys() - weights.keys()]
     if not lost:
         return block, ()
-    start, end = ffn_span(block)
+    start, end = ffn_span([step for step in block if step.output not in lost])
     names = [step.output for step in block]
-    if {*lost} & {*names[: names.index(start) + 1 if start in names else 0]}:
+    first, last = names.index(start) + 1 if start in names else 0, names.index(end) + 1
+    if {*lost} & {*names[:first]}:
         where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
-        return ffn_steps(block), (f"this file does not describe the norm before the FFN: {where}",)
+        return block[first:last], (f"this file does not describe the norm before the FFN: {where}",)
     where = f"the trace ends at ffn_output, which is '{end}'"
-    return block[: names.index(end) + 1], (f"this file does not describe the norm after the FFN: {where}",)
+    return block[:last], (f"this file does not describe the norm after the FFN: {where}",)
 
 
 def random_weights(

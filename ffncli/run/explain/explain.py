@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block import steps as ops
-from ffncli.block.steps import right_hand_side
+from ffncli.block.symbols import right_hand_side
 from ffncli.run.engine.execute import function, one_by_one
 from ffncli.run.explain import arithmetic
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term, op_of, origin_of

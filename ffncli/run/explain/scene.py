@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ffncli.block.steps import Experts, Step, block_inputs, weight_symbol
+from ffncli.block.steps import Experts, Step, block_inputs
+from ffncli.block.symbols import weight_symbol
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.engine.execute import EVAL, Mode
 from ffncli.run.measure.statistics import unravel

@@ -6,7 +6,8 @@ from typing import Any
 
 from ffncli.block import steps as ops
 from ffncli.block.activations import TABLE
-from ffncli.block.steps import Shape, Step, block_inputs, input_shapes, shapes, walk, weight_symbol
+from ffncli.block.steps import Shape, Step, block_inputs, input_shapes, shapes, walk
+from ffncli.block.symbols import weight_symbol
 from ffncli.errors import clean
 from ffncli.run.export.problem import ExportProblem
 from ffncli.version import __version__

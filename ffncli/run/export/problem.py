@@ -9,7 +9,8 @@ from ffncli.block.cost import CONVENTIONS as COST_CONVENTIONS
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType, activation_dtype, dtype, find_storage
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Route, Step, right_hand_side, walk
+from ffncli.block.steps import Route, Step, walk
+from ffncli.block.symbols import right_hand_side
 from ffncli.block.traffic import traffic
 from ffncli.errors import FFNError, option, shown
 from ffncli.kernels.kernel import kernel_steps

@@ -19,11 +19,10 @@ from ffncli.block.steps import (
     Step,
     experts_per_token,
     ffn_steps,
-    right_hand_side,
     routes,
     walk,
-    weight_symbol,
 )
+from ffncli.block.symbols import right_hand_side, weight_symbol
 from ffncli.models.counting.parallel import (
     Slice,
     all_gather_bytes,

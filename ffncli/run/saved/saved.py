@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import Axis, Experts, Step, right_hand_side
+from ffncli.block.steps import Axis, Experts, Step
+from ffncli.block.symbols import right_hand_side
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.run.engine.prepare import Token
@@ -205,7 +206,7 @@ def save(
 
 
 _OF_A_RANK = ("first", "ranks")
-_LATER = ("expert_scale", "tied")  # fields that earlier versions did not have, left out where they are off
+_LATER = ("expert_scale", "tied", "inside")  # fields that earlier versions did not have, left out where they are off
 
 
 def fingerprint(steps: Sequence[Step]) -> str:

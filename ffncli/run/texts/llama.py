@@ -8,7 +8,8 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import Ranks
-from ffncli.block.steps import Norm, Step, parameters, weight_symbol
+from ffncli.block.steps import Norm, Step, parameters
+from ffncli.block.symbols import weight_symbol
 from ffncli.models import catalog
 from ffncli.models.counting.iso_params import iso_params
 from ffncli.run.engine.execute import run

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Add, Norm, Step, ffn_span
+from ffncli.block.steps import Add, Norm, Step, ffn_sum
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.run.engine.execute import norm
@@ -205,7 +205,7 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> tuple[Tensor
     its factor is its part of the residual stream; a factor is NaN if a norm is not a pure scaling.
     """
     block = steps(ready.layer.spec)
-    _, name = ffn_span(block)
+    name = ffn_sum(block)
     factors = torch.ones(len(vectors), dtype=torch.float64)
     for step in block[[s.output for s in block].index(name) + 1 :]:
         match step.op:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.analysis.flow import flow
-from ffncli.block.steps import Step, ffn_span, routes
+from ffncli.block.steps import Step, ffn_span, ffn_sum, routes
 from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Resolved
 from ffncli.run.corpus.question import TABLES
@@ -226,7 +226,7 @@ def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepare
     steps = prepared.steps
     names = {"probs", *routes(steps)}
     if question.unembed or prepared.reference is not None:
-        names.add(ffn_span(steps)[1])
+        names |= {ffn_sum(steps), ffn_span(steps)[1]}
     if question.ranks is not None:
         from ffncli.run.ranks.one_process import compared_steps
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import ffn_span, routes
+from ffncli.block.steps import ffn_sum, routes
 from ffncli.errors import FFNError, option
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
@@ -35,7 +35,7 @@ def unembedded(
 ) -> "tuple[PromotedTokens, ...]":
     """Return the tokens promoted by the FFN's output at positions (default: the last), or by a unit, after any norms
     between the FFN and the residual stream."""
-    output = result.tensors[result.ffn_output].flatten(0, -2)
+    output = result.tensors[ffn_sum(prepared.steps)].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
     if question.neuron is None:
         stream = prepared.stream
@@ -174,7 +174,7 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
     """Return the vectors that a unit writes for a prompt's rows, in each of `experts` that receives the row."""
-    block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
+    block, end, moe = ready.steps, ffn_sum(ready.steps), ready.layer.spec.moe
     unit_events, mixtures = UnitEvents(block), routes(block)
     values: list[tuple[int, int | None, float, Tensor]] = []
     route = output = torch.ones(0)

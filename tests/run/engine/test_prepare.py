@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from ffncli.block.recipe import steps
+from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.errors import FFNError
 from ffncli.models.config.read import from_config
@@ -21,6 +21,7 @@ from ffncli.models.source import load
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, prepare
+from ffncli.run.engine.weights import random_weights, steps_with_weights
 from tests.oracles.architectures import build, cases
 from tests.oracles.architectures.traced import live_weights
 from tests.oracles.checkpoints import LLAMA, folder, tensors
@@ -96,6 +97,22 @@ def test_without_the_norm_after_it_the_block_ends_with_the_ffn(tmp_path: Path):
     assert "this file does not describe the norm after the FFN: the trace ends at ffn_output, which is 'down'" in note
 
 
+@pytest.mark.parametrize(("lost", "first", "note"), [
+    ([], "norm", None),
+    (["post_norm"], "norm", "the norm after the FFN: the trace ends at ffn_output, which is 'experts'"),
+    (["norm"], "router", "begins at ffn_input, which is 'norm', and ends at ffn_output"),
+    (["norm", "post_norm"], "router", "begins at ffn_input, which is 'norm', and ends at ffn_output"),
+])  # fmt: skip
+def test_a_norm_that_ends_the_module_may_be_missing(lost: list[str], first: str, note: str | None):
+    spec = FFNSpec(4, 8, norm="rmsnorm", norm_position="pre+branch", post_norm_inside=True, moe=MoE(2, 1))
+    block = steps(spec)
+    weights = random_weights(block, torch.Generator())
+    there = {name: tensor for name, tensor in weights.items() if name.partition(".")[0] not in lost}
+    kept, notes = steps_with_weights(block, there)
+    assert (kept[0].output, kept[-1].output) == (first, "experts" if "post_norm" in lost else "post_norm")
+    assert not note or note in notes[0]
+
+
 def test_what_is_assumed_is_noted(tmp_path: Path):
     stored = {f"layers.0.mlp.{n}.weight": torch.randn(shape) for n, shape in {"Wi": (12, 4), "Wo": (4, 6)}.items()}
     ready = prepare(load(folder(tmp_path, None, stored), Dimensions(activation="gelu")))
@@ -118,7 +135,7 @@ def described(model: Any, name: str) -> Resolved:
     ("mixtral", "2", "model.layers.2.mlp", ["model.layers.2.mlp"]),
     ("granitemoeshared", "0", "model.layers.0.block_sparse_moe",
      ["model.layers.0.block_sparse_moe", "model.layers.0.shared_mlp"]),
-    ("axk1", "1", "model.layers.1.mlp", ["model.layers.1.mlp.experts", "model.layers.1.mlp.shared_experts"]),
+    ("axk1", "1", "model.layers.1.mlp", ["model.layers.1.mlp"]),
     ("zamba", "0", "model.layers.1.shared_transf.feed_forward.gate_proj",
      ["model.layers.1.shared_transf.feed_forward.down_proj"]),
 ])  # fmt: skip

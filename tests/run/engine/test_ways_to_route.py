@@ -22,11 +22,11 @@ from ffncli.block.steps import (
     id_inputs,
     input_shapes,
     parameters,
-    right_hand_side,
     shapes,
     state_inputs,
     tables,
 )
+from ffncli.block.symbols import right_hand_side
 from ffncli.block.traffic import experts_touched, traffic
 from ffncli.errors import FFNError
 from ffncli.kernels.dense import places

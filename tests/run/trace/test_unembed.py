@@ -154,7 +154,12 @@ def prepared(name: str) -> Prepared:
 
 
 @pytest.mark.parametrize(
-    ("name", "norm"), [("gemma2", "post_feedforward_layernorm"), ("olmo2", "post_feedforward_layernorm")]
+    ("name", "norm"),
+    [
+        ("gemma2", "post_feedforward_layernorm"),
+        ("olmo2", "post_feedforward_layernorm"),
+        ("axk1", "mlp.post_mlp_layernorm"),
+    ],
 )
 def test_a_branch_norm_comes_before_the_residual_stream(name: str, norm: str) -> None:
     layer = made(name).layer("decoder", 1)

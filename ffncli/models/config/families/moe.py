@@ -293,9 +293,9 @@ ROWS: Mapping[str, Family] = {
         aliases=("kimi_k2",),  # remote code; described by its published config
     ),
     "deepseek_v32": silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
-    # The norm on the branch is part of the experts' module, so dense layers do not have it.
+    # The norm on the branch is part of the experts' module: it normalises what leaves it, and dense layers have none.
     "axk1": silu(
-        layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch"}, {}),
+        layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch", "post_norm_inside": True}, {}),
         moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),
     ),
     "bailing_hybrid": silu(

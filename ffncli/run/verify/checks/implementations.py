@@ -61,7 +61,7 @@ def _spec_of(case: CheckedBlock) -> FFNSpec | None:
     spec = case.layer.spec
     bare = replace(spec, residual=False, parallel=False)
     if case.steps == ffn_steps(steps(spec)) and not spec.sub_norm:
-        return replace(bare, norm="none")
+        return replace(bare, norm_position="branch") if spec.post_norm_inside else replace(bare, norm="none")
     return next(
         (candidate for candidate in (spec, replace(bare, norm_position="pre")) if steps(candidate) == case.steps), None
     )
