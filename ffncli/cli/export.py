@@ -73,6 +73,8 @@ def command(*, question: ExportQuestion, show: ExportedOutputOptions) -> None:
     written = () if path is None else made.write(path, show.force)
     if written or show.json or show.csv or show.format is not None:
         output.show(answer(made, written))
+        if path is not None:
+            output.wrote(path)
     else:
         output.write(made.text)
 
@@ -109,6 +111,6 @@ def answer(made: Export, written: Sequence[str]) -> Answer:
         Heading(clean(problem.title), made.form),
         Line(allowed),
         Table(tuple(name.replace("_", " ").replace("flops", "FLOPs") for name in _COLUMNS), rows),
-        *(Line(f"wrote {clean(path)}") for path in written),
+        *(Line(clean(path)) for path in written if len(written) > 1),
     ]
     return Answer("export", body, Table(_COLUMNS, rows), parts, CONVENTIONS)

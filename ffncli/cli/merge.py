@@ -36,6 +36,7 @@ def command(*, question: MergeQuestion, show: OutputOptions) -> None:
     result = merged(question)
     output.notes(*result.notes)
     output.show(answer(result))
+    output.wrote(shown_path(result.csv))
     if missing := len(result.missing):
         of = missing + len({row.case for row in result.rows})
         what = f"{missing} of {of} cases {'is' if missing == 1 else 'are'} missing"

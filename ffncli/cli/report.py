@@ -31,17 +31,19 @@ def command(*, question: ReportQuestion, out: _Page = None, show: OutputOptions)
       ffn report steps.csv -o steps.json               # --by-step, for Perfetto
     """
     output = replace(show, out=None).output()
-    output.show(answer(write_report(replace(question, output=out or question.output))))
+    report = write_report(replace(question, output=out or question.output))
+    output.show(answer(report))
+    output.wrote(report.path)
 
 
 def answer(report: Report) -> Answer:
-    """Show the page's name, its size and its sections."""
+    """Show the page's sections and size."""
     what = (
         f"{len(report.sections)} section{'s' if len(report.sections) > 1 else ''}"
         if report.sections
         else "a trace of events"
     )
-    line = Line(f"{report.path}: {what}, {report.bytes / 1000:,.0f} kB")
+    line = Line(f"{what}, {report.bytes / 1000:,.0f} kB")
     rows = Table(("section",), [(title,) for title in report.sections])
     return Answer(
         "report", asdict(report), rows, [line], {"bytes": "size of the page, which contains everything that it shows"}

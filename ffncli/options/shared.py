@@ -124,6 +124,9 @@ TopUnits = Annotated[
         help="Show the N largest hidden units of each token, and over all tokens.",
     ),
 ]  # fmt: skip
+Strict = Annotated[
+    bool, Opt("--strict", group=COMPUTE, help="Exit 4 if the source does not determine the bytes or the totals.")
+]
 Save = Annotated[
     Path | None,
     Opt(

@@ -55,15 +55,19 @@ class Output:
         for text in texts:
             self.note(text)
 
+    def wrote(self, path: str, what: str = "") -> None:
+        """Print the note that every command prints once it has written a file that the user named; `what` is a verdict
+        in the file, or its size."""
+        self.note(f"wrote {path}: {what}" if what else f"wrote {path}")
+
     def show(self, answer: Answer, verdict: str = "") -> None:
-        """Render and write the answer. A file is written completely or not at all; if it contains a verdict, a note
-        says which."""
+        """Render and write the answer; a file is written completely or not at all. `verdict` is what the answer says in
+        short."""
         if self.path not in (None, "-"):
             text = self._render(answer, "utf-8")
             with written_whole(Path(str(self.path))) as file:
                 file.write(text.encode())
-            if verdict:
-                self.note(f"wrote {self.path}: {verdict}")
+            self.wrote(str(self.path), verdict)
         elif self.format == "table" and sys.stdout.isatty():
             from ffncli.show.terminal import Terminal  # rich is imported only for a terminal
 

@@ -37,14 +37,14 @@ def test_a_grid_in_two_parts(ffn, tmp_path):
     code, out, err = ffn("merge", "part-1.csv", "-o", "all.csv")
     assert code == 1
     words = "ffn bench 8x16:swiglu --tokens 1,2,3,4,5 --device cpu --threads 1 --kernel eager,packed --processes 1"
-    assert err == f"error: 2 of 5 cases are missing; measure them: {words} --shard 2/2\n"
+    assert err == f"note: wrote all.csv\nerror: 2 of 5 cases are missing; measure them: {words} --shard 2/2\n"
     assert out.startswith("3 of 5 cases from 1 file  all.csv\n")
     assert f"  {words} --shard 2/2\n" in out
     assert out.count(" 2/2   -") == 2
     assert ffn(*err.split("measure them: ffn ")[1].split(), "--save", "part-2.csv")[0] == 0  # as it is printed
     names = sorted(path.name for path in tmp_path.glob("part*"))
     code, out, err = ffn("merge", *names, "-o", "all.csv", "--force")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "note: wrote all.csv\n")
     assert out.startswith("5 of 5 cases from 2 files  all.csv\n")
     assert "missing" not in out
     assert "machine  cases  run" in out

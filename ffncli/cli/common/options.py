@@ -134,7 +134,7 @@ class PlotOptions(Options):
             from ffncli.show.plots.image import write
 
             write(Path(self.path), [*plots, *file_only])
-            output.note(f"wrote {self.plot_file}")
+            output.wrote(self.plot_file)
         if not self.plot:
             return page
         if output.format in ("json", "csv"):

@@ -19,15 +19,15 @@ from ffncli.cli.common.summaries import csv_table, devices_answer, in_json
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models import catalog
-from ffncli.models.config.quantized import unknown_packing
 from ffncli.models.counting import assertions
+from ffncli.models.counting.count import require_determined
 from ffncli.models.counting.figures import KEYS, FigureQuestion
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved, ranges
 from ffncli.options.accept import COUNT, TEXTS
 from ffncli.options.conflicts import Conflict, check, given
 from ffncli.options.opt import Opt, Options
-from ffncli.options.shared import KINDS_OF_SOURCE
+from ffncli.options.shared import KINDS_OF_SOURCE, Strict
 from ffncli.run.user.load import load
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -64,9 +64,7 @@ class CountOptions(Options):
         str | None,
         _group("--assert-file", metavar="FILE", help="Exit 1 unless every line of FILE holds; # starts a comment."),
     ] = None
-    strict: Annotated[
-        bool, _group("--strict", help="Exit 4 if a quantised model's config does not determine the bytes.")
-    ] = False
+    strict: Strict = False
     sweep: Annotated[
         Sequence[str],
         _group(
@@ -142,7 +140,7 @@ def command(
     assertions.require(checked, several)
     _require_agreement(models)
     if counted.strict:
-        _require_bytes(models, question)
+        require_determined(models, question.formats)
 
 
 def _lines_of(path: str | None) -> list[str]:
@@ -201,14 +199,6 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
         resolved, first = wrong[0]
         more = f"; and {len(wrong) - 1} more, which --json lists" if len(wrong) > 1 else ""
         raise FFNError(f"{resolved.model.name}: {first}{more}", code=ExitCode.FAILED)
-
-
-def _require_bytes(models: Sequence[Resolved], question: FigureQuestion) -> None:
-    """Raise FFNError (exit 4) if the bytes in the stored format were requested, but are unknown."""
-    unknown = [] if None not in question.formats else list(filter(None, map(unknown_packing, models)))
-    if unknown:
-        more = f"; and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise FFNError(f"{unknown[0]}{more}", "give the model's tensors, or --dtype", ExitCode.INCONCLUSIVE)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

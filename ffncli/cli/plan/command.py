@@ -14,10 +14,13 @@ from ffncli.cli.common.spread import spread
 from ffncli.cli.common.summaries import devices_answer, in_json
 from ffncli.cli.plan.page import collectives_parts, difference_text, measured_parts, parts_of
 from ffncli.errors import ExitCode, FFNError, option, shown
+from ffncli.models.config.quantized import UnknownPacking
 from ffncli.models.counting.cluster import CPU, Assumptions, MeasuredBlock, MeasuredSpeeds, predictions
 from ffncli.models.counting.cluster_plan import ClusterPlan, plan_model
+from ffncli.models.counting.count import require_determined
 from ffncli.models.counting.plan import PlanRow
 from ffncli.options.opt import Opt
+from ffncli.options.shared import Strict
 from ffncli.run.user.load import ModelPlanQuestion, load
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.parts import Answer, Table
@@ -40,7 +43,8 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions(Assumptions):
-    """Options for a simulation that checks the plan, and for measurements that replace its assumptions."""
+    """Options for a simulation that checks the plan, and for measurements that replace its assumptions; whether what is
+    unknown is an error."""
 
     simulate: Annotated[
         bool,
@@ -56,6 +60,7 @@ class EvidenceOptions(Assumptions):
             help="Predict from CSVs of ffn bench --save instead of shares of the peak; --device cpu needs this.",
         ),
     ] = None  # fmt: skip
+    strict: Strict = False
 
 
 @spread
@@ -77,18 +82,24 @@ def command(
     load_limit.apply()
     speeds = None if evidence.measured is None else measured_speeds(evidence.measured)
     model = load(question.source, question.dimensions)
-    plan = plan_model(model, question, speeds)
+    try:
+        plan = plan_model(model, question, speeds)
+    except UnknownPacking:
+        if evidence.strict:
+            require_determined([model], question.formats)
+        raise
     answer, checks = answer_of(plan, speeds), _simulated(model, question, plan) if evidence.simulate else []
     output.notes(*model.notes)
-    if not evidence.simulate:
-        output.show(answer)
-        return
-    records = [{**asdict(row), "same": row.same} for row in checks]
-    output.show(answer.with_section("collectives", records, collectives_parts(checks)))
+    if evidence.simulate:
+        records = [{**asdict(row), "same": row.same} for row in checks]
+        answer = answer.with_section("collectives", records, collectives_parts(checks))
+    output.show(answer)
     if different := [row for row in checks if not row.same]:
         more = f"; and {len(different) - 1} more" if len(different) > 1 else ""
         what = f"{option('simulate')}: {difference_text(different[0])}{more}"
         raise FFNError(what, code=ExitCode.FAILED)
+    if evidence.strict:
+        require_determined([model], question.formats)
 
 
 def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:

@@ -192,4 +192,4 @@ def _write_page(question: Question, show: OutputOptions, output: Output) -> None
         live_block(open_saved(Path(saved)))
         about = "Every number of a feed-forward block, ready to change. Made by ffn trace; the page loads nothing."
         written = report(saved, page, title=session.block.name, about=about, force=show.force)
-    output.note(f"{written.path}: {written.bytes / 1000:,.0f} kB; change a number there and see what follows")
+    output.wrote(written.path, f"{written.bytes / 1000:,.0f} kB; change a number there and see what follows")

@@ -12,10 +12,10 @@ from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Norm, Step, of_norm, untied_parameters, walk
-from ffncli.errors import option
+from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.config.non_ffn import RESTS
-from ffncli.models.config.quantized import UnknownPacking, packed_model
-from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize
+from ffncli.models.config.quantized import UnknownPacking, packed_model, unknown_packing
+from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize, unknown_note
 from ffncli.show.text import plural
 
 
@@ -306,6 +306,27 @@ def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
     elif "norm" in model.unknown:
         out.append(NotCounted("the FFN's norms", "tensor names alone do not identify them"))
     return tuple(out)
+
+
+def require_determined(models: Sequence[Resolved], formats: Sequence[str | None]) -> None:
+    """Raise FFNError (exit 4) if a source does not determine its bytes in one of the formats (None: as stored), or its
+    totals."""
+    texts = [_undetermined(resolved, name) for resolved in models for name in formats]
+    if unknown := list(dict.fromkeys(filter(None, texts))):
+        more = f"; and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise FFNError(f"{unknown[0]}{more}", code=ExitCode.INCONCLUSIVE)
+
+
+def _undetermined(resolved: Resolved, dtype: str | None) -> str:
+    """Return what is unknown about a model's bytes or totals; "" if they are known."""
+    model = resolved.model
+    if dtype is None and (unknown := unknown_packing(resolved)):
+        return f"{unknown}; give the model's tensors, or {option('dtype')}"
+    if "top_k" in model.unknown:
+        return f"{model.name}: {unknown_note(['top_k'])}; pass {option('top_k', 2)}"
+    if model.bare or (model.non_ffn and model.non_ffn.parts is not None):
+        return ""
+    return f"{model.name}: the totals of the whole model are unknown: {_why(resolved)}"
 
 
 def _why(resolved: Resolved) -> str:

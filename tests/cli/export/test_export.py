@@ -16,14 +16,13 @@ def test_text_goes_to_stdout_or_to_a_file(form, call, tmp_path):
     assert call(*arguments, "-o", "-") == (0, made.text, "")
     path = tmp_path / {"torch": "a.py", "latex": "a.tex"}[form]
     code, out, err = call(*arguments, "-o", str(path))
-    assert (code, err, path.read_text("utf-8")) == (0, "", made.text)
+    assert (code, err, path.read_text("utf-8")) == (0, f"note: wrote {path}\n", made.text)
     assert out == (
         f"8x16:swiglu: d_model 8, d_ff 16, silu, gated  {form}\n"
         "  384 parameters; error up to 2.38e-06 in fp32\n\n"
         "tokens  matmul FLOPs  elementwise FLOPs  bytes\n"
         "     1           768                 32  1,600\n"
         "     4         3,072                128  1,792\n"
-        f"  wrote {path}\n"
     )
     expect_refusal(call(*arguments, "-o", str(path)), "exists already", "--force")
     assert call(*arguments, "-o", str(path), "--force")[0] == 0
@@ -33,9 +32,9 @@ def test_a_folder_for_the_arena(call, tmp_path):
     made = ffncli.export("mixtral-8x7b", form="flashinfer-trace", dtype="bf16")
     code, out, err = call("export", "mixtral-8x7b", "--as", "flashinfer-trace", "-o", str(tmp_path / "a"))
     assert code == 0
-    assert err == f"note: {made.notes[0]}\n"
+    assert err == f"note: {made.notes[0]}\nnote: wrote {tmp_path / 'a'}\n"
     assert {path: (tmp_path / "a" / path).read_text("utf-8") for path in made.files} == made.files
-    assert out.count("\n  wrote ") == 4
+    assert out.count(f"\n  {tmp_path / 'a'}/") == 4
     expect_refusal(
         call("export", "4x8", "--as", "flashinfer-trace"), "--as flashinfer-trace needs --output; name the folder"
     )

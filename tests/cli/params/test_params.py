@@ -492,7 +492,7 @@ def test_every_format(words: str, style: str, call, tmp_path):
         assert len(head) == len(set(head))
         assert {len(line) for line in lines} == {len(head)}
     path = tmp_path / f"out.{style.replace('table', 'txt')}"
-    assert call(*arguments, "-o", str(path)) == (0, "", "")
+    assert call(*arguments, "-o", str(path)) == (0, "", "")  # -q
     assert path.read_text("utf-8") == out
 
 
@@ -516,3 +516,15 @@ def test_a_reader_that_has_had_enough(words: str):
     line = f'"{sys.executable}" -m ffncli params -q {words} | head -n 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
+
+
+@pytest.mark.parametrize("command", ["params", "plan"])
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [("gpt2", 0), ("64x256:gelu", 0), ("transformer-base", 4)],  # its paper gives no vocabulary
+)
+def test_strict_is_exit_4_where_totals_are_unknown(call, command: str, source: str, code: int) -> None:
+    shown = call(command, source, "--dtype", "bf16")
+    strict = call(command, source, "--dtype", "bf16", "--strict")
+    assert (shown[0], strict[:2]) == (0, (code, shown[1]))  # what is known is shown all the same
+    assert ("the totals of the whole model are unknown" in strict[2]) == (code == 4)

@@ -320,8 +320,10 @@ def test_what_a_config_does_not_determine_is_named(what: str, tmp_path: Path, ca
     assert (code, json.loads(out)["rows"][0]["ffn_params_total"]) == (4, LAYERS * PARAMS)
     assert err.splitlines()[-1].startswith("error: ")
     assert call("params", str(tmp_path), "--strict", "--dtype", "fp8")[0] == 0
-    code, _, err = call("plan", str(tmp_path), "--device", "h100")
-    assert (code, f"the bytes of {what} are not known" in err) == (2, True)
+    for strict, expected in (((), 2), (("--strict",), 4)):
+        code, out, err = call("plan", str(tmp_path), "--device", "h100", *strict)
+        assert (code, out, f"the bytes of {what} are not known" in err) == (expected, "", True)
+    assert call("plan", str(tmp_path), "--device", "h100", "--strict", "--dtype", "fp8")[0] == 0
     code, out, _ = call("params", str(tmp_path), "--dtype", "bf16", "--json")
     assert json.loads(out)["rows"][0]["weight_bytes"] == 2 * LAYERS * PARAMS
 
