@@ -241,6 +241,15 @@ class Kept:
                 file.flush()
                 os.fsync(file.fileno())
 
+    def drop(self, **values: object) -> None:
+        """Remove the rows with these values, in the file too."""
+        gone = self.of(**values)
+        self.rows = [row for row in self.rows if row not in gone]
+        if self.path and gone:
+            Path(self.path).write_text(
+                "".join(map(_line, (self.columns, *(row.values() for row in self.rows)))), "utf-8"
+            )
+
     def has(self, **values: object) -> bool:
         """Return whether there is a row with these values."""
         return bool(self.of(**values))

@@ -17,7 +17,7 @@ Marks: false verdicts at most 1 % of the drawn runs of a cell, the wrong directi
 95 %; 1.1 in 95 % when quiet and in 60 % beside one busy process a core; intervals hold the truth in 93 %.
 
     python -m benchmarks.under_load record FOLDER [--count 60] [--loads busy,...] [--threads 1,2] [--tuning]
-    python -m benchmarks.under_load judge FOLDER [--draws 2000] [--save FILE] [--tuning]
+    python -m benchmarks.under_load judge FOLDER [--draws 2000] [--save FILE] [--loads busy,...] [--tuning]
     python -m benchmarks.under_load real FILE [--count 25]
     python -m benchmarks.under_load hyperfine FILE [--count 25]
 
@@ -331,11 +331,12 @@ def judge(options: argparse.Namespace) -> bool:
     found = [(cell, path) for cell in cells(options) if len(processes_of(path := path_of(options, *cell))) >= RUN]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         work = [pool.submit(judged, cell, path, options.draws) for cell, path in found]
-        rows = [row for one in work for row in one.result()]
-    if options.save:
-        Path(options.save).unlink(missing_ok=True)
+        rows: list[dict[str, object]] = []
         kept = script.Kept(options.save, COLUMNS, script.machine("torch"))
-        kept.add_all(rows)
+        for ((load, threads), _), one in zip(found, work, strict=True):  # the file keeps its other cells
+            kept.drop(load=load, threads=threads)
+            kept.add_all(one.result())
+            rows += one.result()
     names = ("tool", "load", "threads", "truth", "slower", "faster", "same", "inconclusive", "covered")
     print(script.table((*names, "± %"), [_line(row, names) for row in rows]))
     verdicts = list(marks([row for row in rows if row["tool"] == "ffn bench"]))

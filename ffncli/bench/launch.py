@@ -8,11 +8,12 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from mmap import mmap
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ffncli.bench import activity
@@ -22,6 +23,7 @@ from ffncli.errors import FFNError
 from ffncli.models.files.json_records import record_of
 from ffncli.system.child import PrintedBytes, end, exit_code, has_ended, passed_on, shared_memory, used_memory
 from ffncli.system.files import remove_process_folders
+from ffncli.system.host import affinity
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
@@ -69,6 +71,8 @@ def environment(
     return variables
 
 
+_MOST_WAITING = 8  # workers that wait for their jobs; each has some 150 MB of its own
+_READY = 60.0  # s that a worker may take to import torch before another one gets its job
 _PATIENCE = 5.0  # s that a worker may take to exit after its last message
 _RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # the types that a worker's messages may contain
 _LONGEST = 1 << 28  # maximum bytes of a message
@@ -89,14 +93,22 @@ class _Messages(pickle.Unpickler):
 class Worker:
     """A running worker; `receive` raises EOFError when the worker has ended.
 
-    `reports` is the connection to its referee; `printed` counts the bytes that it prints, by source.
+    `reports` is the connection to its referee; `shared` is the memory of its activity; `printed` counts the bytes that
+    it prints, by source.
     """
 
     process: subprocess.Popen[bytes]
     connection: Connection
     reports: Connection
-    activity: Activity
+    shared: mmap
     printed: PrintedBytes = field(default_factory=PrintedBytes)
+    activity: Activity = field(default_factory=Activity)
+
+    def begin(self, job: Job) -> None:
+        """Send the worker its job, for which it has been waiting."""
+        self.activity.share(self.shared, labels(job))
+        with suppress(OSError):  # the worker has already ended; its exit code shows why
+            self.connection.send(job)
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
         """Return the worker's next message, or None if none arrives within `patience` seconds. Raises EOFError if the
@@ -142,6 +154,52 @@ def report_on(reports: Connection, case: str) -> CaseReport | None:
     return None
 
 
+class WorkerPool:
+    """Starts workers, several at once: each needs a core for more than a second until it has imported torch, and waits
+    for its job afterwards, without using a core. So nothing is timed while a worker starts, and on two cores the starts
+    take half as long."""
+
+    def __init__(
+        self, processes: int, command: Sequence[str], directory: str | None, printed: PrintedBytes | None = None
+    ) -> None:
+        self.processes, self.command, self.directory, self.printed = processes, command, directory, printed
+        self._waiting: dict[tuple[bool, int], list[tuple[ExitStack, Worker]]] = {}  # by their environment
+
+    @contextmanager
+    def worker(self, job: Job, threads: int) -> Iterator[Worker]:
+        """Yield a worker with this job; see the function `worker`. Raises OSError if none can be started."""
+        waiting = self._waiting.setdefault((_uses_gpu(job), threads), [])
+        if not waiting:
+            self._start(job, threads, waiting)
+        ends, one = waiting.pop(0)
+        with ends:
+            one.begin(job)
+            yield one
+
+    def close(self) -> None:
+        """End the workers that are still waiting."""
+        for waiting in self._waiting.values():
+            for ends, _ in waiting:
+                ends.close()
+        self._waiting = {}
+
+    def _start(self, job: Job, threads: int, waiting: list[tuple[ExitStack, Worker]]) -> None:
+        """Start as many workers as the processes to come need and the cores can start at once; wait until all are
+        ready."""
+        for _ in range(max(1, min(self.processes - job.process, len(affinity()), _MOST_WAITING))):
+            ends = ExitStack()
+            try:
+                start = _worker(job, threads, self.command, self.directory, self.printed)
+                waiting.append((ends, ends.enter_context(start)))
+            except OSError:
+                if not waiting:
+                    raise
+                break  # those that have started can work
+        silent, until = {one.connection for _, one in waiting}, time.monotonic() + _READY
+        while silent and len(waiting) > 1 and (left := until - time.monotonic()) > 0:
+            silent -= {*wait(silent, left)}  # ready, or ended
+
+
 @contextmanager
 def worker(
     job: Job,
@@ -154,6 +212,21 @@ def worker(
     """Start a worker for this job in `directory` (default: the current one), with `more` environment variables. On any
     exit from the `with` block, the worker and everything it started are killed. The worker's output appears on stderr,
     up to the limit of `printed`. Raises OSError if the worker cannot be started."""
+    with _worker(job, threads, command, directory, printed, more) as one:
+        one.begin(job)
+        yield one
+
+
+@contextmanager
+def _worker(
+    job: Job,
+    threads: int,
+    command: Sequence[str],
+    directory: str | None,
+    printed: PrintedBytes | None,
+    more: Mapping[str, str] | None = None,
+) -> Iterator[Worker]:
+    """Start a worker that waits for this job, or for another with the same device and method."""
     printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
     reports, referees = socket.socketpair()
@@ -162,17 +235,13 @@ def worker(
     memory = shared_memory(activity.SIZE)
     process = None
     try:
-        shown = Activity()
-        shown.share(mmap(memory, activity.SIZE), labels(job))
         with passed_on(printed) as output:
             try:
                 with theirs, referees:
                     numbers = (theirs.fileno(), referees.fileno(), memory)
                     process = _process(job, threads, command, directory, numbers, output, more or {})
                 with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
-                    with suppress(OSError):  # the worker has already ended; its exit code shows why
-                        connection.send(job)
-                    yield Worker(process, connection, line, shown, printed)
+                    yield Worker(process, connection, line, mmap(memory, activity.SIZE), printed)
             finally:
                 if process is not None:
                     end(process)
@@ -189,6 +258,10 @@ def labels(job: Job) -> tuple[str, ...]:
     return tuple(choice.label for choice in job.kernels)
 
 
+def _uses_gpu(job: Job) -> bool:
+    return any(case.device != "cpu" for case in job.cases)
+
+
 def _process(
     job: Job,
     threads: int,
@@ -199,10 +272,9 @@ def _process(
     more: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     """Start the process, which inherits the connections and the activity's memory as the file descriptors `numbers`."""
-    gpu = any(case.device != "cpu" for case in job.cases)
     return subprocess.Popen(
         [*command, *map(str, numbers)],
-        env={**environment(threads, job.method.allocator, gpu=gpu), **more},
+        env={**environment(threads, job.method.allocator, gpu=_uses_gpu(job)), **more},
         cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -7,7 +7,7 @@ Nothing here imports torch; only the workers do. `new_run` and `resumed` lock th
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 
 from ffncli.bench.judge.limits import Excess, WorkerLimits, ended_worker, memory_limit
 from ffncli.bench.judge.summary import agreed
-from ffncli.bench.launch import WORKER, Worker, worker
+from ffncli.bench.launch import WORKER, Worker, WorkerPool, worker
 from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
@@ -82,10 +82,11 @@ def run(
     places: dict[tuple[str, int], list[Case]] = {}  # OpenMP's settings are fixed when a process starts
     for case in request.cases:
         places.setdefault((case.device, case.threads), []).append(case)
-    for process in range(request.method.processes):
-        for (_, threads), group in places.items():
-            while todo := tuple(case for case in group if not journal.done(process, case.key)):
-                going.work(process, threads, todo)
+    with closing(going.pool):
+        for process in range(request.method.processes):
+            for (_, threads), group in places.items():
+                while todo := tuple(case for case in group if not journal.done(process, case.key)):
+                    going.work(process, threads, todo)
     journal.finish()
     return Result(tuple(journal.rows), request, journal.files.csv, journal.files.rounds)
 
@@ -108,6 +109,7 @@ class _Run:
         self.plain: dict[str, str] = {}  # case → why it cannot be replayed from CUDA graphs
         self.most_memory = memory_limit(self.request.method)
         self.printed = PrintedBytes()
+        self.pool = WorkerPool(self.request.method.processes, command, self.request.directory, self.printed)
         # of the current worker
         self.process, self.since, self.finished = 0, 0.0, 0
         self.stage: Stage | None = None
@@ -153,13 +155,16 @@ class _Run:
         if directory is not None and not Path(directory).is_dir():
             why = f"the run began in {shown_path(Path(directory))}, which no longer exists"
             raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
-        more = launches.begin(job, threads) if launches else None
+        if launches is None:
+            with self.pool.worker(job, threads) as busy:
+                yield busy
+            return
+        more = launches.begin(job, threads)
         try:
             with worker(job, threads, self.command, directory, self.printed, more) as busy:
                 yield busy
         finally:
-            if launches:
-                launches.end_launch()
+            launches.end_launch()
 
     def _messages(self) -> Iterator[tuple[Any, ...] | None]:
         """Yield the worker's messages until it closes the connection or corrupts it; None after each silence."""
@@ -178,7 +183,7 @@ class _Run:
     def _hear(self, message: tuple[Any, ...] | None) -> bool:
         """Handle a message; return True if the worker has finished. Raises FFNError if it cannot work here."""
         match message:
-            case None:
+            case None | ("ready",):
                 pass
             case ("began", str(key)):
                 self._enter(Stage(self.process, self.known[key]) if key in self.known else None)

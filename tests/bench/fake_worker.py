@@ -128,6 +128,7 @@ def main(arguments: list[str]) -> None:
     *files, line, reports_line, memory = arguments
     file = Path(files[0]) if files else None
     connection, reports = Connection(int(line)), Connection(int(reports_line))
+    connection.send(("ready",))
     job: Job = connection.recv()
     REPORTER.share(mmap(int(memory), SIZE), labels(job))
     for case in job.cases:

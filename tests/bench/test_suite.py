@@ -572,7 +572,7 @@ def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, 
     until = time.monotonic() + 50
     while time.monotonic() < until and not (log.exists() and " 2 tokens" in log.read_text()):
         time.sleep(0.02)
-    assert len(workers(log)) == 1
+    assert workers(log)  # the one that measures, and those that wait for their jobs
     running.send_signal(number)
     _, err = running.communicate(timeout=30)
     assert running.returncode == code
@@ -586,6 +586,42 @@ def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, 
     assert len(read_rows(path)) == 4
     assert not path.with_suffix(".partial.jsonl").exists()
     assert log.read_text().count("0 8x16:swiglu, 1 tokens") == 1
+
+
+_WAITS = """
+import os, sys, time
+from multiprocessing.connection import Connection
+def log(what):
+    with open({log!r}, "a") as file:
+        file.write(what + " ")
+line = Connection(int(sys.argv[1]))
+time.sleep(0.1)
+log("ready")
+line.send(("ready",))
+job = line.recv()
+log(f"process-{{job.process}}")
+line.send(("finished",))
+"""
+
+
+def test_as_many_workers_start_at_once_as_there_are_cores_and_none_while_another_one_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "affinity", lambda: {0, 1})
+    log = tmp_path / "log"
+    command = (sys.executable, "-c", _WAITS.format(log=str(log)))
+    pool = launch.WorkerPool(3, command, None)
+    ids = []
+    for process in range(3):
+        with pool.worker(Job(process, (), choices(["eager"]), "eager", Method()), 1) as busy:
+            ids.append(busy.process.pid)
+            while busy.receive() != ("finished",):
+                pass
+    assert log.read_text().split() == ["ready", "ready", "process-0", "process-1", "ready", "process-2"]
+    assert len(set(ids)) == 3
+    with pool.worker(Job(1, (), choices(["eager"]), "eager", Method()), 1):
+        (_, waiting), *_ = pool._waiting[False, 1]
+        assert waiting.process.poll() is None
+    pool.close()
+    assert waiting.process.returncode is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")

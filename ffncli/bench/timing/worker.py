@@ -1,13 +1,14 @@
 """`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]` is one process of a benchmark: it does a Job and returns
 the Job's units.
 
-The worker sends ("began", key), ("stage", doing, kernel) whenever the stage changes (records.Stage), and ("unit",
-TimedUnit) for every case, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a package
-does not load or torch cannot use a device; ("lost", kernel, why) if that kernel has made its GPU unusable for this
-process; ("broke", kernel, why) if a kernel raised on one of several ranks while all were timing it; ("spoiled", arm,
-reason) if the capture of a CUDA graph failed, and another worker must run the case. A case that cannot be measured also
-gets a unit, whose outcomes say why. A worker that ends without a last message was killed, killed itself, or has lost
-its referee. MEMORY, which the worker shares with its parent, shows which kernel's code is running (bench/activity.py).
+The worker sends ("ready",) when it waits for its job; then ("began", key), ("stage", doing, kernel) whenever the stage
+changes (records.Stage), and ("unit", TimedUnit) for every case, then ("finished",). Other last messages: ("refused",
+error, hint, exit code) if a package does not load or torch cannot use a device; ("lost", kernel, why) if that kernel
+has made its GPU unusable for this process; ("broke", kernel, why) if a kernel raised on one of several ranks while all
+were timing it; ("spoiled", arm, reason) if the capture of a CUDA graph failed, and another worker must run the case. A
+case that cannot be measured also gets a unit, whose outcomes say why. A worker that ends without a last message was
+killed, killed itself, or has lost its referee. MEMORY, which the worker shares with its parent, shows which kernel's
+code is running (bench/activity.py).
 """
 
 from __future__ import annotations
@@ -70,15 +71,19 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
 
     Raises FFNError (exit 3) for a device that torch cannot use.
     """
-    job = connection.recv()
-    if memory is not None:
-        REPORTER.share(mmap(memory, SIZE), labels(job))
     # Import numpy before torch. When numpy is loaded, OpenBLAS counts the cores that this thread may use, and it never
     # starts more threads than that; torch's OpenMP would already have bound this thread to one core.
     import numpy  # noqa: F401
 
     cores = affinity()
-    from ffncli.bench.referee.process import referee_process  # imports torch, which takes seconds
+    import ffncli.bench.timing.measure_case  # noqa: F401  # with torch: all that takes long to import
+    from ffncli.bench.referee.process import referee_process
+
+    started = time.perf_counter() - _BEGAN
+    connection.send(("ready",))
+    job = connection.recv()
+    if memory is not None:
+        REPORTER.share(mmap(memory, SIZE), labels(job))
 
     def send(message: tuple[Any, ...]) -> None:
         require_original(_PROCESS)
@@ -86,7 +91,7 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
 
     with REPORTER.speaking(send), referee_process(job, connection, reports) as referee:
         start_blas_threads(cores)
-        if _measure(job, send, referee):
+        if _measure(job, send, referee, started):
             send(("finished",))
 
 
@@ -109,9 +114,9 @@ def start_blas_threads(cores: Iterable[int]) -> None:
         os.sched_setaffinity(0, bound)
 
 
-def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
-    """Measure one case after another; return False if another worker must run the remaining cases."""
-    start = time.perf_counter() - _BEGAN
+def _measure(job: Job, send: Send, referee: RefereeProcess | None, start: float) -> bool:
+    """Measure one case after another; return False if another worker must run the remaining cases. `start` is the
+    seconds that the process took to start."""
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
     if job.method.in_model:
@@ -171,7 +176,8 @@ def _each_case(
             send(("spoiled", spoiled.arm, str(spoiled)))
             return False
         send(("unit", unit))
-        release(case.device)
+        if case is not job.cases[-1]:
+            release(case.device)
         if referee is not None and referee.gone:
             return False
         start = 0.0

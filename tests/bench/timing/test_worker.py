@@ -88,7 +88,8 @@ def test_end_to_end(tmp_path):
     assert list(dict.fromkeys(stages)) == [
         ("loading", "mine"), ("starting", ""), ("checking", "eager"), ("checking", "mine"), ("timing", ""),
     ]  # fmt: skip
-    messages = [m for m in messages if m[0] != "stage"]
+    assert messages[0] == ("ready",)
+    messages = [m for m in messages[1:] if m[0] != "stage"]
     assert [m[0] for m in messages] == ["began", "unit", "began", "unit", "finished"]
     for case, began, (_, unit) in zip(asked.cases, messages[::2], messages[1::2], strict=False):
         assert began == ("began", case.key)
@@ -109,7 +110,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_before_a_case_begins(text, why, mo
     asked = job("eager")
     on_gpu = replace(asked, cases=tuple(replace(case, device="cuda") for case in asked.cases))
     with pytest.raises(FFNError, match=f"--device cuda: {why}") as caught:
-        worker.serve(SimpleNamespace(recv=lambda: on_gpu, send=None), None)
+        worker.serve(SimpleNamespace(recv=lambda: on_gpu, send=lambda message: None), None)
     assert caught.value.code == 3
 
 
@@ -162,7 +163,7 @@ def test_a_referee_that_dies_costs_its_case_and_the_worker_ends_in_peace(tmp_pat
     process, connection = start()
     with process, connection:
         connection.send(job("eager", f"mine={file}:loud"))
-        messages = [message for message in until_closed(connection) if message[0] != "stage"]
+        messages = [message for message in until_closed(connection) if message[0] not in ("ready", "stage")]
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert [m[0] for m in messages] == ["began", "unit"]  # of two cases; the next worker has the other one
@@ -213,8 +214,8 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_memory_is_given_back_after_every_case(monkeypatch):
-    """Else what one case has left decides the cache mode of the next."""
+def test_memory_is_given_back_before_the_next_case(monkeypatch):
+    """Otherwise, what one case has left decides the cache mode of the next; the last one ends with the process."""
     done: list[object] = []
 
     class Line:
@@ -228,7 +229,7 @@ def test_memory_is_given_back_after_every_case(monkeypatch):
     monkeypatch.setattr("ffncli.bench.timing.measure_case.measure_case", lambda *_, **__: None)
     monkeypatch.setattr("ffncli.bench.machine.machine.release", done.append)
     worker.serve(Line(), None)  # type: ignore[arg-type]
-    assert done == ["began", "unit", "cpu", "began", "unit", "cpu", "finished"]
+    assert done == ["ready", "began", "unit", "cpu", "began", "unit", "finished"]
 
 
 PLACES = """
@@ -345,7 +346,7 @@ line = Connection(ours.detach())
 line.send(job("eager"))
 import os, threading
 def show():
-    os.write(sys.__stderr__.fileno(), repr([line.recv(), line.recv()]).encode())
+    os.write(sys.__stderr__.fileno(), repr([line.recv() for _ in range(3)]).encode())
     os.write(sys.__stderr__.fileno(), b" heard")
 thread = threading.Thread(target=show)
 worker.os._exit, leave = (lambda code: (thread.start(), thread.join(), leave(code))), os._exit

@@ -19,10 +19,15 @@ def replaced_in_instances(users: Collection[str]) -> Iterator[tuple[object, str,
     The objects of users' kernels hold their functions.
     """
     folders, installed = tuple(users), tuple(packages())
+    watched: dict[int, bool] = {}  # by the id of the type, which a user's metaclass cannot change
     for thing in gc.get_objects():
         kind = type(thing)
-        homes = [str(base.__module__) for base in kind.__mro__]
-        if not any(home.startswith(_MEASURES) for home in homes) or any(home.startswith(_JUDGES) for home in homes):
+        if id(kind) not in watched:
+            homes = [str(base.__module__) for base in kind.__mro__]
+            watched[id(kind)] = any(home.startswith(_MEASURES) for home in homes) and not any(
+                home.startswith(_JUDGES) for home in homes
+            )
+        if not watched[id(kind)]:
             continue
         if _is_from(kind, folders, installed):
             yield thing, "__class__", kind
