@@ -16,6 +16,7 @@ from benchmarks import (
     auto_choices,
     certificates,
     conv1x1,
+    formats,
     kernel_map,
     method,
     plan_measured,
@@ -158,6 +159,10 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "peers": peers,
         "bench_method": lambda: method.summary(read(RESULTS / "bench_method.csv"))[0],
         "timers": lambda: timers.summary(read(RESULTS / "timers.csv"))[0],
+    },
+    "formats.md": {
+        "formats": lambda: formats.summary(read(formats.RESULTS)),
+        "rules": lambda: formats.rules(read(formats.RESULTS)),
     },
     "plan.md": {
         "plan_published": lambda: plan_published.summary(plan_published.all_predictions()),

@@ -35,6 +35,7 @@ _WHERE = {
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.load", "plan"),
+    "quantize": ("ffncli.run.quantize.quantized", "quantize"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "replace": ("ffncli.bench.in_model", "replace"),
     "report": ("ffncli.pages.call", "report"),
@@ -64,6 +65,7 @@ __all__ = [
     "load",
     "merge",
     "plan",
+    "quantize",
     "read_results",
     "replace",
     "report",
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     from ffncli.run.approximate.call import approximate
     from ffncli.run.corpus.call import corpus, experts
     from ffncli.run.export.call import export
+    from ffncli.run.quantize.quantized import quantize
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace
     from ffncli.run.user.load import count, load, plan

@@ -15,6 +15,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ffncli.block.formats import float_values
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.files.integers import awq, compressed, gptq
@@ -261,8 +262,7 @@ def _zeros(packed: Packed, scales: str, shape: tuple[int, ...], stated: Any) -> 
     return ScaleGrid(place, name, shape, stated)
 
 
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
-_FP6 = [m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)]  # E2M3 without sign
+_FP4, _FP6 = float_values(2, 1), float_values(2, 3)  # E2M1, E2M3
 _Combine = Callable[[OpenFiles, "Tensor", int], "Tensor"]  # (files, scales of rows, their matrix) → factors
 
 
@@ -328,4 +328,4 @@ def _sixes() -> Tensor:
     """Return a table of the value of each code, [64]; the highest bit is the sign."""
     import torch
 
-    return torch.tensor([*_FP6, *(-value for value in _FP6)], dtype=torch.float32)
+    return torch.tensor(_FP6, dtype=torch.float32)

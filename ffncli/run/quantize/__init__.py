@@ -1,0 +1,1 @@
+"""Quantize tensors: codes and scales as the format's own library writes them."""
