@@ -8,12 +8,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
+import ffncli
 from benchmarks import (
     baseline,
     certificates,
     conv1x1,
     demo,
+    formats,
     grid_over_machines,
     grouped,
     in_model,
@@ -638,3 +641,41 @@ def test_what_a_grid_in_pieces_lacks_or_has_too_often_is_counted():
     for change in ({"missing": 1}, {"doubled": 1}, {"other": 1}, {"mixed": 1}, {"exit": 3}):
         assert not replace(grid_over_machines.compared("w", good, whole, 0), **change).holds
     assert "| w | 3 | 7 | 2 | 2 | 1 | 1 | 0 |  | 0 | 0 | **no** |" in grid_over_machines.page([way])
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_format_is_what_it_loses():
+    """In fp16, 2049 is a tie of 2048 and 2050, and goes to the even 2048: the error is 1 of all values."""
+    assert formats.error("fp16", [torch.tensor([[2049.0]]), torch.tensor([[2048.0]])]) == pytest.approx(
+        1 / math.hypot(2049, 2048)
+    )
+
+
+def test_codes_and_scales_that_differ_are_counted():
+    """The scale of 7.5 is 1 by floor and 2 by ceil: the codes of 1 (2 and 1) and of 7.5 (7 and 6) differ."""
+    x = torch.zeros(2, 32)
+    x[0, 0], x[0, 1] = 7.5, 1
+    floor, ceil = (ffncli.quantize(x, f"mxfp4:{rule}") for rule in ("floor", "ceil"))
+    assert formats.differ(floor, ceil) == (2 / 64, 1 / 2)
+
+
+def test_the_tables_of_formats():
+    errors = {"error_normal": "0.1", "error_heavy": "0.2", "error_trained": "0.12345"}
+    same = {"bits_per_weight": "4.25", **errors, **dict.fromkeys(DIFFER, "")}
+    other = {**same, **dict(zip(DIFFER, ("0.5", "0.0001", "0", "1"), strict=True))}
+    rows = [{"format": "mxfp4", **same}, {"format": "mxfp4:gguf", **other}, {"format": "q8_0", **same}]
+    _, _, first, second = formats.summary(rows).splitlines()
+    assert first == "| `mxfp4` | e2m1 | e8m0 for 32 | 4.25 | ±6 | 2^-1 | 10 % | 20 % | 12.3 % |"
+    assert second.startswith("| `q8_0` | int | fp16 for 32 | 4.25 | -127 to 127 | 1 |")
+    assert formats.rules(rows).splitlines()[2:] == ["| `mxfp4:gguf` | 50 % | <0.1 % | 0 % | 100 % |"]
+
+
+DIFFER = ("codes_differ_normal", "scales_differ_normal", "codes_differ_ties", "scales_differ_ties")
+
+
+def test_the_script_trains_a_model_if_it_gets_none():
+    (down,) = formats.trained(None)
+    start = 1 / 16  # torch draws its weights between ±1/√256
+    assert (down.shape, bool(down.abs().max() > 1.5 * start)) == ((64, 256), True)

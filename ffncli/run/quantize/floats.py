@@ -5,6 +5,7 @@ zeros, where some of the libraries divide 0 by 0 and write NaN, the codes here a
 """
 
 from functools import cache
+from math import log2
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from ffncli.block.formats import Format, float_values
 from ffncli.run.quantize.parts import PLAIN, Parts, without_nan
 
 _NVFP4_LARGEST = 448.0 * 6.0  # of E4M3 and of E2M1
-_HIGHEST_POWER = {"e4m3": 8, "e2m1": 2}  # the exponent of the largest value
 _E8M0 = torch.float8_e8m0fnu
 
 
@@ -61,8 +61,7 @@ def _fp8_by_transformers(x: Tensor, form: Format) -> Parts:
 def microscaled(x: Tensor, form: Format) -> Parts:
     """Write a float with a power of two per block. The rule says how the power follows from the largest value."""
     x = x.float()
-    largest = x.abs().amax(-1)
-    exponents = _BY_LOGARITHM[form.rule](largest, form) if form.rule in _BY_LOGARITHM else _exponents(largest, form)
+    exponents = _exponents(x.abs().amax(-1), form)
     scales = exponents.to(torch.uint8).view(_E8M0)
     if form.rule == "gguf":
         # where a block's largest value is near 2^-126, the byte may wrap around to 255, which is NaN in E8M0
@@ -78,30 +77,27 @@ def microscaled(x: Tensor, form: Format) -> Parts:
 
 
 def _exponents(largest: Tensor, form: Format) -> Tensor:
-    """Return E8M0's exponents, from the bits of float32: the power of the largest value, rounded down (`floor`), up
-    (`ceil`), or after rounding that value to the element's mantissa (`even`), or to one bit (compressed-tensors)."""
-    bits, mantissa = largest.view(torch.int32), int(form.element[-1])
-    more = {
-        "ceil": (1 << 23) - 1, "even": 1 << (22 - mantissa), "compressed-tensors": 1 << 21
-    }.get(form.rule, 0)  # fmt: skip
-    return (((bits + more) >> 23) - _HIGHEST_POWER[form.element]).clamp(0, 255)
+    """Return E8M0's exponents: that of the largest value, less that of the format's largest.
+
+    It is rounded down (`floor`), up (`ceil`), or after rounding the value to the element's mantissa (`even`) or to one
+    bit (compressed-tensors). `rceil` rounds up the quotient of both values.
+    """
+    if form.rule == "gguf":
+        return _exponents_by_gguf(largest)
+    if form.rule == "rceil":
+        return (largest / form.largest).log2().ceil().clamp(-127, 127) + 127
+    mantissa = int(form.element[-1])
+    to_next = {"ceil": (1 << 23) - 1, "even": 1 << (22 - mantissa), "compressed-tensors": 1 << 21}.get(form.rule, 0)
+    return ((largest.view(torch.int32) + to_next >> 23) - int(log2(form.largest))).clamp(0, 255)
 
 
-def _exponents_rceil(largest: Tensor, form: Format) -> Tensor:
-    """Round largest / (largest of the element) up to a power of two."""
-    return (largest / form.largest).log2().ceil().clamp(-127, 127) + 127
-
-
-def _exponents_gguf(largest: Tensor, form: Format) -> Tensor:
+def _exponents_by_gguf(largest: Tensor) -> Tensor:
     """Round the logarithm down, as numpy computes it; the cast to a byte wraps around below 0."""
     import numpy
 
     with numpy.errstate(divide="ignore"):
         powers = torch.from_numpy(numpy.floor(numpy.log2(largest.cpu().numpy()))).to(largest.device)
     return torch.where(largest > 0, powers - 2 + 127, 0.0).int() & 255
-
-
-_BY_LOGARITHM = {"rceil": _exponents_rceil, "gguf": _exponents_gguf}
 
 
 def _signed_zeros(codes: Tensor, x: Tensor, form: Format) -> Tensor:

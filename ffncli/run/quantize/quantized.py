@@ -91,10 +91,12 @@ def quantize(tensor: Tensor, to: str | Format) -> Quantized:
     >>> quantized.codes[0, :4].tolist(), quantized.scales.float().tolist(), quantized.bits_per_weight
     ([0, 2, 12, 7], [[1.0]], 4.25)
     """
+    if not isinstance(to, str | Format):
+        raise FFNError(f"a format has a name such as 'nvfp4', got {shown(type(to).__name__)}")
     form = format_of(to) if isinstance(to, str) else to
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise FFNError(f"only a tensor of floats can be quantized, got {shown(str(kind))}")
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_meta:
+        kind = f"{tensor.device.type} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise FFNError(f"only a tensor of floats with values can be quantized, got {shown(kind)}")
     x = tensor.detach().contiguous()
     x = x.float() if x.dtype not in (torch.float16, torch.bfloat16) else x
     blocks = Blocks(tuple(x.shape), form.block(tuple(x.shape)))

@@ -214,12 +214,18 @@ def test_values_are_those_that_gguf_reads(name: str):
         (torch.ones(4), "fp8:block128", "needs a matrix"),
         (torch.tensor([[1.0, math.nan, math.inf]]), "fp8", "2 of 3 values are NaN or infinite, the first at [0, 1]"),
         (torch.tensor([[-math.inf]]), "bf16", "1 of 1 values are NaN or infinite"),
-        (torch.ones(4, 16, dtype=torch.int8), "fp8", "only a tensor of floats can be quantized, got 'torch.int8'"),
-        ([[1.0]], "fp8", "only a tensor of floats can be quantized, got 'list'"),
+        (
+            torch.ones(4, 16, dtype=torch.int8),
+            "fp8",
+            "only a tensor of floats with values can be quantized, got 'cpu torch.int8'",
+        ),
+        (torch.ones(4, 16, device="meta"), "fp8", "with values can be quantized, got 'meta torch.float32'"),
+        ([[1.0]], "fp8", "can be quantized, got 'list'"),
+        (torch.ones(4), 8, "a format has a name such as 'nvfp4', got 'int'"),
         (torch.ones(0, 16), "fp8", "has no rows"),
     ],
 )
-def test_refusals(x: Any, name: str, message: str):
+def test_refusals(x: Any, name: Any, message: str):
     with pytest.raises(FFNError) as error:
         ffncli.quantize(x, name)
     assert message in str(error.value)
