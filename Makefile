@@ -1,6 +1,7 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test but those with a mark, within 5 minutes
-# make test M=hub      the tests with that mark (pyproject.toml says what each is); also as `make test-hub`
+# make test M=hub      the tests with that mark (pyproject.toml says what each is), or with one of several (M="runs or hub");
+#              also as `make test-hub`
 # make test-all        all of both, mark after mark
 # make test-kills      runs that are killed at drawn moments and resumed: KILLS=100 of them
 # make fuzz            the mark `fuzz`, then FUZZ_CASES=5000 damaged files of every format, 2000 configs, 2000 library calls
@@ -67,7 +68,7 @@ OR := $(EMPTY) or $(EMPTY)
 
 test: $(VENV)/.installed-test
 ifdef M
-	@$(PYTEST) $(or $(SPREAD_$(M)),$(SPREAD)) -m $(M)
+	@$(PYTEST) $(or $(SPREAD_$(M)),$(SPREAD)) -m "$(M)"
 else
 	@$(PYTEST) $(SPREAD) -m "not ($(subst $(EMPTY) $(EMPTY),$(OR),$(MARKS)))"
 endif
