@@ -35,6 +35,7 @@ _WHERE = {
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.load", "plan"),
+    "precision": ("ffncli.run.precision.call", "precision"),
     "quantize": ("ffncli.run.quantize.quantized", "quantize"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "replace": ("ffncli.bench.in_model", "replace"),
@@ -65,6 +66,7 @@ __all__ = [
     "load",
     "merge",
     "plan",
+    "precision",
     "quantize",
     "read_results",
     "replace",
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from ffncli.run.approximate.call import approximate
     from ffncli.run.corpus.call import corpus, experts
     from ffncli.run.export.call import export
+    from ffncli.run.precision.call import precision
     from ffncli.run.quantize.quantized import quantize
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("ffncli.cli.plan.command", "Predict time, memory and communication on accelerators."),
     "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, bounds, differences."),
     "experts": ("ffncli.cli.experts", "Show how a mixture's experts are used, and what each is worth."),
+    "precision": ("ffncli.cli.precision", "Show where few bits hurt: a layer's error by format, and whose it is."),
     "approximate": ("ffncli.cli.approximate", "Train blocks of growing width to fit a function; show the error."),
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "bench": ("ffncli.cli.bench.command", "Verify kernels, then time them: ratios that anyone can reproduce."),

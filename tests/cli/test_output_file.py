@@ -19,6 +19,7 @@ WRITES = {
     "plan": ("plan gpt2 --device h100", ".json"),
     "activations": ("activations gelu", ".txt"),
     "experts": ("experts {mixture} -p Hello", ".json"),
+    "precision": ("precision 4x8:relu --dtype fp8", ".json"),
     "approximate": ("approximate --d-ff 1 --activation relu --seeds 1 --steps 2", ".csv"),
     "verify": ("verify 4x8:relu --check convolution", ".json"),
     "verify, a certificate": ("verify 4x8:relu --kernel eager --referee", ".json"),

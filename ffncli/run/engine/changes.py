@@ -94,33 +94,42 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
         value = float(match[3])
     except ValueError:
         raise FFNError(f"{option('set')} {shown(text)}: {shown(match[3])} is not a number") from None
-    name, index = match[1].strip(), [int(word) for word in match[2].split(",")]
+    name, index = match[1].strip(), tuple(int(word) for word in match[2].split(","))
+    return WeightChange(text, *weight_at(steps, name, index, option("set"), text), value)
+
+
+def weight_at(
+    steps: Sequence[Step], name: str, index: tuple[int, ...], asked: str, text: str
+) -> tuple[str, tuple[int, ...]]:
+    """Return (the canonical name of a parameter, torch's index) for a name and an index as in a formula (`W1`,
+    `shared.W1`, `experts.2.W1`) or as in torch (`up.weight`).
+
+    Raises FFNError if there is no such element; it begins with the option `asked` and its value `text`.
+    """
     symbols = _symbols(steps)
     expert = re.fullmatch(r"(\w+)\.([0-9]{1,9})\.(\S+)", name)
-    routed = name
-    if expert:
-        routed = expert[3]
+    routed = expert[3] if expert else name
     if routed not in symbols:
         raise FFNError(
-            f"{option('set')}: the block has no weight {shown(name)}",
+            f"{asked}: the block has no weight {shown(name)}",
             did_you_mean(routed, [*symbols], f"it has {', '.join([*symbols][:12])}"),
         )
     full, shape, transposed, per_expert = symbols[routed]
     if per_expert and not expert:
-        raise FFNError(f"{option('set')} {shown(text)}: every expert has this weight", f"give experts.0.{name}[...]")
+        raise FFNError(f"{asked} {shown(text)}: every expert has this weight", f"give experts.0.{name}[...]")
     if expert and not per_expert:
-        raise FFNError(f"{option('set')} {shown(text)}: it is not an expert's weight", f"give {routed}[...]")
+        raise FFNError(f"{asked} {shown(text)}: it is not an expert's weight", f"give {routed}[...]")
     printed = shape[::-1] if transposed else shape
     if len(index) != len(printed) or not all(-n <= i < n for i, n in zip(index, printed, strict=True)):
-        raise FFNError(f"{option('set')} {shown(text)}: the index is out of range", f"{name} is {[*printed]}")
+        raise FFNError(f"{asked} {shown(text)}: the index is out of range", f"{name} is {[*printed]}")
     index = index[::-1] if transposed else index
     if expert:
         experts = _experts(steps)
         assert experts is not None
         if int(expert[2]) >= experts:
-            raise FFNError(f"{option('set')} {shown(text)}: expert {expert[2]} is out of range", f"there are {experts}")
-        index = [int(expert[2]), *index]
-    return WeightChange(text, full, tuple(index), value)
+            raise FFNError(f"{asked} {shown(text)}: expert {expert[2]} is out of range", f"there are {experts}")
+        index = (int(expert[2]), *index)
+    return full, index
 
 
 def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], bool, bool]]:

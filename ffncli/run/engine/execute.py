@@ -30,13 +30,15 @@ class Mode:
     """The mode of a run, eval by default. In training, dropout keeps the values where `masks[name]` is True; if there
     is no mask, dropout draws a mask from `generator`.
 
-    `reduce` sums a tensor over ranks, for sharded steps.
+    `reduce` sums a tensor over ranks, for sharded steps. `linear` computes a Linear from its step, its input, its
+    weight and its bias.
     """
 
     train: bool = False
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     generator: torch.Generator | None = None
     reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    linear: Callable[[Step, Tensor, Tensor, Tensor | None], Tensor] = lambda step, *x: functional.linear(*x)
 
 
 EVAL = Mode()
@@ -162,7 +164,7 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
     op: ops.Op = step.op
     match op:
         case ops.Linear():
-            return functional.linear(x[0], params["weight"], params.get("bias"))
+            return mode.linear(step, x[0], params["weight"], params.get("bias"))
         case ops.Activation():
             return activation(op, params, x[0])
         case ops.Multiply():

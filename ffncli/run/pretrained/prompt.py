@@ -1,11 +1,20 @@
 """A model's text input, and the layers that a prompt can reach. This file must not import torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ffncli.errors import FFNError, option, shown
+from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved
+from ffncli.options.conflicts import Conflict
+
+DIMENSIONS = " ".join(field.name for field in fields(Dimensions))
+PROMPT_RULES = (
+    Conflict("prompt", contradicts="input_ids", why="give one"),
+    Conflict("input tokens batch seq_len", contradicts="prompt input_ids", why="the model computes the FFN's input"),
+    Conflict(DIMENSIONS, contradicts="prompt input_ids", why="the model runs unchanged"),
+)
 
 
 @dataclass(frozen=True)

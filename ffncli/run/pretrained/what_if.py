@@ -1,6 +1,6 @@
 """The effect of changing one layer's FFN: on each step of the block, and on the whole model's prediction."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,24 +70,24 @@ def prediction_change(
         loaded = load(transformers, path, config, computed, device, with_head=True)
         inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
         live = live_ffn(loaded.module, resolved, layer)
-        old = _logits(loaded, inputs)
+        old = logits(loaded, inputs)[-1].double()
         ids = torch.tensor([[token.id] for token in inputs.of(layer.stack)], device=device)
         with changed_model(loaded.module, layer, live, ids, changes):
-            new = _logits(loaded, inputs)
+            new = logits(loaded, inputs)[-1].double()
     return _compared(old, new, len(tokens) - 1, top, tokenizer)
 
 
-def _logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
-    """Return the logits of the last position, in float64."""
+def logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
+    """Return the logits of every position, [positions, vocab]."""
     with torch.no_grad(), demanding(loaded):
         try:
-            logits: Tensor = loaded.module(**inputs.arguments).logits
+            out: Tensor = loaded.module(**inputs.arguments).logits
         except (FFNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             what = f"transformers cannot run {loaded.config.model_type} on this prompt"
             raise cannot(what, error, ExitCode.ENVIRONMENT) from None
-    return logits.reshape(-1, logits.shape[-1])[-1].double()
+    return out.reshape(-1, out.shape[-1])
 
 
 @contextmanager
@@ -106,7 +106,13 @@ def changed_model(
         isinstance(c, WeightChange) and weights[c.name].untyped_storage().data_ptr() in stored for c in changes
     )
     if not in_place:
-        with _our_ffn(module, layer, live, ids, changes):
+        block = ffn_steps(steps(layer.spec))
+
+        def compute(x: Tensor) -> Tensor:
+            given = {ffn_span(block)[0]: x, **({} if ids is None else dict.fromkeys(id_inputs(block), ids))}
+            return run(*changed(block, live_weights(module, live.located), changes), given)
+
+        with replaced_ffn(module, live, compute):
             yield
         return
     before = {c.name: weights[c.name].clone() for c in changes if isinstance(c, WeightChange)}
@@ -122,12 +128,8 @@ def changed_model(
 
 
 @contextmanager
-def _our_ffn(
-    module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
-) -> Iterator[None]:
-    """Replace the FFN's output with the output of ffncli's changed steps."""
-    block = ffn_steps(steps(layer.spec))
-    start, _ = ffn_span(block)
+def replaced_ffn(module: nn.Module, live: LiveFFN, compute: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Replace the output of a layer's FFN by a function of its input [tokens, d_model], within the context."""
     entered: list[Tensor] = []
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -138,9 +140,7 @@ def _our_ffn(
             tensor: Tensor = output[0] if isinstance(output, tuple) else output
             out = torch.zeros_like(tensor)
             if first:
-                x = entered[-1].reshape(-1, entered[-1].shape[-1])
-                given = {start: x, **({} if ids is None else dict.fromkeys(id_inputs(block), ids))}
-                out = run(*changed(block, live_weights(module, live.located), changes), given).view_as(tensor)
+                out = compute(entered[-1].reshape(-1, entered[-1].shape[-1])).view_as(tensor)
             return (out, *output[1:]) if isinstance(output, tuple) else out
 
         return put
@@ -200,7 +200,7 @@ def step_changes(
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)
         new = (event for event in execute(new_steps, new_weights, inputs, EVAL) if event.expert is None)
         return tuple(
-            _step_change(a.name, a.tensor, _without(changes, b.name, b.tensor)) for a, b in zip(old, new, strict=True)
+            step_change(a.name, a.tensor, _without(changes, b.name, b.tensor)) for a, b in zip(old, new, strict=True)
         )
 
 
@@ -210,7 +210,8 @@ def _without(changes: Sequence[Change], name: str, tensor: Tensor) -> Tensor:
     return tensor.index_fill(-1, torch.tensor(units, device=tensor.device), 0) if units else tensor
 
 
-def _step_change(name: str, old: Tensor, new: Tensor) -> StepChange:
+def step_change(name: str, old: Tensor, new: Tensor) -> StepChange:
+    """Compare the values of a step before and after a change."""
     differ = ~((old == new) | (old.isnan() & new.isnan()))
     count = int(differ.sum())
     if not count:

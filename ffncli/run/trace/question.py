@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +23,8 @@ from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import COMPUTE, OUTPUT, SOURCE, Opt
 from ffncli.run.corpus.question import TABLES
 from ffncli.run.engine.changes import Change, changes_of
-from ffncli.run.pretrained.prompt import Prompt, prompt_of
+from ffncli.run.explain.place import StepIndex, place_of
+from ffncli.run.pretrained.prompt import DIMENSIONS, PROMPT_RULES, Prompt, prompt_of
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Input, ModelSource
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable
@@ -33,7 +34,6 @@ TOP_K, TOP_P = 5, 0.9
 TERMS = 8
 TOP_TOKENS = 10
 _MOST_PLACES = 100  # places in one question
-StepIndex = tuple[str, tuple[int, ...]]
 Texts = str | Sequence[str] | None
 
 # --- the options ----------------------------------------------------------------------------------------------------
@@ -254,13 +254,7 @@ class SurveyQuestion(Dimensions):
 
 # --- options that contradict or need each other ----------------------------------------------------------------------
 
-_DIMENSIONS = " ".join(f.name for f in fields(Dimensions))
 _PROMPT = "prompt input_ids"
-PROMPT_RULES = (  # these rules also apply to a survey
-    Conflict("prompt", contradicts="input_ids", why="give one"),
-    Conflict("input tokens batch seq_len", contradicts=_PROMPT, why="the model computes the FFN's input"),
-    Conflict(_DIMENSIONS, contradicts=_PROMPT, why="the model runs unchanged"),
-)
 RULES = (
     *PROMPT_RULES,
     Conflict("train=True", contradicts=_PROMPT, why="the model is run in eval mode"),
@@ -276,7 +270,7 @@ RULES = (
     Conflict("train=True", contradicts="tp ep", why="ranks run in eval mode"),
     Conflict("example", contradicts="source", why="give one or the other"),
     Conflict(
-        "example", contradicts=_DIMENSIONS, why="the example is a fixed block, and its facts hold only for that block"
+        "example", contradicts=DIMENSIONS, why="the example is a fixed block, and its facts hold only for that block"
     ),
     Conflict("example", contradicts="input", why="the example's facts hold for its own input, or a random input"),
     Conflict("example!=conv", contradicts="vocab", why="only conv has a final layer"),
@@ -447,7 +441,7 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
     """Return (name, index) of every element to explain; `aliases` maps names in an example's source to ffncli's."""
     ours = {theirs: name for name, theirs in aliases.items()}
     texts = [re.sub(r"\b\w++(?=[\[:])", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
-    places = tuple(_place(text) for several in texts for text in _split(several))
+    places = tuple(place_of(text) for several in texts for text in _split(several))
     if len(places) > _MOST_PLACES:
         raise FFNError(f"{option('explain')} accepts at most {_MOST_PLACES} elements, got {len(places)}")
     return places
@@ -456,18 +450,6 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
 def _split(text: str) -> list[str]:
     """Split `up[0,3],down[0,1]` at commas outside brackets; without brackets, `up:0,3` is one place."""
     return outside_brackets(text) if "[" in text else [text]
-
-
-def _place(text: str) -> StepIndex:
-    """Parse `up[0,3]`, `up[0, -1]`, `up:0,3` or `experts[2].up[0,3]` into (name, index)."""
-    plain = re.sub(r"\[([0-9]{1,9})\]\.", r".\1.", text.strip())
-    match = re.fullmatch(r"([^\[\]:]+)(?:\[([^\[\]]*)\]|:(.*))", plain, re.DOTALL)
-    words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
-    if not match or not all(re.fullmatch(r"\s*-?[0-9]{1,18}\s*", word, re.ASCII) for word in words):
-        raise FFNError(
-            f"{option('explain')} {shown(text)} is not an element of a tensor", "give NAME[i,j], such as up[0,3]"
-        )
-    return match[1].strip(), tuple(int(word) for word in words)
 
 
 # --- the file to save to

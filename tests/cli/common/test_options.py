@@ -20,6 +20,7 @@ from ffncli.models.dimensions import leading_axes
 from ffncli.options.accept import COUNT, TEXTS, Accepts
 from ffncli.options.opt import Opt, Options, as_typed
 from ffncli.run.activations.question import DataQuestion
+from ffncli.run.precision.question import PrecisionQuestion
 from ffncli.run.verify.question import VerifyQuestion
 
 
@@ -202,17 +203,20 @@ LISTS = [
     (("plan", "gpt2"), "--tokens", "1", "32"),
     (("plan", "gpt2"), "--tensor-parallel", "1", "2"),
     (("plan", "mixtral-8x7b"), "--expert-parallel", "1", "2"),
+    (("precision", "16x16:relu"), "--dtype", "fp8", "nvfp4"),
     (("verify", "4x8", "--check", "kernels"), "--kernel", "eager", "packed"),
 ]
 ADDED = {  # each repeated value is one of its own
     ("params", "--sweep"), ("params", "--assert"), ("activations", "--expect"), ("trace", "--explain"),
     ("trace", "--set"), ("trace", "--ablate"), ("trace", "--prompt"), ("experts", "--prompt"),
+    ("precision", "--explain"),
 }  # fmt: skip
 BELOW = {  # asked of the records below, since a run takes long
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"), ("activations", "--prompt"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
     ("bench", "--certificate"), ("bench", "--routing"), ("bench", "--launcher-option"), ("verify", "--tokens"),
+    ("precision", "--input-ids"), ("precision", "--position"), ("precision", "--prompt"),
 }  # fmt: skip
 
 
@@ -247,8 +251,8 @@ def test_lists_of_records():
     named = ResultOptions(certificate=["a.json", "b.json,c.json"]).certificate
     assert certificate_files(named) == ("a.json", "b.json", "c.json")
     assert VerifyQuestion(tokens=["1", "16,64"]).tokens == (1, 16, 64)
-    given = DataQuestion(input_ids=["1,2", "3"], position=["0", "2:3"])
-    assert (given.input_ids, given.position) == ((1, 2, 3), "0,2:3")
+    for given in (kind(input_ids=["1,2", "3"], position=["0", "2:3"]) for kind in (DataQuestion, PrecisionQuestion)):
+        assert (given.input_ids, given.position) == ((1, 2, 3), "0,2:3")
 
 
 def test_a_prompt_in_a_file_and_on_standard_input(tmp_path, monkeypatch):

@@ -1,0 +1,144 @@
+"""Run layers with and without rounding, on a chosen input or on their real inputs in a model."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ffncli.block.formats import Format
+from ffncli.errors import FFNError, spelled
+from ffncli.models.model import Layer
+from ffncli.run.engine.prepare import Prepared, Token, dtype_name, prepare
+from ffncli.run.precision.attribution import attribution, relative_errors
+from ffncli.run.precision.diagnosis import Diagnosis, diagnose
+from ffncli.run.precision.explain import RoundedValue, explained_value
+from ffncli.run.precision.layers import in_model
+from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
+from ffncli.run.precision.results import Precision, PrecisionRow, SumError, WholeModel
+from ffncli.run.precision.rounding import (
+    INPUTS,
+    ExactLayer,
+    RoundedLayer,
+    exact_layer,
+    exact_output,
+    for_inputs,
+    matrices,
+    matrices_in,
+    quantized,
+)
+from ffncli.run.pretrained.capture import prepared, run_model
+from ffncli.run.pretrained.loading import loading_notes
+from ffncli.show.text import plural
+
+Note = Callable[[str], None]
+
+
+def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: Note = lambda text: None) -> Precision:
+    """Answer the question; `note` is called with every remark as it arises."""
+    notes: list[str] = []
+
+    def remark(*texts: str) -> None:
+        for text in texts:
+            notes.append(spelled(text))
+            note(text)
+
+    model, layers, rows = subject.model, subject.layers, list[PrecisionRow]()
+    explained: list[RoundedValue] = []
+    tokens: dict[str, tuple[Token, ...]] = {}
+    origins: dict[str, None] = {}
+
+    def measured(ready: Prepared) -> None:
+        origins[ready.origin] = None
+        layer = exact_layer(ready)
+        exact, read = exact_output(layer)
+        rows.extend(layer_rows(question, ready.layer, layer, exact, read))
+        explained.extend(
+            explained_value(layer, read, place, text, name, form)
+            for text, place in subject.places for name, form in question.formats
+        )  # fmt: skip
+
+    remark(*subject.notes)
+    if subject.prompt is None:
+        for layer in layers:
+            ready = prepare(
+                model, layer, input=question.input, leading=question.leading, device=question.device,
+                seed=question.seed, train=False,
+            )  # fmt: skip
+            measured(ready)
+        remark(*model.notes, *map(str, model.differences), *ready.notes)
+    else:
+        remark(*loading_notes(model, max(layer.index for layer in layers), None))
+
+        def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
+            tokens[layer.stack] = given
+            measured(prepared(model, layer, given, entering, leaving, (), None, question.device))
+
+        run_notes = run_model(model, layers, subject.prompt, seen, device=question.device)
+        remark(*model.notes, *map(str, model.differences), *run_notes)
+    if any(", unpacked from " in origin for origin in origins):
+        remark("the source is packed: the errors are measured from its own format, and do not contain that format's")
+    whole: tuple[WholeModel, ...] = ()
+    if question.in_model:
+        whole, rows = in_model(question, subject, rows)
+    if len(layers) > 1:
+        names = [name for name, _ in question.formats]
+        rows.sort(key=lambda row: (names.index(row.format), -(row.kl or 0.0), -(row.error_rel or 0.0)))
+    described = None if subject.prompt else _described(question, rows, ready)
+    origin = next(iter(origins)) if len(origins) == 1 else f"weights of {len(layers)} {plural('layer', len(layers))}"
+    text = subject.prompt.text if subject.prompt else None
+    return Precision(model, tuple(rows), tokens, tuple(notes), origin, described, text, tuple(explained), whole)
+
+
+def _described(question: PrecisionQuestion, rows: Sequence[PrecisionRow], ready: Prepared) -> str:
+    count = next(iter(ready.inputs.values())).shape[:-1].numel()
+    given = "randn" if question.input is None else question.input
+    return f"{given if isinstance(given, str) else 'an array'}, {count} {plural('token', count)}"
+
+
+def layer_rows(
+    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Sequence[Tensor]]
+) -> list[PrecisionRow]:
+    """Return a layer's row for each format, given its exact output and what its matrices read."""
+    if not bool(exact.isfinite().all()):
+        what = "the layer's output has NaN or infinite values, so that it has no error to measure"
+        raise FFNError(what, "ffn trace shows where they come from")
+    if not any(read.values()):
+        raise FFNError("no token reaches a matrix of this layer", "give more tokens")
+    return [_row(question, of, layer, exact, read, name, form) for name, form in question.formats]
+
+
+def _row(
+    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Sequence[Tensor]],
+    name: str, form: Format,
+) -> PrecisionRow:  # fmt: skip
+    what = question.rounds(form)
+    names = layer.tensors(what)
+    in_format = RoundedLayer(layer, form, names)
+    rounded = in_format.output(names)
+    alone = {tensor: in_format.output([tensor]) - exact for tensor in names}
+    parts = attribution(rounded - exact, alone)
+    diagnoses = tuple(diagnosis_of(layer, tensor, read, form) for tensor in names)
+    error_rel, error_max = relative_errors(rounded, exact)
+    return PrecisionRow(
+        of.stack, of.index, name, what, error_rel, error_max, parts.by_tensor, parts.by_pair, parts.rest,
+        min((one.headroom for one in diagnoses if one.headroom is not None), default=None),
+        max((one.underflow for one in diagnoses if one.underflow is not None), default=None),
+        sum(one.saturated for one in diagnoses), sum(one.zero_scales for one in diagnoses), diagnoses,
+        _sums(in_format, exact) if question.sums else (),
+    )  # fmt: skip
+
+
+def _sums(layer: RoundedLayer, exact: Tensor) -> tuple[SumError, ...]:
+    every = ((dtype_name(dtype), layer.output(layer.names, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    return tuple(SumError(name, *relative_errors(output, exact)) for name, output in every)
+
+
+@torch.no_grad()
+def diagnosis_of(layer: ExactLayer, name: str, read: Mapping[str, Sequence[Tensor]], form: Format) -> Diagnosis:
+    """Quantize one of a layer's tensors, and say how well its values fit the format."""
+    if name in INPUTS:
+        whole, form = [x.flatten(0, -2) for x in read[name]], for_inputs(form)
+    else:
+        stacks = [layer.weights[parameter] for parameter, label in matrices(layer.steps).items() if label == name]
+        whole = [one for stack in stacks for one in matrices_in(stack)]
+    return diagnose(name, [(one, quantized(one, form)[0]) for one in whole])

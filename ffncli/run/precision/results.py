@@ -1,0 +1,122 @@
+"""What a question about precision returns: a row for each layer and format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ffncli.models.model import Resolved
+from ffncli.run.engine.prepare import Token
+from ffncli.run.precision.diagnosis import Diagnosis
+from ffncli.run.precision.explain import RoundedValue
+from ffncli.system.packages import package_errors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class SumError:
+    """The errors of the output, as in a row, if the matrices also add up their products in a dtype: one by one, from
+    channel 0 upwards, each sum rounded. A row's own errors have sums in float64."""
+
+    dtype: str
+    error_rel: float | None
+    error_max: float | None
+
+
+@dataclass(frozen=True)
+class PrecisionRow:
+    """A layer in one format: `what` is rounded, weights, inputs or both.
+
+    The errors of the FFN's output compare with the same FFN in float64: `error_rel` is ‖a−b‖ / ‖b‖ and `error_max` is
+    max|a−b| / max|b|. `by_tensor`, `by_pair` and `rest` are shares of ‖a−b‖² that add up to 1 (`Attribution`).
+    `headroom`, `underflow`, `saturated` and `zero_scales` are the worst headroom, the largest share, and the sums over
+    the rounded `tensors`, which have the same figures for each tensor (`Diagnosis`).
+
+    `inherited` is the error of the output if the input comes from rounded layers below and this layer is exact;
+    `added` is what rounding this layer adds to it. `kl` is as in `WholeModel`, if this layer alone is rounded. These
+    three are None without `in_model`.
+    """
+
+    stack: str
+    layer: int
+    format: str
+    what: str
+    error_rel: float | None
+    error_max: float | None
+    by_tensor: Mapping[str, float | None]
+    by_pair: Mapping[str, float | None]
+    rest: float | None
+    headroom: float | None
+    underflow: float | None
+    saturated: int
+    zero_scales: int
+    tensors: tuple[Diagnosis, ...]
+    sums: tuple[SumError, ...] = ()
+    added: float | None = None
+    inherited: float | None = None
+    kl: float | None = None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """All shares of the squared error, which add up to 1; () if the output is exact."""
+        every = (*self.by_tensor.values(), *self.by_pair.values(), self.rest)
+        return tuple(share for share in every if share is not None)
+
+    def flat(self) -> dict[str, Any]:
+        """Return the row for a table: a column for each tensor and each pair, without `tensors`."""
+        out: dict[str, Any] = {}
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                out |= {f"share_{key.replace(',', '_')}": share for key, share in value.items()}
+            elif name == "sums":
+                out |= {f"error_rel_{one.dtype}_sums": one.error_rel for one in self.sums}
+            elif name != "tensors":
+                out[name] = value
+        return out
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A model with all layers in a format: `kl` is the mean Kullback-Leibler divergence, in nats, of the next token's
+    distribution from the unrounded model's, over the tokens of the prompt."""
+
+    format: str
+    kl: float
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The errors of layers in formats: `rows` has a row for each layer and format. For several layers, the rows of a
+    format begin with the largest KL divergence, or without `in_model` with the largest error.
+
+    `tokens` are those that the model read, and `input` describes the layers' input if no model ran. `explain` has
+    a record for each requested value in each format; with `in_model`, `whole` has a record for each format.
+    """
+
+    model: Resolved
+    rows: tuple[PrecisionRow, ...]
+    tokens: Mapping[str, Sequence[Token]]
+    notes: tuple[str, ...]
+    weights: str
+    input: str | None = None
+    prompt: str | None = None
+    explain: tuple[RoundedValue, ...] = ()
+    whole: tuple[WholeModel, ...] = ()
+
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """Return the rows as a pandas DataFrame, with the shares in columns such as `share_W1` and `share_x_W1`."""
+        import pandas
+
+        return pandas.DataFrame([row.flat() for row in self.rows])
+
+    def __repr__(self) -> str:
+        lines = [f"<Precision of {self.model.model.name}: {len(self.rows)} rows"]
+        for row in self.rows[:7]:
+            error = "" if row.error_rel is None else f", error {row.error_rel:.3g}"
+            lines.append(f"  {row.stack} {row.layer}, {row.format}{error}")
+        return "\n".join(lines) + ("\n  …>" if len(self.rows) > 7 else ">")

@@ -1,0 +1,78 @@
+"""Rounding inside a model, against transformers' own model with its weights rounded in place."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffncli
+from ffncli.errors import FFNError
+from tests.oracles.prompted import IDS, PROMPT, made, through
+
+pytestmark = pytest.mark.models
+
+
+def rounded(model: nn.Module, layers: list[int], to: str) -> Any:
+    """Return a copy of a Llama with the matrices of some layers rounded."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for i in layers:
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                weight = model.get_parameter(f"model.layers.{i}.mlp.{name}.weight")
+                weight.copy_(ffncli.quantize(weight, to).dequantize())
+    return model
+
+
+def next_tokens(model: Any) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = model(input_ids=torch.tensor([IDS])).logits[0].double().log_softmax(-1)
+    return out
+
+
+def test_added_inherited_and_divergence_are_those_of_the_changed_model() -> None:
+    found = ffncli.precision(made("llama").path, prompt=PROMPT, layer="all", dtype="fp8", what="weights", in_model=True)
+    model = copy.deepcopy(made("llama").model).float()
+    count = len(found.rows)
+    whole, exact = rounded(model, [*range(count)], "fp8"), next_tokens(model)
+    (all_layers,) = found.whole
+
+    def divergence(other: Any) -> float:
+        return float((exact.exp() * (exact - next_tokens(other))).sum(-1).mean())
+
+    assert all_layers.kl == pytest.approx(divergence(whole), rel=1e-2, abs=1e-9)
+    assert all_layers.kl > 0
+    for row in found.rows:
+        mlp, ids = f"model.layers.{row.layer}.mlp", {"input_ids": torch.tensor([IDS])}
+        base = through(model, {"output": mlp}, **ids)["output"].double()
+        quantized = through(whole, {"input": mlp, "output": mlp}, **ids)
+        with torch.no_grad():
+            unrounded = model.get_submodule(mlp)(quantized["input"]).double()
+        inherited = float((unrounded - base).norm() / base.norm())
+        total = float((quantized["output"].double() - base).norm() / base.norm())
+        assert row.inherited == pytest.approx(inherited, rel=1e-3, abs=1e-6)
+        assert row.added == pytest.approx(total - inherited, rel=1e-3, abs=1e-6)
+        assert row.kl == pytest.approx(divergence(rounded(model, [row.layer], "fp8")), rel=1e-2, abs=1e-9)
+        entering = through(model, {"input": mlp}, **ids)["input"]
+        with torch.no_grad():
+            alone = rounded(model, [row.layer], "fp8").get_submodule(mlp)(entering).double()
+        assert row.error_rel == pytest.approx(float((alone - base).norm() / base.norm()), rel=1e-3)
+    first = next(row for row in found.rows if row.layer == 0)
+    assert first.inherited == pytest.approx(0, abs=1e-6)
+    assert [row.kl for row in found.rows] == sorted((row.kl or 0 for row in found.rows), reverse=True)
+
+
+def test_a_mixture_inside_a_model_keeps_its_weights() -> None:
+    mixtral = made("mixtral").path
+    before = ffncli.precision(mixtral, prompt=PROMPT, layer="all", dtype="fp8,int8", in_model=True)
+    again = ffncli.precision(mixtral, prompt=PROMPT, layer="all", dtype="int8", in_model=True)
+    assert [one.format for one in before.whole] == ["fp8", "int8"]
+    assert before.whole[1].kl == again.whole[0].kl  # rounding to fp8 first left no trace
+    assert all(row.kl is not None and row.kl < 1 for row in before.rows)
+
+
+@pytest.mark.parametrize("prompt", ["", " "])
+def test_an_empty_prompt_is_one_line(prompt: str) -> None:
+    with pytest.raises(FFNError, match="prompt"):
+        ffncli.precision(made("llama").path, prompt=prompt, layer="all", dtype="fp8")
