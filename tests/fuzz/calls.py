@@ -127,6 +127,10 @@ def _right(name: str, draw: Random) -> Right:
         "load": lambda: ({"source": block}, lambda a: a.model.main.spec.d_ff == spec.d_ff),
         "merge": lambda: ({"paths": ["a.csv"], "out": "all.csv"}, lambda a: len(a.rows) == rows),
         "plan": lambda: ({**source, "device": "h100", "tp": 1}, lambda a: {r.tp for r in a.rows} == {1}),
+        "precision": lambda: (
+            {**source, "tokens": tokens, "dtype": draw.choice(("fp8", ["fp8"]))},
+            lambda a: math.isclose(sum(a.rows[0].shares), 1, abs_tol=1e-12),
+        ),
         "quantize": lambda: ({"tensor": x, "to": "fp8"}, lambda a: (a.shape, a.scales.shape) == (x.shape, (tokens, 1))),
         "read_results": lambda: ({"path": draw.choice(("a.csv", ["a.csv"], Path("a.csv")))}, lambda a: len(a) == rows),
         "replace": lambda: ({"model": made("llama").model, "kernel": "eager", "tokens": [1]}, _restored),
