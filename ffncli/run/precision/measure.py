@@ -14,7 +14,7 @@ from ffncli.run.precision.diagnosis import Diagnosis, diagnose
 from ffncli.run.precision.explain import RoundedValue, explained_value
 from ffncli.run.precision.layers import in_model
 from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
-from ffncli.run.precision.results import Precision, PrecisionRow, SumError, WholeModel
+from ffncli.run.precision.results import Precision, PrecisionRow, SumError
 from ffncli.run.precision.rounding import (
     INPUTS,
     ExactLayer,
@@ -28,7 +28,7 @@ from ffncli.run.precision.rounding import (
 )
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.loading import loading_notes
-from ffncli.show.text import plural
+from ffncli.show.text import counted
 
 Note = Callable[[str], None]
 
@@ -42,13 +42,13 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
             notes.append(spelled(text))
             note(text)
 
-    model, layers, rows = subject.model, subject.layers, list[PrecisionRow]()
+    rows: list[PrecisionRow] = []
     explained: list[RoundedValue] = []
     tokens: dict[str, tuple[Token, ...]] = {}
     origins: dict[str, None] = {}
 
-    def measured(ready: Prepared) -> None:
-        origins[ready.origin] = None
+    def measure(ready: Prepared) -> None:
+        origins[ready.origin], tokens[ready.layer.stack] = None, ready.tokens
         layer = exact_layer(ready)
         exact, read = exact_output(layer)
         rows.extend(layer_rows(question, ready.layer, layer, exact, read))
@@ -57,42 +57,51 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
             for text, place in subject.places for name, form in question.formats
         )  # fmt: skip
 
-    remark(*subject.notes)
-    if subject.prompt is None:
-        for layer in layers:
-            ready = prepare(
-                model, layer, input=question.input, leading=question.leading, device=question.device,
-                seed=question.seed, train=False,
-            )  # fmt: skip
-            measured(ready)
-        remark(*model.notes, *map(str, model.differences), *ready.notes)
-    else:
-        remark(*loading_notes(model, max(layer.index for layer in layers), None))
-
-        def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
-            tokens[layer.stack] = given
-            measured(prepared(model, layer, given, entering, leaving, (), None, question.device))
-
-        run_notes = run_model(model, layers, subject.prompt, seen, device=question.device)
-        remark(*model.notes, *map(str, model.differences), *run_notes)
+    described = _run(question, subject, measure, remark)
     if any(", unpacked from " in origin for origin in origins):
         remark("the source is packed: the errors are measured from its own format, and do not contain that format's")
-    whole: tuple[WholeModel, ...] = ()
-    if question.in_model:
-        whole, rows = in_model(question, subject, rows)
-    if len(layers) > 1:
+    whole, ranked = in_model(question, subject, rows) if question.in_model else ((), rows)
+    if len(subject.layers) > 1:
         names = [name for name, _ in question.formats]
-        rows.sort(key=lambda row: (names.index(row.format), -(row.kl or 0.0), -(row.error_rel or 0.0)))
-    described = None if subject.prompt else _described(question, rows, ready)
-    origin = next(iter(origins)) if len(origins) == 1 else f"weights of {len(layers)} {plural('layer', len(layers))}"
+        ranked.sort(key=lambda row: (names.index(row.format), -(row.kl or 0.0), -(row.error_rel or 0.0)))
+    origin = next(iter(origins)) if len(origins) == 1 else f"weights of {counted(len(subject.layers), 'layer')}"
     text = subject.prompt.text if subject.prompt else None
-    return Precision(model, tuple(rows), tokens, tuple(notes), origin, described, text, tuple(explained), whole)
+    given = tokens if subject.prompt else {}
+    return Precision(
+        subject.model, tuple(ranked), given, tuple(notes), origin, described, text, tuple(explained), whole
+    )  # fmt: skip
 
 
-def _described(question: PrecisionQuestion, rows: Sequence[PrecisionRow], ready: Prepared) -> str:
+def _run(
+    question: PrecisionQuestion, subject: PrecisionSubject, measure: Callable[[Prepared], None],
+    remark: Callable[..., None],
+) -> str | None:  # fmt: skip
+    """Call `measure` with every layer, ready to run; return a description of the input, None if a model computes it."""
+    model, device = subject.model, question.device
+    remark(*subject.notes)
+    if subject.prompt is not None:
+        remark(*loading_notes(model, max(layer.index for layer in subject.layers), None))
+
+        def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
+            measure(prepared(model, layer, given, entering, leaving, (), None, device))
+
+        after, described = run_model(model, subject.layers, subject.prompt, seen, device=device), None
+    else:
+        for layer in subject.layers:
+            ready = prepare(
+                model, layer, input=question.input, leading=question.leading, device=device, seed=question.seed,
+                train=False,
+            )  # fmt: skip
+            measure(ready)
+        after, described = ready.notes, _described(question, ready)
+    remark(*model.notes, *map(str, model.differences), *after)
+    return described
+
+
+def _described(question: PrecisionQuestion, ready: Prepared) -> str:
     count = next(iter(ready.inputs.values())).shape[:-1].numel()
     given = "randn" if question.input is None else question.input
-    return f"{given if isinstance(given, str) else 'an array'}, {count} {plural('token', count)}"
+    return f"{given if isinstance(given, str) else 'an array'}, {counted(count, 'token')}"
 
 
 def layer_rows(

@@ -16,6 +16,7 @@ from ffncli.errors import FFNError
 from ffncli.run.precision.diagnosis import diagnose
 from ffncli.run.precision.rounding import matrices
 from ffncli.run.quantize.quantized import quantize
+from tests.models.files.test_dequantize import DEEPSEEK, GPT_OSS, deepseek, gpt_oss
 from tests.oracles.checkpoints import LLAMA, folder
 
 GATED = ("x", "W1", "W3", "hidden", "W2")
@@ -241,6 +242,16 @@ def test_the_planted_layer_is_first(tmp_path):
         assert rows[0].layer == seed * 4 + 1
         assert [row.error_rel for row in rows] == sorted((row.error_rel for row in rows), reverse=True)
         assert rows[0].tensors[0].outliers[0].channel == 7
+
+
+@pytest.mark.parametrize(("config", "made", "dtype"), [(GPT_OSS, gpt_oss, "mxfp4"), (DEEPSEEK, deepseek, "fp8")])
+def test_a_packed_source_is_measured_from_its_own_format(tmp_path, config, made, dtype):
+    source = folder(tmp_path / "q", config, made(True))
+    precision = ffncli.precision(source, layer=1, dtype=dtype, what="weights", tokens=8)
+    assert any("the errors are measured from its own format" in note for note in precision.notes)
+    if dtype == "mxfp4":  # it is what the source stores
+        assert precision.rows[0].error_rel == 0
+        assert precision.rows[0].rest is None
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
