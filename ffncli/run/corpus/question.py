@@ -30,6 +30,9 @@ def _prompts(value: Any) -> str | tuple[str, ...]:
     return text(value) if isinstance(value, str | os.PathLike) else several(TEXT, "").convert(value)
 
 
+PROMPTS = Accepts("a file's name, or a list of texts", _prompts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadingQuestion(Options):
     """The options shared by questions about a corpus and about experts: the model, the texts, and how to run them."""
@@ -38,7 +41,7 @@ class ReadingQuestion(Options):
     prompts: Annotated[
         shared.Path | Sequence[str] | None,
         Opt(
-            "--prompts", metavar="FILE|-", accepts=Accepts("a file's name, or a list of texts", _prompts), group=INPUT,
+            "--prompts", metavar="FILE|-", accepts=PROMPTS, group=INPUT,
             after="position",
             help="Run the model on every line of FILE (.jsonl: the text field) and show statistics for every layer.",
         ),

@@ -25,4 +25,4 @@ def precision_for(question: PrecisionQuestion, note: Callable[[str], None] = lam
     return precision_of(question, subject, note)
 
 
-precision = call(PrecisionQuestion, precision_for, "precision", {"prompts": "for several texts, join them"})
+precision = call(PrecisionQuestion, precision_for, "precision")

@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 from ffncli.block.formats import Format
-from ffncli.errors import FFNError, spelled
+from ffncli.block.recipe import steps
+from ffncli.block.steps import id_inputs
+from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Layer
+from ffncli.run.corpus.listen import Receiver
+from ffncli.run.corpus.question import ReadingModel, ReadingQuestion
+from ffncli.run.corpus.run import reader_of
+from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.prepare import Prepared, Token, dtype_name, prepare
 from ffncli.run.precision.attribution import attribution, relative_errors
 from ffncli.run.precision.diagnosis import Diagnosis, diagnose
@@ -86,6 +92,8 @@ def _run(
             measure(prepared(model, layer, given, entering, leaving, (), None, device))
 
         after, described = run_model(model, subject.layers, subject.prompt, seen, device=device), None
+    elif subject.reading is not None:
+        after, described = _read(subject, subject.reading, measure)
     else:
         for layer in subject.layers:
             ready = prepare(
@@ -96,6 +104,40 @@ def _run(
         after, described = ready.notes, _described(question, ready)
     remark(*model.notes, *map(str, model.differences), *after)
     return described
+
+
+MOST_TOKENS = 4096  # of a corpus, whose inputs are kept for every layer
+
+
+class _Entering(Receiver):
+    """Keeps the input of a layer's FFN for the first tokens of a corpus."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def entering(self, x: Tensor, places: Tensor) -> None:
+        left = MOST_TOKENS - sum(map(len, self.parts))
+        self.parts.append(x[:left].clone())
+
+
+def _read(
+    subject: PrecisionSubject, reading: ReadingQuestion, measure: Callable[[Prepared], None]
+) -> tuple[Sequence[str], str]:
+    """Call `measure` with every layer on its inputs in a corpus; return (notes, a description of the input)."""
+    for layer in subject.layers:
+        if id_inputs(steps(layer.spec)):
+            raise FFNError(f"{option('prompts')}: token ids choose this layer's experts", f"use {option('prompt')}")
+    notes: list[str] = []
+    inputs, progress = {layer: _Entering() for layer in subject.layers}, Progress()
+    with reader_of(reading, ReadingModel(subject.model, subject.layers), notes.append) as reader:
+        reader.load()
+        reader.read(inputs, progress, lambda size: None)
+        where = reader.corpus.where
+    for layer, one in inputs.items():
+        x = torch.cat(one.parts)
+        measure(prepared(subject.model, layer, (), x, x, (), None, reading.device))
+    described = f"{where}: {counted(progress.texts, 'text')}, {counted(progress.tokens, 'token')}"
+    return notes, described + (f", the first {len(x):,} of which are measured" if len(x) < progress.tokens else "")
 
 
 def _described(question: PrecisionQuestion, ready: Prepared) -> str:

@@ -11,9 +11,10 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.options import conflicts, shared
 from ffncli.options.accept import TEXT, Accepts, choice, comma_list, listed, outside_brackets, several, text
-from ffncli.options.opt import Opt
+from ffncli.options.opt import INPUT, Opt
+from ffncli.run.corpus.question import PROMPTS, ReadingQuestion, reading_model
 from ffncli.run.explain.place import StepIndex, place_of
-from ffncli.run.pretrained.prompt import PROMPT_RULES, Prompt, layers_of, prompt_of, reached
+from ffncli.run.pretrained.prompt import DIMENSIONS, PROMPT_RULES, Prompt, layers_of, prompt_of, reached
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Input, Source
 from ffncli.run.user.options import source as source_option
@@ -82,6 +83,13 @@ class PrecisionQuestion(Dimensions):
     prompt: shared.Prompt = None
     input_ids: shared.InputIds = None
     position: shared.Position = None
+    prompts: Annotated[
+        shared.Path | Sequence[str] | None,
+        Opt(
+            "--prompts", metavar="FILE|-", accepts=PROMPTS, group=INPUT,
+            help="Run the model on every line of FILE (.jsonl: the text field), and use the inputs of its FFN.",
+        ),
+    ] = None  # fmt: skip
     input: Input = None
     in_model: Annotated[
         bool,
@@ -112,7 +120,8 @@ class PrecisionQuestion(Dimensions):
 
 @dataclass(frozen=True)
 class PrecisionSubject:
-    """The model of a question about precision, the layers to run, and the `prompt` that the model reads, if any.
+    """The model of a question about precision, the layers to run, and what the model reads, if anything: the `prompt`,
+    or the texts of `reading`.
 
     `places` are the values to explain: as typed, and as (name, index).
     """
@@ -120,14 +129,21 @@ class PrecisionSubject:
     model: Resolved
     layers: tuple[Layer, ...]
     prompt: Prompt | None
+    reading: ReadingQuestion | None = None
     places: tuple[tuple[str, StepIndex], ...] = ()
     notes: tuple[str, ...] = ()
 
 
+_ONE_TEXT = f"input tokens prompt input_ids position in_model {DIMENSIONS}"
 RULES = (
     *PROMPT_RULES,
     conflicts.Conflict("position", needs="prompt input_ids"),
     conflicts.Conflict("explain", contradicts="layer=all", why="give the layer's number"),
+    conflicts.Conflict(
+        f"input tokens prompt input_ids position in_model {DIMENSIONS}",
+        contradicts="prompts",
+        why="it reads many texts",
+    ),
     conflicts.Conflict("in_model", needs="prompt input_ids"),
     conflicts.Conflict("in_model", needs="layer=all", why="a layer inherits the errors of all layers below"),
 )
@@ -142,13 +158,20 @@ def subject_of(question: PrecisionQuestion) -> PrecisionSubject:
     bare = question.source is None and question.d_model is None
     model = load(DEFAULT if bare else question.source, question.dimensions, question.seed or 0)
     model = replace(model, example=None)
+    reading = None
+    if question.prompts is not None:
+        which, threads = question.layer, question.threads
+        reading = ReadingQuestion(model, prompts=question.prompts, layer=which, device=question.device, threads=threads)
+        every = reading_model(reading).layers  # refuses a layer that no text reaches
     if prompt:
         folder_of(model, prompt.option)
     typed = [text for one in listed(question.explain) for text in outside_brackets(one)]
     places = tuple((text.strip(), place_of(text)) for text in typed)
     if question.layer != "all":
-        return PrecisionSubject(model, (model.model.layer(question.layer),), prompt, places)
+        return PrecisionSubject(model, (model.model.layer(question.layer),), prompt, reading, places)
     layers, silent = layers_of(model), tuple[str, ...]()
     if prompt:
         layers, silent = reached(model, layers)
-    return PrecisionSubject(model, tuple(layers), prompt, (), silent)
+    if reading:
+        layers = [*every]
+    return PrecisionSubject(model, tuple(layers), prompt, reading, (), silent)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import ffncli
 from ffncli.errors import FFNError
-from tests.oracles.prompted import IDS, PROMPT, made, through
+from tests.oracles.prompted import IDS, PROMPT, WORDS, made, through
 
 pytestmark = pytest.mark.models
 
@@ -70,6 +70,21 @@ def test_a_mixture_inside_a_model_keeps_its_weights() -> None:
     assert [one.format for one in before.whole] == ["fp8", "int8"]
     assert before.whole[1].kl == again.whole[0].kl  # rounding to fp8 first left no trace
     assert all(row.kl is not None and row.kl < 1 for row in before.rows)
+
+
+def test_a_corpus_is_the_inputs_of_its_texts() -> None:
+    texts, model = ["Hello the cat", "the cat sat on the mat"], copy.deepcopy(made("llama").model).float()
+    precision = ffncli.precision(made("llama").path, prompts=texts, layer="all", dtype="fp8", what="weights")
+    assert len(precision.rows) > 1
+    assert precision.input == "--prompt: 2 texts, 9 tokens"
+    for row in precision.rows:
+        mlp = f"model.layers.{row.layer}.mlp"
+        ids = [[WORDS.index(word) for word in text.split()] for text in texts]
+        given = [through(model, {"input": mlp}, input_ids=torch.tensor([one]))["input"] for one in ids]
+        with torch.no_grad():
+            exact = model.get_submodule(mlp)(torch.cat(given)).double()
+            error = rounded(model, [row.layer], "fp8").get_submodule(mlp)(torch.cat(given)).double() - exact
+        assert row.error_rel == pytest.approx(float(error.norm() / exact.norm()), rel=1e-4)
 
 
 @pytest.mark.parametrize("prompt", ["", " "])
