@@ -195,6 +195,7 @@ COMMANDS = {
     "trace": ("trace", "4x8"),
     "verify": ("verify", "4x8"),
     "activations": ("activations", "relu", "--rounding"),
+    "precision": ("precision", "4x8", "--dtype", "fp8"),
     "survey": ("trace", "llama-2-7b", "--d-model", "8", "--d-ff", "16", "--layer", "all"),
     "referee": ("verify", "4x8", "--kernel", "eager", "--referee"),
 }

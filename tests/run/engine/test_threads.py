@@ -28,6 +28,7 @@ COMMANDS = [
     "trace 4x8", "trace 4x8 --layer all", "trace mine.py:FFN", "verify 4x8", "verify mine.py:FFN",
     "verify 4x8 --against mine.py:FFN", "activations gelu --rounding", "activations --source 4x8",
     "activations --source mine.py:FFN", "approximate --steps 1 --seeds 1 --d-ff 1",
+    "precision 4x8 --dtype fp8", "precision mine.py:FFN --dtype fp8",
 ]  # fmt: skip
 
 
