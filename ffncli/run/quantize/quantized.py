@@ -86,8 +86,8 @@ def quantize(tensor: Tensor, to: str | Format) -> Quantized:
     rounded to float32 first. Raises FFNError for an unknown name, a width that is not a whole number of blocks, and
     values that are NaN or infinite.
 
-    >>> import torch
-    >>> quantized = quantize(torch.tensor([[0.0, 1.0, -2.0, 6.0] * 8]), "mxfp4")
+    >>> import ffncli, torch
+    >>> quantized = ffncli.quantize(torch.tensor([[0.0, 1.0, -2.0, 6.0] * 8]), "mxfp4")
     >>> quantized.codes[0, :4].tolist(), quantized.scales.float().tolist(), quantized.bits_per_weight
     ([0, 2, 12, 7], [[1.0]], 4.25)
     """
