@@ -44,10 +44,10 @@ def command(*, question: PrecisionQuestion, show: OutputOptions) -> None:
     """Show where few bits hurt: a layer's error by format, and whose it is.
 
     Examples:
-      ffn precision 64x128:swiglu --dtype fp8,nvfp4        # whose error it is
-      ffn precision ./my-model -l 2 -p "The cat sat"       # on real text
-      ffn precision ./my-model -l all -p "The cat sat"     # the worst layer first
-      ffn precision 4x8:relu --dtype fp8 --explain 'W1[0,3]' # how one is rounded
+      ffn precision 64x128:swiglu --dtype fp8,nvfp4             # whose error it is
+      ffn precision ./my-model -l 1 -p "The cat" --dtype fp8    # on real text
+      ffn precision ./my-model -l all -p "The cat" --dtype int8 # the worst layer first
+      ffn precision 4x8:relu --dtype fp8 --explain 'W1[0,3]'    # how one is rounded
     """
     output = show.output()
     if isinstance(question.prompt, str):

@@ -122,7 +122,7 @@ class _Entering(Receiver):
 
 def _read(
     subject: PrecisionSubject, reading: ReadingQuestion, measure: Callable[[Prepared], None]
-) -> tuple[Sequence[str], str]:
+) -> tuple[tuple[str, ...], str]:
     """Call `measure` with every layer on its inputs in a corpus; return (notes, a description of the input)."""
     for layer in subject.layers:
         if id_inputs(steps(layer.spec)):
@@ -137,7 +137,9 @@ def _read(
         x = torch.cat(one.parts)
         measure(prepared(subject.model, layer, (), x, x, (), None, reading.device))
     described = f"{where}: {counted(progress.texts, 'text')}, {counted(progress.tokens, 'token')}"
-    return notes, described + (f", the first {len(x):,} of which are measured" if len(x) < progress.tokens else "")
+    return tuple(notes), described + (
+        f", the first {len(x):,} of which are measured" if len(x) < progress.tokens else ""
+    )
 
 
 def _described(question: PrecisionQuestion, ready: Prepared) -> str:

@@ -131,7 +131,7 @@ def test_defaults_are_what_deployments_round():
 
 def test_the_rest_is_small_where_errors_are() -> None:
     """Not for mxfp8's default rule: it clips, so that errors have a bias, and products of biases add up."""
-    for name in ("fp8", "mxfp8:rceil", "int8"):
+    for name in ("fp8", "mxfp8:rceil", "int8", "q8_0"):
         (row,) = ffncli.precision("256x512:swiglu", dtype=name, tokens=64, what="both").rows
         assert row.rest is not None
         assert abs(row.rest) <= 0.05
@@ -234,14 +234,16 @@ def sensitive(path: Path, times: float, layer: int, seed: int) -> str:
     return folder(path, {**LLAMA, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 12}, stored)
 
 
-def test_the_planted_layer_is_first(tmp_path):
+@pytest.mark.parametrize("times", [10, 300])
+def test_the_planted_layer_is_first(tmp_path, times):
     for seed in range(3):
-        source = sensitive(tmp_path / str(seed), 300, seed * 4 + 1, seed)
+        source = sensitive(tmp_path / str(seed), times, seed * 4 + 1, seed)
         rows = ffncli.precision(source, layer="all", dtype="nvfp4", what="weights", tokens=16).rows
         assert len(rows) == 12
         assert rows[0].layer == seed * 4 + 1
         assert [row.error_rel for row in rows] == sorted((row.error_rel for row in rows), reverse=True)
-        assert rows[0].tensors[0].outliers[0].channel == 7
+        if times == 300:
+            assert rows[0].tensors[0].outliers[0].channel == 7
 
 
 @pytest.mark.parametrize(("config", "made", "dtype"), [(GPT_OSS, gpt_oss, "mxfp4"), (DEEPSEEK, deepseek, "fp8")])
