@@ -45,9 +45,9 @@ def command(*, question: PrecisionQuestion, show: OutputOptions) -> None:
 
     Examples:
       ffn precision 64x128:swiglu --dtype fp8,nvfp4             # whose error it is
+      ffn precision 4x8:relu --dtype fp8 --explain 'W1[0,3]'    # one value
       ffn precision ./my-model -l 1 -p "The cat" --dtype fp8    # on real text
-      ffn precision ./my-model -l all -p "The cat" --dtype int8 # the worst layer first
-      ffn precision 4x8:relu --dtype fp8 --explain 'W1[0,3]'    # how one is rounded
+      ffn precision ./my-model -l all -p "The cat" --dtype int8 # which layer
     """
     output = show.output()
     if isinstance(question.prompt, str):
