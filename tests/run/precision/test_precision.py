@@ -176,8 +176,9 @@ def test_a_scale_of_zero_is_named():
     assert diagnose("W1", [(x, good)]).findings == ()
 
 
-def test_a_saturated_block_is_named():
-    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_saturated_block_is_named(sign):
+    x = sign * torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).abs()
     good = quantize(x, "mxfp8:rceil")
     assert good.scales is not None
     scales = good.scales.float()
