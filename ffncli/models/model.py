@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
@@ -312,14 +312,29 @@ OTHER_TOWERS = "the counts cover only the text model"
 MORE_TOKENS = "multi-token prediction, which a forward pass does not need"
 
 
+class Projection(NamedTuple):
+    """The weight of a projection: the module's name within its layer (`self_attn.q_proj`), its outputs and inputs."""
+
+    name: str
+    rows: int
+    columns: int
+
+    @property
+    def params(self) -> int:
+        """Return the number of weights."""
+        return self.rows * self.columns
+
+
 @dataclass(frozen=True)
 class LayerParams:
     """The parameters of one layer without its FFN: attention or another mixer (including cross-attention), all norms
-    (including the FFN's), and other parts (residual streams, per-layer embeddings)."""
+    (including the FFN's), and other parts (residual streams, per-layer embeddings). `projections` are the
+    mixer's."""
 
     attention: int
     norms: int
     other: int = 0
+    projections: tuple[Projection, ...] = ()
 
     @property
     def params(self) -> int:
@@ -340,7 +355,8 @@ class NonFFN:
     (embeddings, an untied head); it is None if the total is unknown. `lookup` is the number of parameters that are
     looked up instead of multiplied: tables, and the input embedding unless it is tied to a head; it is None if
     uncertain. `vocabulary` is 0 if the config has no vocabulary size; `names` are the config's names for `vocabulary`
-    and `attention`.
+    and `attention`. `between` are the layers without an FFN (Nemotron-H). `named`: the names of the layers' `projections`
+    are those of the family's checkpoints; `listed`: outside the FFNs there are no other projections, except a head.
     """
 
     layers: Mapping[str, Mapping[int, LayerParams]]
@@ -348,6 +364,9 @@ class NonFFN:
     lookup: int | None = None
     vocabulary: int = 0
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    between: Mapping[int, LayerParams] = field(default_factory=dict)
+    named: bool = False
+    listed: bool = False
 
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
         """Return the parameters of each of these blocks' layers if all are known and equal, else None."""

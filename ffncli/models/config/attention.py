@@ -10,10 +10,9 @@ the config specifies it. Facts: transformers 5.23 `modeling_*.py`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Protocol
 
 from ffncli.models.files.strict_json import Fields
-from ffncli.models.model import NotCounted
+from ffncli.models.model import NotCounted, Projection
 
 Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field name with its default
 
@@ -23,24 +22,34 @@ def flag(config: Fields, value: Flag) -> bool:
     return value if isinstance(value, bool) else config.flag(*value)
 
 
-class Attention(Protocol):
-    """The token mixer of a layer."""
+class Attention:
+    """The token mixer of a layer: its projections, and its other parameters. Modules have transformers' names."""
 
     @property
     def needs(self) -> Sequence[str]:
         """The config fields required for counting."""
+        return ()
 
     @property
     def fields(self) -> Sequence[str]:
         """The config fields that determine its widths."""
         return self.needs
 
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        yield from ()
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the other parameters of one layer: biases, norms, convolutions."""
+        return 0
+
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Count its parameters in one layer."""
+        return sum(one.params for one in self.matrices(config, d_model)) + self.others(config, d_model, cross)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class Heads(Attention):
     """Multi-head attention in which heads may share keys and values (MHA, GQA, MQA). Strings are field names.
 
     `heads` None: queries, keys and values are as wide as the model, whatever the number of heads. `kv_heads` is a field
@@ -61,7 +70,9 @@ class Heads:
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
     gate: Flag | None = None  # the bias of an output gate as wide as the queries; None: no gate
+    gate_with_queries: bool = False  # the gate is the second half of the queries' projection
     head_gate: Flag = False  # an output gate with one value per head
+    at: str = "self_attn"  # the module's name
     buckets: tuple[str, int] | None = None  # a relative-position table in the self-attention of every layer
 
     @property
@@ -74,11 +85,23 @@ class Heads:
         """The config fields that determine its widths."""
         return tuple(name for name in (self.heads, self.kv_heads, self.head_dim) if isinstance(name, str))
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count weights, biases, norms, sinks and position table of one attention."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections to queries, keys, values and gates, and the output's."""
         heads, kv_heads, head_dim = self._sizes(config, d_model)
-        q, kv = heads * head_dim, kv_heads * head_dim
-        total = d_model * (q + 2 * kv) + q * d_model
+        q, kv, gated = heads * head_dim, kv_heads * head_dim, self.gate is not None
+        yield Projection(f"{self.at}.q_proj", 2 * q if gated and self.gate_with_queries else q, d_model)
+        yield Projection(f"{self.at}.k_proj", kv, d_model)
+        yield Projection(f"{self.at}.v_proj", kv, d_model)
+        yield Projection(f"{self.at}.o_proj", d_model, q)
+        if gated and not self.gate_with_queries:
+            yield Projection(f"{self.at}.gate_proj", q, d_model)
+        if flag(config, self.head_gate):
+            yield Projection(f"{self.at}.g_proj", heads, d_model)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count biases, norms, sinks and position table of one attention."""
+        heads, kv_heads, head_dim = self._sizes(config, d_model)
+        q, kv, total = heads * head_dim, kv_heads * head_dim, 0
         if flag(config, self.qkv_bias):
             total += q + kv + (kv if self.key_bias else 0)
         if flag(config, self.output_bias):
@@ -88,9 +111,7 @@ class Heads:
         if self.sinks:
             total += heads
         if self.gate is not None:
-            total += (d_model + flag(config, self.gate)) * q
-        if flag(config, self.head_gate):
-            total += d_model * heads
+            total += flag(config, self.gate) * q
         if self.buckets and not cross:
             total += heads * config.integer(*self.buckets)
         return total
@@ -109,7 +130,7 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
+class Latent(Attention):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1): keys and values pass through a narrow latent.
 
     `bias` applies to the three projections that read or write the residual stream. If q_lora_rank is null, queries are
@@ -118,6 +139,7 @@ class Latent:
 
     bias: Flag = ("attention_bias", False)
     gate: Flag = False  # an output gate as wide as the values
+    gate_name: str = "gate_proj"
     head_gate: bool = False  # an output gate with one value per head
     sinks: bool = False  # one learned logit per head
     indexer: bool = False
@@ -125,24 +147,35 @@ class Latent:
     needs: Sequence[str] = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     fields: Sequence[str] = (*needs, "q_lora_rank")
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and latent norms of one attention."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections into and out of the latents, the output's and gates, and those of the indexer: queries
+        from the latent, one key, and a weight for each head."""
         heads, rank, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
-        bias = flag(config, self.bias)
-        q_rank = config.integer("q_lora_rank", 0)
-        q = heads * (nope + rope)
-        queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: the latent's norm
-        # the rope part of the key is shared by all heads and bypasses the latent; + rank: the latent's norm
-        keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
-        gates = d_model * heads * (flag(config, self.gate) * value + self.head_gate) + heads * self.sinks
-        chosen = self._indexer(config, d_model, q_rank) if self.indexer else 0
-        return queries + keys_values + heads * value * d_model + bias * d_model + gates + chosen
+        q_rank, q = config.integer("q_lora_rank", 0), heads * (nope + rope)
+        if q_rank:
+            yield Projection("self_attn.q_a_proj", q_rank, d_model)
+        yield Projection(f"self_attn.{'q_b_proj' if q_rank else 'q_proj'}", q, q_rank or d_model)
+        # the rope part of the key is shared by all heads and bypasses the latent
+        yield Projection("self_attn.kv_a_proj_with_mqa", rank + rope, d_model)
+        yield Projection("self_attn.kv_b_proj", heads * (nope + value), rank)
+        yield Projection("self_attn.o_proj", d_model, heads * value)
+        if flag(config, self.gate):
+            yield Projection(f"self_attn.{self.gate_name}", heads * value, d_model)
+        if self.head_gate:
+            yield Projection("self_attn.g_proj", heads, d_model)
+        if self.indexer:
+            heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
+            yield Projection("self_attn.indexer.wq_b", heads * width, q_rank)
+            yield Projection("self_attn.indexer.wk", width, d_model)
+            yield Projection("self_attn.indexer.weights_proj", heads, d_model)
 
-    def _indexer(self, config: Fields, d_model: int, q_rank: int) -> int:
-        """Count the indexer: queries from the latent, one key with its layer norm, and a weight for each head."""
-        heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases, the latents' norms and sinks, the layer norm of the indexer's key, and its pools."""
+        heads, rank, _, rope, _ = (config.integer(name, low=0) for name in self.needs)
+        bias, q_rank = flag(config, self.bias), config.integer("q_lora_rank", 0)
+        width = config.integer("index_head_dim") if self.indexer else 0
         pools = (config.integer("index_kpool", 16) + d_model) * width if self.pooled else 0
-        return q_rank * heads * width + d_model * width + 2 * width + d_model * heads + pools
+        return (bias + 1) * q_rank + bias * (rank + rope + d_model) + rank + heads * self.sinks + 2 * width + pools
 
 
 _PER_LAYER, _NGRAMS = "embeddings for every layer", "tables of n-grams"

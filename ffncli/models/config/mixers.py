@@ -5,7 +5,7 @@ Facts: transformers 5.23 `modeling_*.py`. Kimi-K3's gates and residuals are from
 shapes, as listed by implementations (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from ffncli.models.config.attention import (
     per_layer_matrices,
     per_layer_projection,
 )
+from ffncli.models.config.delta import GatedDelta, KimiDelta
 from ffncli.models.files.strict_json import Fields
+from ffncli.models.model import Projection
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 _INDEXED, _BLOCKS = "indexed_attention", "minimax_m3_sparse"
@@ -41,60 +43,6 @@ def every_fourth(config: Fields) -> Callable[[int, int], str]:
     """Build Qwen's default rule: every `full_attention_interval`-th layer has full attention."""
     interval = config.integer("full_attention_interval", 4)
     return lambda i, layers: LINEAR if (i + 1) % interval else FULL
-
-
-@dataclass(frozen=True)
-class GatedDelta(Attention):
-    """Gated DeltaNet (arXiv:2412.06464), in which values and gates may have more heads than queries and keys."""
-
-    needs: Sequence[str] = (
-        "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim"
-    )  # fmt: skip
-
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
-        key_heads, key_dim, heads, value_dim = self.sizes(config, d_model)
-        keys, values = key_heads * key_dim, heads * value_dim
-        convolution = config.integer("linear_conv_kernel_dim", 4) * (2 * keys + values)
-        # queries and keys, values and gates, and beta and decay for each value head; then dt_bias and A_log
-        into, decay = d_model * 2 * (keys + values + heads), 2 * heads
-        return into + convolution + decay + value_dim + values * d_model
-
-    def sizes(self, config: Fields, d_model: int) -> tuple[int, int, int, int]:
-        """Return the heads of keys and their width, and those of values."""
-        key_heads, key_dim, heads, value_dim = (config.integer(name) for name in self.needs)
-        return key_heads, key_dim, heads, value_dim
-
-
-@dataclass(frozen=True)
-class KimiDelta(Attention):
-    """Kimi Delta Attention (arXiv:2510.26692), with a decay per channel and an output gate, each computed by two narrow
-    matrices. Kimi-K3 has a full-rank output gate, and one log-decay per channel of a head. With `full_rank`, both the
-    decay and the output gate have full rank (Ling-3)."""
-
-    full_rank: bool = False
-    heads: str = "linear_attn_config.num_heads|linear_num_heads"
-    width: str = "linear_attn_config.head_dim|linear_head_dim"
-    kernel: str = "linear_attn_config.short_conv_kernel_size|linear_conv_kernel_dim"
-
-    @property
-    def needs(self) -> Sequence[str]:
-        """The config fields required for counting."""
-        return (self.heads, self.width)
-
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
-        heads, width = config.integer(self.heads), config.integer(self.width)
-        inner = heads * width
-        narrow = d_model * width + width * inner
-        full = config.flag("linear_attn_config.use_full_rank_gate", False)
-        gates = narrow + (d_model * inner if full else narrow)
-        if self.full_rank:
-            gates = 2 * d_model * inner
-        # dt_bias and A_log; below, the last two terms are beta and the gated norm
-        decay = inner + (width if full else heads)
-        convolution = 3 * inner * config.integer(self.kernel, 4)
-        return 4 * d_model * inner + convolution + gates + decay + d_model * heads + width
 
 
 def kimi(config: Fields) -> Callable[[int], Attention]:
@@ -126,7 +74,7 @@ def kimi_last_residual(config: Fields, d_model: int) -> int:
 
 
 @dataclass(frozen=True)
-class GemmaHeads:
+class GemmaHeads(Attention):
     """The attention of one layer in Gemma 3n and 4. Its widths may differ from other layers' widths. If `keys` is
     false, it reuses an earlier layer's keys and values; if only `values` is false, its keys also serve as values."""
 
@@ -137,12 +85,20 @@ class GemmaHeads:
     needs: Sequence[str] = ("num_attention_heads",)
     fields: Sequence[str] = ("num_attention_heads", "num_key_value_heads", "head_dim", "layer_types")
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
         q, kv = config.integer("num_attention_heads") * self.width, self.kv_heads * self.width
-        biased = config.flag(*_BIAS)
-        projections = (d_model + biased) * (q + kv * (self.keys + (self.keys and self.values)))
-        return projections + (q + biased) * d_model + self.width * (1 + self.keys)
+        yield Projection("self_attn.q_proj", q, d_model)
+        if self.keys:
+            yield Projection("self_attn.k_proj", kv, d_model)
+        if self.keys and self.values:
+            yield Projection("self_attn.v_proj", kv, d_model)
+        yield Projection("self_attn.o_proj", d_model, q)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases and norms of one layer."""
+        biases = sum(one.rows for one in self.matrices(config, d_model)) if config.flag(*_BIAS) else 0
+        return biases + self.width * (1 + self.keys)
 
 
 def _shared_from(config: Fields, default: int) -> int:
@@ -205,7 +161,7 @@ _RATIOS = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
 
 
 @dataclass(frozen=True)
-class Compressed:
+class Compressed(Attention):
     """DeepSeek-V4's attention: a single key that also serves as the value, sinks, and an output projection in groups. A
     compressor merges the keys of `rate` tokens into one (0: no compressor). If `sparse`, the compressor is twice as
     wide, and there is an indexer with a compressor of its own."""
@@ -215,25 +171,35 @@ class Compressed:
     needs: Sequence[str] = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
     fields: Sequence[str] = ("num_attention_heads", "head_dim", "q_lora_rank")
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer: those of compressors compute keys and their gates."""
         heads, width, q_rank, groups, o_rank = (config.integer(name) for name in self.needs)
-        queries = (d_model + 1 + heads * width) * q_rank
-        output = o_rank * heads * width + groups * o_rank * d_model
-        # + 1: norms; + heads: sinks
-        total = queries + (d_model + 1) * width + output + heads
-        if not self.rate:
-            return total
-        if not self.sparse:
-            return total + self._compressor(d_model, width, width)
-        index_heads, index_width = config.integer("index_n_heads"), config.integer("index_head_dim")
-        indexer = self._compressor(d_model, index_width, 2 * index_width)
-        indexer += q_rank * index_heads * index_width + d_model * index_heads
-        return total + self._compressor(d_model, width, 2 * width) + indexer
+        yield Projection("self_attn.q_a_proj", q_rank, d_model)
+        yield Projection("self_attn.q_b_proj", heads * width, q_rank)
+        yield Projection("self_attn.kv_proj", width, d_model)
+        yield Projection("self_attn.o_a_proj", groups * o_rank, heads * width // groups)
+        yield Projection("self_attn.o_b_proj", d_model, groups * o_rank)
+        for at, _, wide in self._compressors(config):
+            yield Projection(f"self_attn.{at}.kv_proj", wide, d_model)
+            yield Projection(f"self_attn.{at}.gate_proj", wide, d_model)
+        if self.rate and self.sparse:
+            index_heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
+            yield Projection("self_attn.compressor.indexer.q_b_proj", index_heads * width, q_rank)
+            yield Projection("self_attn.compressor.indexer.scorer.weights_proj", index_heads, d_model)
 
-    def _compressor(self, d_model: int, width: int, wide: int) -> int:
-        """Count a compressor: keys and their gates, a bias for each position in a chunk, and a norm."""
-        return (2 * d_model + self.rate) * wide + width
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the norms and sinks of one layer; in a compressor, a bias for each position in a chunk, and a norm."""
+        heads, width, q_rank, *_ = (config.integer(name) for name in self.needs)
+        return q_rank + width + heads + sum(self.rate * wide + width for _, width, wide in self._compressors(config))
+
+    def _compressors(self, config: Fields) -> Iterator[tuple[str, int, int]]:
+        """Yield the compressors: their names, the width of their keys, and that of what they merge."""
+        if self.rate:
+            width = config.integer("head_dim")
+            yield "compressor", width, width * (1 + self.sparse)
+        if self.rate and self.sparse:
+            width = config.integer("index_head_dim")
+            yield "compressor.indexer", width, 2 * width
 
 
 def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
@@ -332,11 +298,13 @@ class FromBothLatents(Latent):
     """A.X-K2's latent attention: one matrix reads the query latent before and after its norm, and computes the queries
     and a gate as wide as the values."""
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
-        heads, _, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
-        rank, queries = config.integer("q_lora_rank"), heads * (nope + rope)
-        return super().params(config, d_model) + rank * (queries + 2 * heads * value)
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        heads, _, _, _, value = (config.integer(name, low=0) for name in self.needs)
+        for one in super().matrices(config, d_model):
+            if one.name == "self_attn.q_b_proj":
+                one = Projection("self_attn.q_gate_proj", one.rows + heads * value, 2 * one.columns)
+            yield one
 
 
 def gated_norm(config: Fields, d_model: int) -> Callable[[int], int]:
@@ -358,23 +326,44 @@ class Indexed(Heads):
         """The config fields required for counting."""
         return super().needs if self.index_defaults else (*super().needs, *filter(None, self.index))
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer; the indexer's may be one for its queries and keys."""
+        yield from super().matrices(config, d_model)
+        queries, keys, width = self._index(config)
+        if self.index[1]:
+            yield Projection("self_attn.indexer.index_qk_proj", (queries + keys) * width, d_model)
+        else:
+            yield Projection("self_attn.indexer.q_proj", queries * width, d_model)
+            yield Projection("self_attn.indexer.k_proj", keys * width, d_model)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases and norms of one layer."""
+        return super().others(config, d_model) + 2 * self._index(config)[2]
+
+    def _index(self, config: Fields) -> tuple[int, int, int]:
+        """Return the indexer's heads of queries and of keys, and their width."""
         names, defaults = self.index, self.index_defaults
         queries = config.integer(names[0], defaults[0]) if defaults else config.integer(names[0])
         width = config.integer(names[2], defaults[1]) if defaults else config.integer(names[2])
-        keys = config.integer(names[1]) if names[1] else 1
-        return super().params(config, d_model) + d_model * (queries + keys) * width + 2 * width
+        return queries, config.integer(names[1]) if names[1] else 1, width
 
 
-QWEN_HEADS = Heads(head_dim_default=256, qk_norm=True, qkv_bias=_BIAS, output_bias=_BIAS, gate=_BIAS)
-QWEN4_HEADS = Indexed(head_dim_default=256, qk_norm=True, qkv_bias=_BIAS, output_bias=_BIAS, gate=_BIAS)
+QWEN_HEADS = Heads(
+    head_dim_default=256, qk_norm=True, qkv_bias=_BIAS, output_bias=_BIAS, gate=_BIAS, gate_with_queries=True
+)
+QWEN4_HEADS = Indexed(
+    head_dim_default=256, qk_norm=True, qkv_bias=_BIAS, output_bias=_BIAS, gate=_BIAS, gate_with_queries=True
+)
 
 
-def qwen(config: Fields) -> Callable[[int], Attention]:
-    """Return the attention of Qwen3-Next and Qwen3.5 by layer."""
-    kinds = layer_kinds(config, every_fourth(config), (LINEAR, FULL))
-    return lambda i: QWEN_HEADS if kinds[i] == FULL else GatedDelta()
+def qwen(fused: bool) -> Callable[[Fields], Callable[[int], Attention]]:
+    """Build the rule of Qwen3-Next (`fused`) and Qwen3.5: the attention by layer."""
+
+    def mixers(config: Fields) -> Callable[[int], Attention]:
+        kinds = layer_kinds(config, every_fourth(config), (LINEAR, FULL))
+        return lambda i: QWEN_HEADS if kinds[i] == FULL else GatedDelta(fused)
+
+    return mixers
 
 
 def qwen4(config: Fields) -> Callable[[int], Attention]:
@@ -422,7 +411,7 @@ def minimax(config: Fields) -> Callable[[int], Attention]:
 
 
 @dataclass(frozen=True)
-class SizedHeads:
+class SizedHeads(Attention):
     """Attention whose values may be narrower than its keys, with sizes that a rule has read for this layer."""
 
     heads: int
@@ -437,11 +426,20 @@ class SizedHeads:
     needs: Sequence[str] = ()
     fields: Sequence[str] = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
-        into = self.heads * self.width + self.kv_heads * (self.width + self.value)
-        gates = self.heads * (self.sinks + d_model * self.head_gate) + 2 * self.width * self.qk_norm
-        return (d_model + self.bias) * into + (self.heads * self.value + self.output_bias) * d_model + gates
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        yield Projection("self_attn.q_proj", self.heads * self.width, d_model)
+        yield Projection("self_attn.k_proj", self.kv_heads * self.width, d_model)
+        yield Projection("self_attn.v_proj", self.kv_heads * self.value, d_model)
+        yield Projection("self_attn.o_proj", d_model, self.heads * self.value)
+        if self.head_gate:
+            yield Projection("self_attn.g_proj", self.heads, d_model)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases, norms and sinks of one layer."""
+        biased = self.heads * self.width + self.kv_heads * (self.width + self.value)
+        biases = self.bias * biased + self.output_bias * d_model
+        return biases + self.heads * self.sinks + 2 * self.width * self.qk_norm
 
 
 def mimo(config: Fields) -> Callable[[int], Attention]:
@@ -491,18 +489,30 @@ class ScaledLatent(Latent):
     no_rope: bool = False
     latent: bool = True
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
         heads, rank, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
+        yield Projection("self_attn.q_proj", heads * (nope + rope), d_model)
+        if self.latent:
+            yield Projection("self_attn.kv_a_proj_with_mqa", rank + (0 if self.no_rope else rope), d_model)
+        yield Projection("self_attn.kv_b_proj", heads * (nope + (rope if self.no_rope else 0) + value), rank)
+        yield Projection("self_attn.o_proj", d_model, heads * value)
+        if self.indexer:
+            heads, width = config.integer("index_n_heads", 32), config.integer("index_head_dim", 128)
+            yield Projection("self_attn.indexer.wq_b", heads * width, d_model)
+            yield Projection("self_attn.indexer.wk", width, d_model)
+            yield Projection("self_attn.indexer.weights_proj", heads, d_model)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases, norms and scales of one layer."""
+        heads, rank, _, rope, _ = (config.integer(name, low=0) for name in self.needs)
         bias = flag(config, self.bias)
-        reads = (d_model + bias) * (rank + (0 if self.no_rope else rope)) + rank if self.latent else 0
-        keys_values = rank * heads * (nope + (rope if self.no_rope else 0) + value)
-        output = (heads * value + bias) * d_model
+        reads = bias * (rank + (0 if self.no_rope else rope)) + rank if self.latent else 0
         chosen = 0
         if self.indexer:
-            index_heads, width = config.integer("index_n_heads", 32), config.integer("index_head_dim", 128)
-            chosen = d_model * (index_heads * (width + 1) + width + 2) + 2 * (width + index_heads)
-        return d_model * heads * (nope + rope) + reads + keys_values + output + 2 * heads + chosen
+            width, count = config.integer("index_head_dim", 128), config.integer("index_n_heads", 32)
+            chosen = 2 * (d_model + width + count)
+        return reads + bias * d_model + 2 * heads + chosen
 
 
 def mistral_large4(config: Fields) -> Callable[[int], Attention]:
@@ -541,10 +551,18 @@ class LayersLatent(Latent):
 
     sizes: tuple[tuple[str, Any], ...] = ()
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
-        layer = replace(config, values={**config.values, **dict(self.sizes)})
-        return super().params(layer, d_model) + layer.integer("qk_rope_head_dim", low=0)
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        return super().matrices(self._layer(config), d_model)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases and norms of one layer."""
+        layer = self._layer(config)
+        return super().others(layer, d_model) + layer.integer("qk_rope_head_dim", low=0)
+
+    def _layer(self, config: Fields) -> Fields:
+        """Return the config with this layer's sizes."""
+        return replace(config, values={**config.values, **dict(self.sizes)})
 
 
 def dots3(config: Fields) -> Callable[[int], Attention]:

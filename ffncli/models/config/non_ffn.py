@@ -14,8 +14,9 @@ from ffncli.block.cost import step_costs
 from ffncli.block.steps import input_shapes
 from ffncli.models.config import attention, mixers, state_spaces
 from ffncli.models.config.attention import Attention, Flag, Heads, Latent, flag
+from ffncli.models.config.delta import GatedDelta, KimiDelta
 from ffncli.models.files.strict_json import Fields
-from ffncli.models.model import Group, LayerParams, NonFFN
+from ffncli.models.model import Group, LayerParams, NonFFN, Projection
 from ffncli.options.accept import MAX_SIZE
 
 
@@ -39,10 +40,11 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
     head = 0 if row.head is None or tied else table
     bias = vocabulary if row.head is not None and flag(config, row.head) else 0
     layers: dict[str, dict[int, LayerParams]] = {}
-    tables = row.tables(config, d_model)
-    parts = {("", "input embedding"): table, ("", "other embeddings"): row.other(config, d_model),
+    between = {i: _layer(config, row, mixer, d_model) for i, mixer in row.between(config).items()}
+    tables, other = row.tables(config, d_model), row.other(config, d_model)
+    parts = {("", "input embedding"): table, ("", "other embeddings"): other,
              ("", "tables"): tables, ("", "head"): head + bias,
-             ("", "layers without FFN"): row.between(config, d_model)}  # fmt: skip
+             ("", "layers without FFN"): sum(layer.params for layer in between.values())}  # fmt: skip
     for stack in row.stacks:
         if those := [group for group in groups if group.stack == stack.name]:
             layers[stack.name] = _layers(config, row, stack, d_model, those)
@@ -52,7 +54,12 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
             parts[stack.name, "stem"] = stack.stem(config, d_model)
     names = {"vocabulary": config.name(row.vocabulary or ""),
              "attention": ", ".join(dict.fromkeys(map(config.name, row.attention.fields)))}  # fmt: skip
-    return NonFFN(layers, parts if row.complete else None, tables + (0 if tied else table), vocabulary, names)
+    more = row.more_projections and (other or any(one.other for those in layers.values() for one in those.values()))
+    lookup = tables + (0 if tied else table)
+    return NonFFN(
+        layers, parts if row.complete else None, lookup, vocabulary, names, between,
+        named=row.names is not None, listed=not more,
+    )  # fmt: skip
 
 
 def _layers(
@@ -61,17 +68,27 @@ def _layers(
     """Map each FFN block to the parameters of its layer. Each kind of attention is counted only once."""
     mixer = row.mixers(config) if row.mixers else lambda i: row.attention
     extra = row.extra(config, d_model)
-    sizes: dict[Attention, int] = {}
+    kinds: dict[Attention, LayerParams] = {}
     out: dict[int, LayerParams] = {}
     for group in groups:
         branch = row.branch_norms and any(step.output == "post_norm" for step in group.steps)
         norms = (row.norms + stack.cross + branch) * row.norm_vectors * d_model + _inner_norms(group)
         for i in group.layers:
-            if (attention := mixer(i)) not in sizes:
-                cross = attention.params(config, d_model, cross=True) if stack.cross else 0
-                sizes[attention] = attention.params(config, d_model) + cross
-            out[i] = LayerParams(sizes[attention], norms, extra(i))
+            if (attention := mixer(i)) not in kinds:
+                kinds[attention] = _layer(config, row, attention, d_model, stack.cross)
+            out[i] = replace(kinds[attention], norms=norms, other=extra(i))
     return out
+
+
+def _layer(config: Fields, row: "Rest", mixer: Attention, d_model: int, cross: bool = False) -> LayerParams:
+    """Return the parameters of a layer with one mixer and one norm, and its projections as the family names them."""
+    params = mixer.params(config, d_model) + (mixer.params(config, d_model, cross=True) if cross else 0)
+    named: dict[str, Projection] = {}
+    for one in mixer.matrices(config, d_model):
+        name = (row.names or {}).get(one.name, one.name)
+        rows = one.rows + (named[name].rows if name in named else 0)  # the parts of a fused projection are added
+        named[name] = Projection(name, rows, one.columns)
+    return LayerParams(params, row.norm_vectors * d_model, projections=tuple(named.values()))
 
 
 def _inner_norms(group: Group) -> int:
@@ -112,14 +129,19 @@ class Rest:
 
     If layers differ, `mixers` returns each layer's attention (or its replacement). `extra` counts a layer's parameters
     besides attention, FFN and norms; besides the input embedding, `tables` counts the tables that are looked up by
-    token; `between` counts the layers without an FFN.
+    token; `between` returns the mixers of the layers without an FFN.
+
+    `names` maps names of projections to the family's own names, if they differ; several that map to one name are one
+    fused projection. None: the family's names are not known. `more_projections`: `extra` and `other` count projections.
     """
 
     attention: Attention = field(default_factory=Heads)
     mixers: Callable[[Fields], Callable[[int], Attention]] | None = None
     extra: Callable[[Fields, int], Callable[[int], int]] = nothing
     tables: Once = none
-    between: Once = none
+    between: Callable[[Fields], Mapping[int, Attention]] = lambda config: {}
+    names: Mapping[str, str] | None = field(default_factory=dict)
+    more_projections: bool = False
     d_model: str = "hidden_size"
     norms: int = 2
     branch_norms: bool = False  # whether a norm on an FFN's branch comes in addition, in the layers that have one
@@ -238,6 +260,11 @@ def _chatglm(config: Fields, row: Rest) -> Rest:
     return replace(row, attention=heads, final_norm=final, norm_vectors=1 if config.flag("rmsnorm", True) else 2)
 
 
+def _kimi(config: Fields, row: Rest) -> Rest:
+    """Return Kimi-K3's row without names: those of its gates are not known."""
+    return replace(row, names=None) if config.flag("mla_use_output_gate", False) else row
+
+
 def _lfm(config: Fields, row: Rest) -> Rest:
     return replace(row, tied=config.flag("tie_embedding", True))
 
@@ -249,6 +276,16 @@ def _lfm3(config: Fields, row: Rest) -> Rest:
 def _qwen(config: Fields, row: Rest) -> Rest:
     heads = Heads(kv_heads=None, head_dim="kv_channels", qkv_bias=True, output_bias=not config.flag("no_bias", True))
     return replace(row, attention=heads)
+
+
+def _renamed(at: str, output: str) -> Mapping[str, str]:
+    """Map the projections of attention to a family's names: those of the module, and of the output's projection."""
+    return {"self_attn.o_proj": f"{at}.{output}"} | {f"self_attn.{n}_proj": f"{at}.{n}_proj" for n in "qkv"}
+
+
+def _fused(at: str, into: str, output: str) -> Mapping[str, str]:
+    """Map the projections of attention to a family's two: one to queries, keys and values, and one to the output."""
+    return {**_renamed(at, output), **dict.fromkeys((f"self_attn.{n}_proj" for n in "qkv"), f"{at}.{into}")}
 
 
 _GPT2_HEADS = Heads(heads=None, head_dim=None, qkv_bias=True, output_bias=True)
@@ -276,19 +313,25 @@ _GEMMA2_HEADS = replace(_GEMMA_HEADS, kv_default=4)
 _GEMMA2 = Rest(attention=_GEMMA2_HEADS, norms=4, tied=True)
 _GEMMA3 = replace(_GEMMA2, attention=replace(_GEMMA2_HEADS, qk_norm=True))
 _GPT2 = Rest(
-    attention=_GPT2_HEADS, d_model="n_embd|hidden_size", norm_vectors=2, tied=True, needs=("n_positions|n_ctx",),
+    names=None, attention=_GPT2_HEADS, d_model="n_embd|hidden_size", norm_vectors=2, tied=True,
+    needs=("n_positions|n_ctx",),
     stacks=(StackRow(positions=_table("n_positions|n_ctx")),),
 )  # fmt: skip
 _BERT = Rest(
-    attention=_GPT2_HEADS, norm_vectors=2, final_norm=False, head=None, other=_bert_other(pooler=True),
+    names=None, attention=_GPT2_HEADS, norm_vectors=2, final_norm=False, head=None, other=_bert_other(pooler=True),
     stacks=(StackRow("encoder"),), needs=("max_position_embeddings",),
 )  # fmt: skip
 _T5_HEADS = Heads(heads="num_heads", kv_heads=None, head_dim="d_kv", head_dim_default=64)
 _T5 = Rest(
-    attention=_T5_HEADS, d_model="d_model", tied=True,
+    names=None, attention=_T5_HEADS, d_model="d_model", tied=True,
     stacks=(StackRow("encoder", positions=_t5_table), StackRow("decoder", True, _t5_table)),
 )  # fmt: skip
-_GPTJ = Rest(attention=Heads(heads=None), d_model="n_embd|hidden_size", norms=1, norm_vectors=2, head=True)
+_GPTJ = Rest(
+    attention=Heads(heads=None), d_model="n_embd|hidden_size", norms=1, norm_vectors=2, head=True,
+    names=_renamed("attn", "out_proj"),
+)  # fmt: skip
+_OUT = _renamed("self_attn", "out_proj")
+_FALCON_NAMES = _fused("self_attention", "query_key_value", "dense")
 _COHERE = Rest(
     attention=replace(_LLAMA_HEADS, qk_norm=("use_qk_norm", False), qk_norm_per_head=True), norms=1, tied=True
 )
@@ -296,26 +339,28 @@ _GLM = Rest(attention=Heads(qkv_bias=("attention_bias", True), head_dim_default=
 _ERNIE_HEADS = Heads(qkv_bias=("use_bias", False), output_bias=("use_bias", False))
 _BART_TABLE = _table("max_position_embeddings", 1024, 2)
 _BART = Rest(
-    attention=_GPT2_HEADS, d_model="d_model", norm_vectors=2, tied=True, final_norm=False,
+    names=None, attention=_GPT2_HEADS, d_model="d_model", norm_vectors=2, tied=True, final_norm=False,
     stacks=(StackRow("encoder", False, _BART_TABLE, _norm), StackRow("decoder", True, _BART_TABLE, _norm)),
 )  # fmt: skip
-_QWEN = Rest(attention=mixers.QWEN_HEADS, mixers=mixers.qwen, needs=mixers.GatedDelta().needs)
+_QWEN = Rest(attention=mixers.QWEN_HEADS, mixers=mixers.qwen(fused=False), needs=GatedDelta().needs)
 _INDEXED = Rest(attention=Latent(), mixers=mixers.chosen_tokens, needs=("index_n_heads", "index_head_dim"))
 _GEMMA4 = Rest(
+    more_projections=True,
     attention=mixers.GemmaHeads(1, 1), mixers=mixers.gemma4, norms=4, tied=True, other=attention.per_layer_projection,
     extra=attention.per_layer_matrices, tables=attention.per_layer_table, needs=("hidden_size_per_layer_input",),
 )  # fmt: skip
 _SINK_HEADS = replace(_BIASED_HEADS, sinks=True, head_dim_default=64, kv_default=8)
 _MUSE_HEADS = Heads(qkv_bias=_BIASED, output_bias=_BIASED, gate=False, kv_default=2, head_dim_default=128)
 MIXED: Mapping[str, Rest] = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN),
+    "qwen3_next": replace(_QWEN, mixers=mixers.qwen(fused=True)),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _QWEN),
     "qwen4_exp_text": replace(
         _QWEN, attention=mixers.QWEN4_HEADS, mixers=mixers.qwen4, norms=0, final_norm=False, other=mixers.qwen4_last,
-        extra=mixers.qwen4_extra, tables=attention.ngram_table,
+        extra=mixers.qwen4_extra, tables=attention.ngram_table, more_projections=True,
     ),
     "kimi_linear": Rest(
         attention=Latent(), mixers=mixers.kimi, extra=mixers.kimi_residuals, other=mixers.kimi_last_residual,
-        needs=mixers.KimiDelta().needs,
+        needs=KimiDelta().needs, adjust=_kimi,
     ),
     "deepseek_v4": Rest(
         attention=mixers.Compressed(), mixers=mixers.deepseek_v4, extra=mixers.streams, other=mixers.last_streams,
@@ -324,7 +369,8 @@ MIXED: Mapping[str, Rest] = {
     "glm_moe_dsa": _INDEXED,
     "glm5_next_text": replace(_INDEXED, mixers=mixers.glm5_next, extra=mixers.streams),
     "hy_v4": replace(_INDEXED, mixers=mixers.hy4, extra=mixers.narrow_streams, other=mixers.last_streams),
-    "axk2": replace(_INDEXED, mixers=None, attention=mixers.FromBothLatents(indexer=True), extra=mixers.gated_norm),
+    "axk2": replace(_INDEXED, mixers=None, attention=mixers.FromBothLatents(indexer=True), extra=mixers.gated_norm,
+                    more_projections=True),
     "bailing_hybrid": Rest(attention=Latent(), mixers=mixers.ling3),
     "gemma3n_text": replace(_GEMMA4, mixers=mixers.gemma3n, extra=mixers.gemma3n_extra, other=mixers.gemma3n_last),
     "gemma4_text": _GEMMA4,
@@ -333,7 +379,8 @@ MIXED: Mapping[str, Rest] = {
     "muse_glimmer_text": Rest(attention=_MUSE_HEADS, norms=4),
     "gemma4_unified_text": Rest(attention=mixers.GemmaHeads(1, 1), mixers=mixers.gemma4, norms=4, tied=True),
     "deepseek_v32": replace(_INDEXED, mixers=None, attention=Latent(indexer=True)),
-    **dict.fromkeys(("mistral4", "longcat_flash"), _LATENT),
+    "mistral4": _LATENT,
+    "longcat_flash": replace(_LATENT, names=None),  # two attentions in a layer
     "axk1": replace(_LATENT, branch_norms=True),
     "dots3_note_text": Rest(attention=Latent(), mixers=mixers.dots3),
     "mistral_large4_text": Rest(attention=Latent(), mixers=mixers.mistral_large4),
@@ -343,7 +390,8 @@ MIXED: Mapping[str, Rest] = {
     "bamba": Rest(attention=Heads(), mixers=state_spaces.bamba),
     "granitemoehybrid": Rest(attention=Heads(), mixers=state_spaces.granite),
     "jamba": Rest(attention=Heads(), mixers=state_spaces.jamba),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), Rest(attention=Heads(), mixers=state_spaces.lfm2, tied=True, adjust=_lfm)),
+    **dict.fromkeys(("lfm2", "lfm2_moe"),
+                    Rest(attention=Heads(), mixers=state_spaces.lfm2, tied=True, adjust=_lfm, names=_OUT)),
     "lfm3": Rest(attention=Heads(), mixers=state_spaces.lfm3, tied=True, adjust=_lfm3),
     "olmo_hybrid": Rest(attention=Heads(), mixers=state_spaces.olmo),
     "nemotron_h": Rest(
@@ -355,13 +403,15 @@ RESTS: Mapping[str, Rest] = {
     "gpt2": _GPT2,
     "openai-gpt": replace(_GPT2, final_norm=False),
     "gpt_neo": Rest(
+        names=_renamed("attn.attention", "out_proj"),
         attention=Heads(heads=None, output_bias=True), norm_vectors=2, tied=True,
         stacks=(StackRow(positions=_table("max_position_embeddings", 2048)),),
     ),
-    "gpt_bigcode": replace(_GPT2, adjust=_gpt_bigcode),
+    "gpt_bigcode": replace(_GPT2, adjust=_gpt_bigcode, names=_fused("attn", "c_attn", "c_proj")),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
     "electra": replace(_BERT, embedding="embedding_size", other=_bert_other(pooler=False)),
     "vit": Rest(
+        names=None,
         attention=Heads(heads=None, qkv_bias=("qkv_bias", True), output_bias=True), norm_vectors=2, vocabulary=None,
         head=None, stacks=(StackRow("encoder", positions=_vit_positions, stem=_vit_stem),),
     ),
@@ -372,36 +422,51 @@ RESTS: Mapping[str, Rest] = {
         attention=replace(_T5_HEADS, buckets=("relative_attention_num_buckets", 32)),
     ),
     "whisper": Rest(
+        names=None,
         attention=replace(_GPT2_HEADS, key_bias=False), d_model="d_model", norm_vectors=2, tied=True,
         stacks=(StackRow("encoder", positions=_table("max_source_positions", 1500), stem=_whisper_stem),
                 StackRow("decoder", True, _table("max_target_positions", 448))),
     ),
     "opt": Rest(
+        names=_OUT, more_projections=True,
         norm_vectors=2, tied=True, embedding="word_embed_proj_dim", other=_opt_other, adjust=_opt,
         stacks=(StackRow(positions=_table("max_position_embeddings", 2048, 2)),),
     ),
     "biogpt": Rest(
+        names=_OUT,
         attention=_GPT2_HEADS, norm_vectors=2, tied=True,
         stacks=(StackRow(positions=_table("max_position_embeddings", 1024, 2)),),
     ),
-    "xglm": Rest(attention=_GPT2_HEADS, d_model="d_model|hidden_size", norm_vectors=2, tied=True),
+    "xglm": Rest(names=_OUT, attention=_GPT2_HEADS, d_model="d_model|hidden_size", norm_vectors=2, tied=True),
     "bart": _BART,
     "mbart": replace(_BART, final_norm=True),
-    "modernbert": Rest(  # the embedding norm replaces layer 0's first norm
+    "modernbert": Rest(
+        names=None,  # the embedding norm replaces layer 0's first norm
         attention=Heads(heads=None, qkv_bias=_BIASED, output_bias=_BIASED), head=None, stacks=(StackRow("encoder"),),
         adjust=lambda config, row: replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1),
     ),
-    "bloom": Rest(attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True, other=_norm),
-    "gpt_neox": Rest(attention=replace(_BIASED_HEADS, heads=None), norm_vectors=2),
-    "falcon": Rest(norm_vectors=2, tied=True, adjust=_falcon),
-    "RefinedWebModel": Rest(norm_vectors=2, tied=True, adjust=_falcon),
-    "RefinedWeb": Rest(attention=Heads(heads="n_head", kv_heads="n_head_kv", head_dim=None), norm_vectors=2, tied=True),
-    "phi": Rest(attention=_PHI_HEADS, norms=1, norm_vectors=2, head=True),
+    "bloom": Rest(
+        attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True, other=_norm,
+        names=_FALCON_NAMES,
+    ),
+    "gpt_neox": Rest(
+        attention=replace(_BIASED_HEADS, heads=None), norm_vectors=2,
+        names=_fused("attention", "query_key_value", "dense"),
+    ),
+    **dict.fromkeys(("falcon", "RefinedWebModel"),
+                    Rest(norm_vectors=2, tied=True, adjust=_falcon, names=_FALCON_NAMES)),
+    "RefinedWeb": Rest(
+        attention=Heads(heads="n_head", kv_heads="n_head_kv", head_dim=None), norm_vectors=2, tied=True,
+        names=_FALCON_NAMES,
+    ),
+    "phi": Rest(
+        attention=_PHI_HEADS, norms=1, norm_vectors=2, head=True, names=_renamed("self_attn", "dense"),
+    ),
     **dict.fromkeys(("llama", "granite", "granitemoe", "granitemoeshared", "arcee", "aria_text"), _LLAMA),
     "smollm3": replace(_LLAMA, tied=True, attention=replace(_LLAMA_HEADS, kv_default=4)),
     **dict.fromkeys(("mistral", "ministral", "mixtral"), _MISTRAL),
     **dict.fromkeys(("ministral3", "cwm"), Rest(attention=Heads(kv_default=8, head_dim_default=128))),
-    "phi3": Rest(),
+    "phi3": Rest(names=_fused("self_attn", "qkv_proj", "o_proj")),
     "qwen2": Rest(attention=Heads(qkv_bias=True, kv_default=32)),
     "qwen2_moe": Rest(attention=Heads(qkv_bias=("qkv_bias", True), kv_default=16)),
     "qwen3": Rest(attention=replace(_NORMED_HEADS, head_dim_default=128, kv_default=32)),
@@ -458,14 +523,21 @@ RESTS: Mapping[str, Rest] = {
     "ernie4_5": Rest(attention=replace(_ERNIE_HEADS, kv_default=2, head_dim_default=128), tied=True),
     "ernie4_5_moe": Rest(attention=replace(_ERNIE_HEADS, kv_default=4), head=("use_bias", False), tied=True),
     "gptj": _GPTJ,
-    "codegen": _GPTJ,
-    "persimmon": Rest(attention=replace(_PHI_HEADS, kv_heads=None, qk_norm=("qk_layernorm", True)), norm_vectors=2),
-    "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
+    "codegen": replace(_GPTJ, names=_fused("attn", "qkv_proj", "out_proj")),
+    "persimmon": Rest(
+        attention=replace(_PHI_HEADS, kv_heads=None, qk_norm=("qk_layernorm", True)), norm_vectors=2,
+        names=_fused("self_attn", "query_key_value", "dense"),
+    ),
+    "mpt": Rest(
+        attention=Heads(heads=None), d_model="d_model", tied=True, names=_fused("attn", "Wqkv", "out_proj"),
+    ),
     # Remote code that is not in transformers; these rows were checked against published totals.
-    "baichuan": Rest(attention=Heads(kv_heads=None, head_dim=None)),
-    "internlm2": Rest(attention=Heads(head_dim=None, qkv_bias=("bias", True), output_bias=("bias", True))),
-    "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",)),
-    "qwen": Rest(adjust=_qwen, needs=("kv_channels",)),
+    "baichuan": Rest(names=None, attention=Heads(kv_heads=None, head_dim=None)),
+    "internlm2": Rest(
+        attention=Heads(head_dim=None, qkv_bias=("bias", True), output_bias=("bias", True)), names=None,
+    ),
+    "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",), names=None),
+    "qwen": Rest(adjust=_qwen, needs=("kv_channels",), names=None),
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
     **MIXED,
 }  # fmt: skip
@@ -475,6 +547,7 @@ RESTS: Mapping[str, Rest] = {
 # 65 and 213.
 PAPERS: Mapping[str, Rest] = {
     "transformer": Rest(
+        names=None,
         attention=Heads(kv_heads=None, head_dim=None), d_model="d_model", norm_vectors=2, final_norm=False,
         vocabulary=None, head=None, stacks=(StackRow("encoder"), StackRow("decoder", True)), complete=False,
     ),

@@ -7,7 +7,7 @@ AutoRound, bitsandbytes, compressed-tensors, ModelOpt, torchao, MLX) and the con
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cached_property
@@ -19,7 +19,7 @@ from ffncli.block.dtypes import DType
 from ffncli.block.steps import Axis, Experts, Linear, Step, of_norm
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.strict_json import Fields
-from ffncli.models.model import Model, Resolved
+from ffncli.models.model import LayerParams, Model, NonFFN, Resolved
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,14 @@ class Scheme:
     matches, else by `default`; None: not packed.
 
     A pattern is `re:` and a regular expression, a name with wildcards, or whole components of a name (`mlp.gate` is not
-    part of `mlp.gate_proj`).
+    part of `mlp.gate_proj`). `head`: the head is packed, too, unless a rule leaves it out; `usual_only`: besides
+    attention and FFNs, it depends on the library's version which modules are packed.
     """
 
     default: Packing | None
     rules: tuple[tuple[str, Packing | None], ...] = ()
+    head: bool = False
+    usual_only: bool = False
 
     def of(self, names: Sequence[str]) -> Packing | None:
         """Return the packing of a module that may have any of these names."""
@@ -84,6 +87,11 @@ class Scheme:
         wild = (at for at, matches in self.patterns if at < first and any(map(matches, names)))
         at = next(wild, first)
         return self.rules[at][1] if at < len(self.rules) else self.default
+
+    @property
+    def beyond_experts(self) -> bool:
+        """Return whether modules other than routed experts may be packed."""
+        return bool(self.default) or any(packing and "experts" not in name for name, packing in self.rules)
 
     @cached_property
     def _plain(self) -> dict[str, int]:
@@ -146,7 +154,10 @@ def scheme_of(quantization: Mapping[str, Any], where: str) -> Scheme:
         raise _unknown(config, f"quant_method {shown(quantization.get('quant_method'))}")
     scheme = read(config)
     kept = tuple((name, None) for name in _left_out(config))
-    return replace(scheme, rules=(*_of_experts(config), *kept, *scheme.rules))
+    # transformers leaves the head out by itself only if the config lists no modules to leave out
+    listed = any(isinstance(config.values.get(key), list) for key in _NOT_PACKED.split("|"))
+    head = scheme.head or (listed and not scheme.usual_only)
+    return replace(scheme, rules=(*_of_experts(config), *kept, *scheme.rules), head=head)
 
 
 def _unknown(config: Fields, what: str) -> UnknownPacking:
@@ -215,12 +226,17 @@ def _gptq(config: Fields) -> Scheme:
         for b, g in [(_mapping(rule).get("bits", bits), _mapping(rule).get("group_size", group))]
         if type(b) is int and type(g) is int
     ]
-    return Scheme(packing, tuple(rules))
+    head, inside = config.values.get("lm_head") is True, config.values.get("modules_in_block_to_quantize")
+    if isinstance(inside, list):  # lists of names, in the order of their quantization
+        names = [name for one in inside for name in (one if isinstance(one, list) else [one])]
+        rules += [(str(name), packing) for name in (*names, *(["lm_head"] if head else []))]
+        return Scheme(None, tuple(rules), head)
+    return Scheme(packing, tuple(rules), head, usual_only=True)
 
 
 def _awq(config: Fields) -> Scheme:
     bits, group = _bits(config), _group(config, "group_size|q_group_size")
-    return Scheme(Packing(f"awq-{bits}bit", bits, group, 2, bits))
+    return Scheme(Packing(f"awq-{bits}bit", bits, group, 2, bits), usual_only=True)
 
 
 def _auto_round(config: Fields) -> Scheme:
@@ -239,7 +255,7 @@ def _auto_round(config: Fields) -> Scheme:
         bits, group = _mapping(rule).get("bits"), _mapping(rule).get("group_size", 0)
         if default and type(bits) is int and bits <= 8 and type(group) is int:
             rules.append((name, replace(default, bits=bits, zero_bits=bits, group=max(group, 0) or default.group)))
-    return Scheme(default, tuple(rules))
+    return Scheme(default, tuple(rules), any(name == "lm_head" for name, _ in rules), usual_only=True)
 
 
 def _compressed(config: Fields) -> Scheme:
@@ -255,7 +271,7 @@ def _compressed(config: Fields) -> Scheme:
         rules += [("*" if name == "Linear" else str(name), packing) for name in names]
     if not rules:
         raise _unknown(config, "weights without config_groups")
-    return Scheme(None, tuple(rules))
+    return Scheme(None, tuple(rules), head=True)
 
 
 def _of_weights(weights: Fields) -> Packing:
@@ -338,13 +354,13 @@ def _fp8(config: Fields) -> Scheme:
 
 def _bitsandbytes(config: Fields) -> Scheme:
     if not (config.values.get("load_in_4bit") or config.values.get("_load_in_4bit")):
-        return Scheme(Packing("bnb-int8", 8, 0, 4), (("lm_head", None),))
+        return Scheme(Packing("bnb-int8", 8, 0, 4))
     form, size = str(config.values.get("bnb_4bit_quant_type", "fp4")), config.values.get("bnb_4bit_blocksize", 64)
     if type(size) is not int or size < 1:
         raise _unknown(config, f"blocks of {shown(size)}")
     doubled = config.values.get("bnb_4bit_use_double_quant") is True
     packing = Packing(f"bnb-{form}", 4, size, 1 if doubled else 4, flat=True, nested=256 if doubled else 0)
-    return Scheme(packing, (("lm_head", None),))
+    return Scheme(packing)
 
 
 def _torchao(config: Fields) -> Scheme:
@@ -398,10 +414,13 @@ _METHODS = {
 def unknown_packing(resolved: Resolved) -> str:
     """Return a note if a quantised model without tensors has a config that does not determine its bytes, else ""."""
     try:
-        packed_model(resolved)
+        packed = packed_model(resolved)
     except UnknownPacking as unknown:
         return f"{unknown.message}, so weight bytes are not counted"
-    return ""
+    if packed is None or not packed.unknown:
+        return ""
+    where = f"{resolved.source}: quantization_config"
+    return f"{where}: the bytes of {packed.unknown} are not known, so those of the whole model are not counted"
 
 
 # --- the bytes of a model ---------------------------------------------------------------------------------------------
@@ -412,21 +431,24 @@ _LEAVES = {
 }  # fmt: skip
 _LAYERS = (
     "model.layers", "model.language_model.layers", "language_model.model.layers", "transformer.h", "layers",
-    "backbone.layers",
+    "backbone.layers", "model.decoder.layers", "gpt_neox.layers", "transformer.blocks", "biogpt.layers",
 )  # fmt: skip
 _MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mixer")
 _MOST_MATCHES = 100_000  # patterns times layers; published models have a few thousand
+_USUAL = ("self_attn.", "self_attention.", "attention.", "attn.")  # modules that every library packs
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """The bytes of a quantised model: of its FFNs, and of everything else (None: unknown). `format` stands for the
-    FFNs' formats, with their mean bytes per parameter."""
+    """The bytes of a quantised model: of its FFNs, and of everything else (None if unknown, and then `unknown` names
+    the modules, unless their parameters are unknown). `format` stands for the FFNs' formats, with their mean bytes per
+    parameter."""
 
     ffn_bytes: int
     other_bytes: int | None
     format: DType
+    unknown: str = ""
 
 
 def packed_model(resolved: Resolved) -> PackedModel | None:
@@ -460,7 +482,8 @@ def packed_model(resolved: Resolved) -> PackedModel | None:
     block = max([1, *(packing.group for packing in packings if packing)])
     blocks = [(group.steps, len(group.layers)) for group in model.groups]
     mean = dtypes.mean_format(name, blocks, total, block, plain.block_bytes)
-    return PackedModel(total, _outside(model, scheme, plain), mean)
+    other = _outside(model, scheme, plain)
+    return PackedModel(total, None, mean, other) if isinstance(other, str) else PackedModel(total, other, mean)
 
 
 @dataclass(frozen=True)
@@ -509,22 +532,44 @@ def _names(layer: int, matrix: _Matrix) -> list[str]:
     return [f"{at}.{layer}.{base}.{leaf}" for at in _LAYERS for base in bases for leaf in _LEAVES[matrix.role]]
 
 
-def _outside(model: Model, scheme: Scheme, plain: DType) -> int | None:
-    """Return the bytes of a model outside its FFNs; None if its parameters are unknown. Attention is packed unless its
-    modules are left out; embeddings, norms and the head are not, except in formats that pack everything."""
-    stacks = {group.stack for group in model.groups}
-    total = model.non_ffn.params(stacks) if model.non_ffn else None
-    if total is None or model.non_ffn is None:
+_HEADS = ("lm_head", "model.lm_head", "language_model.lm_head", "embed_out")
+
+
+def _outside(model: Model, scheme: Scheme, plain: DType) -> int | str | None:
+    """Return the bytes of a model outside its FFNs: None if its parameters are unknown, or the modules whose packing is
+    unknown. The projections of attention and other mixers are packed unless they are left out; embeddings and norms are
+    not, except in formats that pack everything."""
+    rest, stacks = model.non_ffn, {group.stack for group in model.groups}
+    total = rest.params(stacks) if rest else None
+    if rest is None or rest.parts is None or total is None:
         return None
-    out, packed, d_model = 0, 0, model.main.spec.d_model
-    for stack in stacks:
-        for layer, one in model.non_ffn.layers.get(stack, {}).items():
-            names = [f"{at}.{layer}.{name}" for at in _LAYERS for name in ("self_attn.q_proj", "attn.q_proj")]
-            if packing := scheme.of(names):
-                out += packing.matrix_bytes(-(-one.attention // d_model), d_model)
-                packed += one.attention
-    if scheme.default and scheme.default.everywhere and model.non_ffn.parts:
-        tables = sum(n for (_, part), n in model.non_ffn.parts.items() if part in ("input embedding", "head"))
-        out += scheme.default.matrix_bytes(tables // d_model, d_model)
-        packed += tables
+    if not scheme.beyond_experts:
+        return total * plain.block_bytes
+    if not rest.listed:
+        return f"the projections of {model.model_type} that belong to neither attention nor FFN"
+    out, packed = 0, 0
+    for layer, one in _layers_outside(rest, stacks):
+        for matrix in one.projections:
+            packing = scheme.of([f"{at}.{layer}.{matrix.name}" for at in _LAYERS])
+            if packing and not rest.named:
+                return f"the attention of {model.model_type}"
+            if packing and scheme.usual_only and not matrix.name.startswith(_USUAL):
+                return matrix.name
+            if packing:
+                out += packing.matrix_bytes(matrix.rows, matrix.columns)
+                packed += matrix.params
+    everywhere = scheme.default if scheme.default and scheme.default.everywhere else None
+    head = scheme.of(_HEADS) if scheme.head else everywhere
+    for part, packing in (("head", head), ("input embedding", everywhere)):
+        columns = rest.parts["", part] // rest.vocabulary if rest.vocabulary else 0  # without the head's bias
+        if packing and columns:
+            out += packing.matrix_bytes(rest.vocabulary, columns)
+            packed += rest.vocabulary * columns
     return out + (total - packed) * plain.block_bytes
+
+
+def _layers_outside(rest: NonFFN, stacks: Collection[str]) -> Iterator[tuple[int, LayerParams]]:
+    """Yield the number of each layer and its parameters outside the FFN, in the stacks and in layers without FFN."""
+    for stack in stacks:
+        yield from rest.layers.get(stack, {}).items()
+    yield from rest.between.items()

@@ -4,13 +4,15 @@ and the rules that give a hybrid's layers such a mixer or attention.
 Facts: transformers 5.23 `modeling_*.py` of Bamba, Granite 4 hybrid, Jamba, LFM2, LFM3, Nemotron-H and OLMo Hybrid.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ffncli.models.config.attention import Attention, Flag, Heads, flag
+from ffncli.models.config.delta import GatedDelta
 from ffncli.models.config.families.hybrids import nemotron_kinds
-from ffncli.models.config.mixers import FULL, LINEAR, SLIDING, GatedDelta, layer_kinds
+from ffncli.models.config.mixers import FULL, LINEAR, SLIDING, layer_kinds
 from ffncli.models.files.strict_json import Fields
+from ffncli.models.model import Projection
 
 _CONV = "conv"
 _ATTENDS = (FULL, SLIDING, "attention")
@@ -19,38 +21,43 @@ _BIAS = ("attention_bias", False)
 
 
 @dataclass(frozen=True)
-class Absent:
+class Absent(Attention):
     """No mixer: the layer has only an FFN."""
 
     needs: Sequence[str] = ()
     fields: Sequence[str] = ()
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Return 0."""
-        return 0
-
 
 @dataclass(frozen=True)
-class Mamba:
+class Mamba(Attention):
     """Mamba (arXiv:2312.00752) with norms on the step, B and C, as in Jamba."""
 
     needs: Sequence[str] = ()
     fields: Sequence[str] = ("mamba_expand", "mamba_d_state", "mamba_dt_rank")
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
-        inner, state = config.integer("mamba_expand", 2) * d_model, config.integer("mamba_d_state", 16)
-        rank = _automatic(config, "mamba_dt_rank", -(-d_model // 16))
-        bias = flag(config, ("mamba_proj_bias", False))
-        projections = (d_model + bias) * 2 * inner + (inner + bias) * d_model
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer; `x_proj` computes step, B and C, `dt_proj` widens the step."""
+        inner, state, rank = self._sizes(config, d_model)
+        yield Projection("mamba.in_proj", 2 * inner, d_model)
+        yield Projection("mamba.x_proj", rank + 2 * state, inner)
+        yield Projection("mamba.dt_proj", inner, rank)
+        yield Projection("mamba.out_proj", d_model, inner)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases, the convolution, the norms of step, B and C, and A and D."""
+        inner, state, rank = self._sizes(config, d_model)
+        biases = flag(config, ("mamba_proj_bias", False)) * (2 * inner + d_model) + inner
         convolution = inner * (config.integer("mamba_d_conv", 4) + flag(config, ("mamba_conv_bias", True)))
-        # the projection to step, B and C, and their norms; the step's projection with bias; A and D
-        chosen = (inner + 1) * (rank + 2 * state) + (rank + 1) * inner
-        return projections + convolution + chosen + inner * (state + 1)
+        return biases + convolution + rank + 2 * state + inner * (state + 1)
+
+    def _sizes(self, config: Fields, d_model: int) -> tuple[int, int, int]:
+        """Return the inner width, the width of the state, and the rank of the step."""
+        inner, state = config.integer("mamba_expand", 2) * d_model, config.integer("mamba_d_state", 16)
+        return inner, state, _automatic(config, "mamba_dt_rank", -(-d_model // 16))
 
 
 @dataclass(frozen=True)
-class Mamba2:
+class Mamba2(Attention):
     """Mamba-2 (arXiv:2405.21060) with a gated norm; the strings are names of the config's fields. The width of a head
     may be `auto`: `mamba_expand` · d_model / heads."""
 
@@ -62,6 +69,7 @@ class Mamba2:
     conv_bias: Flag = ("mamba_conv_bias", True)
     bias: Flag = ("mamba_proj_bias", False)
     head_default: int = 128
+    at: str = "mamba"  # the module's name
     needs: Sequence[str] = ()
 
     @property
@@ -69,32 +77,44 @@ class Mamba2:
         """The config fields that determine its widths."""
         return (self.heads, self.groups[0], self.state[0])
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights, biases and norms of one layer."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        heads, inner, convolved = self._sizes(config, d_model)
+        yield Projection(f"{self.at}.in_proj", inner + convolved + heads, d_model)
+        yield Projection(f"{self.at}.out_proj", d_model, inner)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases, the convolution, the step's bias with A and D, and the gated norm."""
+        heads, inner, convolved = self._sizes(config, d_model)
+        biases = flag(config, self.bias) * (inner + convolved + heads + d_model)
+        kernel = config.integer(self.kernel, 4) + flag(config, self.conv_bias)
+        return biases + convolved * kernel + 3 * heads + inner
+
+    def _sizes(self, config: Fields, d_model: int) -> tuple[int, int, int]:
+        """Return the heads, the inner width, and the width of the convolution."""
         heads = config.integer(self.heads, self.head_default)
         width = _automatic(config, self.width, max(1, config.integer("mamba_expand", 2) * d_model // heads))
         inner = heads * width
-        convolved = inner + 2 * config.integer(*self.groups) * config.integer(*self.state)
-        bias = flag(config, self.bias)
-        # the projections, the convolution, the step's bias with A and D, and the gated norm
-        projections = (d_model + bias) * (inner + convolved + heads) + (inner + bias) * d_model
-        kernel = config.integer(self.kernel, 4) + flag(config, self.conv_bias)
-        return projections + convolved * kernel + 3 * heads + inner
+        return heads, inner, inner + 2 * config.integer(*self.groups) * config.integer(*self.state)
 
 
 @dataclass(frozen=True)
-class ShortConvolution:
+class ShortConvolution(Attention):
     """LFM2's gated convolution over `conv_L_cache` tokens."""
 
     tokens: int = 3
     needs: Sequence[str] = ()
     fields: Sequence[str] = ("conv_L_cache",)
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Count the weights and biases of one layer."""
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        yield Projection("conv.in_proj", 3 * d_model, d_model)
+        yield Projection("conv.out_proj", d_model, d_model)
+
+    def others(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Count the biases and the convolution of one layer."""
         bias = flag(config, ("conv_bias", False))
-        kernel = config.integer("conv_L_cache", self.tokens) + bias
-        return (d_model + bias) * 4 * d_model + d_model * kernel
+        return d_model * (5 * bias + config.integer("conv_L_cache", self.tokens))
 
 
 def _automatic(config: Fields, name: str | None, default: int) -> int:
@@ -174,6 +194,14 @@ class _SeparateDelta(GatedDelta):
         values = _automatic(config, "linear_num_value_heads", heads)
         return key_heads, key_dim, values, _automatic(config, "linear_value_head_dim", 2 * key_dim)
 
+    def matrices(self, config: Fields, d_model: int) -> Iterator[Projection]:
+        """Yield the projections of one layer."""
+        key_heads, key_dim, heads, value_dim = self.sizes(config, d_model)
+        keys, values = key_heads * key_dim, heads * value_dim
+        for name, rows in {"q": keys, "k": keys, "v": values, "a": heads, "b": heads, "g": values}.items():
+            yield Projection(f"linear_attn.{name}_proj", rows, d_model)
+        yield Projection("linear_attn.o_proj", d_model, values)
+
 
 OLMO_HEADS = Heads(head_dim=None, qkv_bias=_BIAS, output_bias=_BIAS, qk_norm=True, qk_norm_per_head=True)
 
@@ -189,13 +217,12 @@ def olmo(config: Fields) -> Callable[[int], Attention]:
 _NEMOTRON: Mapping[str, Attention] = {
     **dict.fromkeys((LINEAR, "mamba"), Mamba2(
         "mamba_num_heads", "mamba_head_dim", ("n_groups|mamba_n_groups", 8), ("ssm_state_size", 128),
-        "conv_kernel|mamba_d_conv", ("use_conv_bias", True), ("use_bias", False))),
+        "conv_kernel|mamba_d_conv", ("use_conv_bias", True), ("use_bias", False), at="mixer")),
     **dict.fromkeys((FULL, "attention"), Heads(head_dim="head_dim|attention_head_dim", kv_default=8,
-                                               head_dim_default=128)),
+                                               head_dim_default=128, at="mixer")),
 }  # fmt: skip
 
 
-def nemotron(config: Fields, d_model: int) -> int:
-    """Count the layers without an FFN, each with its norm."""
-    mixers = (_NEMOTRON[kind] for kind in nemotron_kinds(config) if kind in _NEMOTRON)
-    return sum(mixer.params(config, d_model) + d_model for mixer in mixers)
+def nemotron(config: Fields) -> Mapping[int, Attention]:
+    """Return the mixers of the layers without an FFN, by layer."""
+    return {i: _NEMOTRON[kind] for i, kind in enumerate(nemotron_kinds(config)) if kind in _NEMOTRON}
