@@ -228,7 +228,7 @@ def test_a_spoiled_capture_is_the_last_thing_that_a_worker_says(monkeypatch):
     line = Line(Job(0, cases, choices(["eager,packed"]), "eager", Method(block=1e-5, max_time=0.1)))
     worker.serve(line, None)
     assert [message for message in line.sent if message[0] != "stage"] == [
-        ("began", cases[0].key), ("spoiled", "packed", "it waits"),
+        ("ready",), ("began", cases[0].key), ("spoiled", "packed", "it waits"),
     ]  # fmt: skip
 
 
