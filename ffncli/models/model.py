@@ -328,8 +328,7 @@ class Projection(NamedTuple):
 @dataclass(frozen=True)
 class LayerParams:
     """The parameters of one layer without its FFN: attention or another mixer (including cross-attention), all norms
-    (including the FFN's), and other parts (residual streams, per-layer embeddings). `projections` are the
-    mixer's."""
+    (including the FFN's), and other parts (residual streams, per-layer embeddings). `projections` are the mixer's."""
 
     attention: int
     norms: int
@@ -355,8 +354,8 @@ class NonFFN:
     (embeddings, an untied head); it is None if the total is unknown. `lookup` is the number of parameters that are
     looked up instead of multiplied: tables, and the input embedding unless it is tied to a head; it is None if
     uncertain. `vocabulary` is 0 if the config has no vocabulary size; `names` are the config's names for `vocabulary`
-    and `attention`. `between` are the layers without an FFN (Nemotron-H). `named`: the names of the layers' `projections`
-    are those of the family's checkpoints; `listed`: outside the FFNs there are no other projections, except a head.
+    and `attention`. `between` are the layers without an FFN (Nemotron-H). `named`: the projections of the layers have
+    the names of the family's checkpoints; `listed`: outside the FFNs there are no other projections, except a head.
     """
 
     layers: Mapping[str, Mapping[int, LayerParams]]
