@@ -183,7 +183,13 @@ _MALLINFO2 = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmbl
 
 def freed_memory() -> int:
     """Return the bytes that this process has freed but its malloc keeps for later blocks, so that the system counts
-    them as used; 0 if malloc does not report them (only glibc does, from 2.33)."""
+    them as used; 0 if malloc does not report them."""
+    return malloc_statistics().get("fordblks", 0)
+
+
+def malloc_statistics() -> dict[str, int]:
+    """Return the fields of glibc's struct mallinfo2; none if malloc does not report them (only glibc does, from
+    2.33)."""
     import ctypes
 
     class Statistics(ctypes.Structure):  # struct mallinfo2
@@ -192,9 +198,10 @@ def freed_memory() -> int:
     try:
         read = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):  # another C library; or Windows, where this library does not exist
-        return 0
+        return {}
     read.restype, read.argtypes = Statistics, ()
-    return int(read().fordblks)
+    statistics = read()
+    return {name: int(getattr(statistics, name)) for name in _MALLINFO2}
 
 
 def return_freed_memory() -> bool:

@@ -25,6 +25,7 @@ from ffncli.bench.launch import environment, report_on
 from ffncli.bench.records import Case, Job, Method, Outcome, TimedUnit
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels.choice import choices
+from ffncli.system.child import settle
 
 HERE = Path(__file__).parent
 KERNEL = "mine"
@@ -124,6 +125,7 @@ def _forked(path: Path) -> TimedUnit | str:
     if child == 0:
         os.close(reading)
         reports.close()
+        settle()
         signal.alarm(_LONGEST)
         try:
             answer: object = unit_of(path, referees)

@@ -110,10 +110,10 @@ class Referee:
         """Record the worker's note on a wrong kernel; only the first note about each kernel is kept."""
         self._ask("accuse", kernel, note)
 
-    def call_time(self, kernel: str) -> int:
-        """Return the least processor time of a call of a kernel of the package in the referee's process, in ns."""
-        least: int = self._ask("call_time", kernel)
-        return least
+    def call_cost(self, kernel: str) -> tuple[int, float]:
+        """Return the cost of a call of a kernel of the package in the referee's process (`call_cost.call_cost`)."""
+        nanoseconds, faults = self._ask("call_cost", kernel)
+        return nanoseconds, faults
 
     def clock_started(self) -> None:
         """Start to compare the referee's clock with the worker's."""

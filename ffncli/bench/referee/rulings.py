@@ -14,7 +14,6 @@ dtype's, c · eps · √d_ff would be 0.7 for bf16 and d_ff = 2048, and any kern
 """
 
 import math
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Outcome
+from ffncli.bench.referee.call_cost import INPUTS_OF_CALLS, call_cost
 from ffncli.bench.referee.problem import GRADIENT, OUTPUT, CallSample, Inputs, Problem, Referee, errors_of
 from ffncli.bench.verdict import Error, Ruling, WrongCode, ruled
 from ffncli.block.recipe import steps
@@ -39,7 +39,6 @@ TIMES = 4  # factor on the error of a passing baseline
 # TF32 has 10 bits, bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NOT_FINITE = Error(math.inf, math.inf)
-_TIMED, _LEAST_CALLS = 0.01, 8  # s and calls for the time of a call
 _WIDE = 16  # a token with at least this many values does not repeat by chance
 
 
@@ -141,23 +140,23 @@ class Rulings(Referee):
         """Record the worker's note on a wrong kernel; only the first note about each kernel is kept."""
         self._keep(kernel, Ruling(note))
 
-    def call_time(self, kernel: str) -> int:
-        """Build the kernel here, where no user's file was loaded, and time some calls on other inputs."""
+    def call_cost(self, kernel: str) -> tuple[int, float]:
+        """Build the kernel here, where no user's file was loaded, and time some calls on two inputs."""
         problem = self._problem
         if kernel not in self._built:
             one = built_in(kernel)
             params = tuple(one.prepare(problem.steps, problem.weights))
             self._built[kernel] = one.build(problem.steps, problem.case.device, problem.dtype), params
         compute, params = self._built[kernel]
-        inputs = [self.inputs(number).x for number in (1, 2)]
-        times = list[int]()
+        x = [self.inputs(number).x for number in INPUTS_OF_CALLS]
+        now = x[0]
+
+        def turn(number: int) -> None:
+            nonlocal now
+            now = x[number % len(x)]
+
         with torch.inference_mode():
-            until = time.monotonic() + _TIMED
-            while len(times) < _LEAST_CALLS or time.monotonic() < until:
-                start = time.thread_time_ns()
-                compute(inputs[len(times) % 2], params)
-                times.append(time.thread_time_ns() - start)
-        return min(times)
+            return call_cost(lambda: compute(now, params), turn, problem.case.threads)
 
     def clock_started(self) -> None:
         """Do nothing: the worker has only one clock."""

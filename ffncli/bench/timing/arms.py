@@ -204,7 +204,7 @@ class Arms:
             self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # the times of these kernels cannot be trusted
         ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
         if moved := next((placed.name for placed in ours if placed.moved()), None):  # which would make it slower
-            text = f"the weights of {moved} were moved in memory while it was timed"
+            text = f"the weights or the inputs of {moved} were moved in memory while it was timed"
             self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))
         rulings = self.problem.rules.timed()
         for fresh in self._fresh:

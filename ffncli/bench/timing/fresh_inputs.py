@@ -248,16 +248,18 @@ class FreshInputs:
         return correctness.compared(self.placed, self._problem, self._checked)
 
 
-def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> Callable[[], object]:
-    """Return a function that calls both, one after the other."""
-    if then is None:
+def in_turn(*calls: Callable[[], object] | None) -> Callable[[], object]:
+    """Return a function that calls all of these, one after the other."""
+    first, *rest = [call for call in calls if call is not None]
+    if not rest:
         return first
 
-    def both() -> None:
+    def every() -> None:
         first()
-        then()
+        for call in rest:
+            call()
 
-    return both
+    return every
 
 
 def drawn_rows(tokens: int) -> list[int]:

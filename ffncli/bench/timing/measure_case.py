@@ -34,7 +34,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_ker
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.roof import guarded, measured_roof
-from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
+from ffncli.bench.timing.rounds import Arm, ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult, ruled
 from ffncli.block.recipe import steps as steps_of
 from ffncli.kernels import AUTO
@@ -455,9 +455,16 @@ def _measure(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Me
     job, case, compiled = rig.job, rig.case, recompiles()
     base = kernels.baseline if kernels.baseline in kernels.placed else next(iter(kernels.placed))
     plan = plan_of(job.method, base, tuple(kernels.placed), case.device, case.threads)
+
+    def place(number: int) -> list[Arm]:
+        return rig.inspector.watched(arms.place(number), kernels.placed)
+
+    def captured(inner: Mapping[str, int]) -> list[Arm]:
+        return rig.inspector.watched(arms.captured(inner), kernels.placed)
+
     with correctness.computing(problem.backward):
         try:
-            measured = measure(job.process, case.key, arms.place, rig.clock, rig.counters, plan, arms.captured)
+            measured = measure(job.process, case.key, place, rig.clock, rig.counters, plan, captured)
         except ChangedRecords as changed:
             ruling = Ruling(str(changed), WrongCode.PATCHED_CLOCK)
             raise BrokenArm(rig.inspector.suspect(kernels.placed)) from WrongResult(ruling)

@@ -114,7 +114,7 @@ class PlacedKernel:
         self._problem, self._draw = problem, draw
         self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
-        self._places: list[list[tuple[int, ...]]] = []
+        self._places: list[list[tuple[object, ...]]] = []
 
     def place(self, copies: int) -> None:
         """Place x and `copies` copies of the weights at new addresses; many copies are only put into another order.
@@ -159,7 +159,7 @@ class PlacedKernel:
                 ):
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
-            self._places = [[_place_of(t) for t in copy] for copy in self.copies]
+            self._places = self._places_now()
             if self.built.kernel.per_weights and not keeps:
                 for copy in self.copies:
                     self.built.compute(self.x, copy)
@@ -300,8 +300,12 @@ class PlacedKernel:
         return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **weight_gradients}
 
     def moved(self) -> bool:
-        """Return True if its weights have moved in memory, or their strides have changed, since they were placed."""
-        return [[_place_of(t) for t in copy] for copy in self.copies] != self._places
+        """Return True if its weights or the buffers of x have moved in memory, have other strides, or are tensors of
+        another kind than when they were placed."""
+        return self._places_now() != self._places
+
+    def _places_now(self) -> list[list[tuple[object, ...]]]:
+        return [[_place_of(t) for t in tensors] for tensors in (*self.copies, *self.ring, *self._writable)]
 
     def changed(self) -> bool:
         """Return True if torch has written to any copy of the weights."""
@@ -313,10 +317,11 @@ class PlacedKernel:
         return (0 if self.shared else nbytes(self.built.params)) + self.x.nbytes
 
 
-def _place_of(tensor: Tensor) -> tuple[int, ...]:
+def _place_of(tensor: Tensor) -> tuple[object, ...]:
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     if tensor.layout != torch.strided or not placeable((tensor,)):  # weights in a library's own form
-        return ()
-    return tensor.data_ptr(), *tensor.stride()
+        return type(tensor), hooks
+    return type(tensor), hooks, tensor.data_ptr(), *tensor.stride()
 
 
 def canonical_gradients(

@@ -1,18 +1,26 @@
 """What a file could replace is noticed, named and put back; what libraries do of their own is not."""
 
 import builtins
+import ctypes
+import gc
 import os
 import random
+import resource
+import signal
+import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 import torch
+from torch._C._dynamo import eval_frame
 
 from ffncli.bench.judge import statistics
-from ffncli.bench.timing import clock, correctness
-from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words, settings
+from ffncli.bench.timing import clock, correctness, fresh_inputs
+from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words
+from ffncli.bench.timing.cheating.settings import settings
 from ffncli.bench.verdict import WrongCode
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import REGISTERED
@@ -29,6 +37,9 @@ def fixed(entry_points):
     entry_points.accept_settings()
     yield entry_points
     entry_points.restore()
+
+
+libc = ctypes.CDLL(None)
 
 
 def other(*args, **kwargs):
@@ -51,6 +62,7 @@ def other(*args, **kwargs):
         (builtins, "sum", WrongCode.PATCHED_LIBRARY, "builtins.sum was replaced"),
         (statistics, "median", WrongCode.PATCHED_FFN, "ffncli.bench.judge.statistics.median was replaced"),
         (correctness, "max", WrongCode.PATCHED_FFN, "ffncli.bench.timing.correctness.max was hidden"),
+        (fresh_inputs, "ROWS", WrongCode.PATCHED_FFN, "ffncli.bench.timing.fresh_inputs.ROWS was replaced"),
     ],
 )
 def test_a_replaced_attribute(fixed, space, name, code, text):
@@ -115,6 +127,22 @@ def test_a_module_a_kernel_and_an_operator(fixed, monkeypatch):
          "hooks on every nn.Module changed"),
         (lambda: torch.overrides.BaseTorchFunctionMode().__enter__(), WrongCode.PATCHED_TORCH,
          "torch's function modes changed"),
+        (lambda: libc.setenv(b"OMP_NUM_THREADS", b"7", 1), WrongCode.ENVIRONMENT_CHANGED, "the environment changed"),
+        (lambda: libc.mallopt(-6, 0x55), WrongCode.ENVIRONMENT_CHANGED, "the C library's allocation changed"),
+        (lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)), WrongCode.ENVIRONMENT_CHANGED,
+         "the priority of the process changed"),
+        (lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1])),
+         WrongCode.ENVIRONMENT_CHANGED, "a limit of the process changed"),
+        (lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), WrongCode.ENVIRONMENT_CHANGED,
+         "a signal's handler changed"),
+        (tracemalloc.start, WrongCode.ENVIRONMENT_CHANGED, "the tracing of memory changed"),
+        (lambda: gc.set_debug(gc.DEBUG_UNCOLLECTABLE), WrongCode.ENVIRONMENT_CHANGED, "the garbage collector changed"),
+        (lambda: torch.autograd.graph.saved_tensors_hooks(other, other).__enter__(), WrongCode.PATCHED_TORCH,
+         "hooks on saved tensors changed"),
+        (lambda: torch._C._set_default_mobile_cpu_allocator(), WrongCode.ENVIRONMENT_CHANGED,
+         "torch's memory for tensors changed"),
+        (lambda: eval_frame.set_eval_frame(False), WrongCode.PATCHED_TORCH,
+         "the evaluation of Python's functions changed"),
     ],
 )  # fmt: skip
 def test_a_setting(fixed, change, code, text):
@@ -153,3 +181,39 @@ def test_a_stream_that_stays_switched_is_a_setting(monkeypatch):
     assert (before, setting.read()) == ("default", "mine")
     setting.write(before)
     assert now == ["default"]
+
+
+AUDIT = """
+import sys
+from ffncli.bench.timing.cheating.settings import settings
+
+(setting,) = [one for one in settings() if one.name == "an audit hook"]
+assert not setting.read()
+sys.addaudithook(lambda event, arguments: None)
+assert setting.read()
+"""
+
+
+def test_an_audit_hook_is_noticed_by_its_time():
+    """In another process, since it cannot be removed."""
+    subprocess.run([sys.executable, "-c", AUDIT], check=True)
+
+
+def test_tools_that_monitor_python_are_a_setting(monkeypatch):
+    """From Python 3.12 on; here its answers are made up."""
+    (setting,) = [one for one in settings() if one.name == "a monitor of Python's events"]
+    tools, freed = {2: ("theirs", 8)}, []
+
+    class Monitoring:
+        get_tool = staticmethod(lambda number: tools.get(number, (None, 0))[0])
+        get_events = staticmethod(lambda number: tools[number][1])
+        set_events = staticmethod(lambda number, events: None)
+        free_tool_id = staticmethod(freed.append)
+
+    monkeypatch.setattr(sys, "version_info", (3, 12))
+    monkeypatch.setattr(sys, "monitoring", Monitoring, raising=False)
+    before = setting.read()
+    tools[4] = ("mine", 2)
+    assert (before, setting.read()) == ((("theirs", 8),), (("theirs", 8), ("mine", 2)))
+    setting.write(before)
+    assert freed == [4]

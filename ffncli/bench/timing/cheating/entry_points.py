@@ -23,22 +23,20 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy
 import torch
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-from torch.nn.modules import module as torch_module
 
 from ffncli.bench.timing.cheating.instances import replaced_in_instances
+from ffncli.bench.timing.cheating.settings import settings
 from ffncli.bench.verdict import WrongCode
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED
 from ffncli.show.text import plural
-from ffncli.system.cgroup import ROOT, text
 
 Namespace: TypeAlias = ModuleType | type
 
@@ -143,9 +141,10 @@ class EntryPoints:
 
     def changes(self) -> list[Change]:
         """Return every change since the recording."""
-        return list(self._changes())
+        return [*self.quick_changes(), *self._slow_changes()]
 
-    def _changes(self) -> Iterator[Change]:
+    def quick_changes(self) -> Iterator[Change]:
+        """Yield the changes that are found within some 10 ms."""
         for setting, value in zip(self._settings, self._values, strict=True):  # they may change attributes
             if setting.read() != value:
                 yield Change(setting.code, f"{setting.name} changed")
@@ -165,6 +164,8 @@ class EntryPoints:
             if registered is not kernel or any(vars(kernel)[key] is not value for key, value in fields.items()):
                 what = f"the kernel {name} was replaced"
                 yield Change(WrongCode.PATCHED_FFN, what, getattr(registered, "build", None))
+
+    def _slow_changes(self) -> Iterator[Change]:
         for thing, key, value in self._instances():
             what = f"{key} of an object {type(thing).__qualname__} was replaced"
             yield Change(WrongCode.PATCHED_FFN, what, value)
@@ -258,7 +259,8 @@ def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Ite
     now = vars(space)
     for key, value in before.items():
         current = now.get(key, _MISSING)
-        if current is not value and (_is_code(value) or _is_code(current)):
+        ours = name.partition(".")[0] == _PACKAGE
+        if current is not value and (_is_code(value) or _is_code(current) or (ours and _is_constant(key, value))):
             place = f"{name}.{key}"
             if place not in _FREE and getattr(current, "__module__", None) != _BY_TORCH.get(place, _MISSING):
                 yield key, value
@@ -270,6 +272,11 @@ def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Ite
 def _is_code(value: object) -> bool:
     """Return True if the value is code. Other attributes (counters, caches, values of options) change in normal use."""
     return callable(value) or isinstance(value, (ModuleType, property, staticmethod, classmethod)) or value is _MISSING
+
+
+def _is_constant(key: str, value: object) -> bool:
+    """Return True if the value is a constant by its name, such as a limit, and by its type."""
+    return key.isupper() and isinstance(value, (int, float, str, bytes, tuple, frozenset))
 
 
 def _hides(space: Namespace, key: str) -> bool:
@@ -335,199 +342,3 @@ def _forget_libraries() -> None:
     for thing in gc.get_objects():
         if isinstance(thing, torch.library.Library) and thing.ns == "aten" and len(thing._op_impls) < 50:
             thing._destroy()  # type: ignore[no-untyped-call]  # torch's own libraries register hundreds
-
-
-# --- settings of the process that all kernels share -------------------------------------------------------------------
-
-
-_VARIABLES = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "ATEN_", "LD_")
-_SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
-_SIGNALS = [
-    getattr(signal, name) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
-]
-_SIGNAL_MASK: int = sum(1 << (number - 1) for number in _SIGNALS)
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF) if hasattr(signal, "getitimer") else ()
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting of the process, with functions to read and restore it (`write` is None if only the code that changed it
-    can restore it)."""
-
-    name: str
-    code: WrongCode
-    read: Callable[[], Any]
-    write: Callable[[Any], object] | None = None
-
-
-def settings() -> list[Setting]:
-    """Return every setting that all kernels share."""
-    changed, torch_c = WrongCode.ENVIRONMENT_CHANGED, torch._C
-    libraries = ThreadpoolController()  # the loaded libraries, including BLAS
-    return [
-        Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads,
-                torch.set_num_threads),
-        Setting("the thread count of a library", WrongCode.THREADS_CHANGED,
-                lambda: [library.num_threads for library in libraries.lib_controllers],
-                lambda counts: _set_threads(libraries, counts)),
-        Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
-        Setting("the precision of float32 matmuls", changed, torch.get_float32_matmul_precision,
-                 torch.set_float32_matmul_precision),
-        Setting("a GPU's arithmetic", changed, _gpu_arithmetic, _set_gpu_arithmetic),
-        Setting("the current stream of a GPU", changed, _stream, _set_stream),
-        Setting("the use of oneDNN", changed, torch_c._get_mkldnn_enabled, torch_c._set_mkldnn_enabled),
-        Setting("the use of deterministic algorithms", changed, torch.are_deterministic_algorithms_enabled,
-                 torch.use_deterministic_algorithms),
-        Setting("grad mode", changed, torch.is_grad_enabled, torch.set_grad_enabled),
-        Setting("autocast", changed, lambda: torch.is_autocast_enabled("cpu"),
-                 lambda on: torch.set_autocast_enabled("cpu", on)),
-        Setting("anomaly mode", changed, torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-        Setting("the treatment of subnormal numbers", changed,
-                 lambda: bool((torch.full((1,), 2.0**-1040, dtype=torch.float64) * 0.5).item()),
-                 lambda kept: torch.set_flush_denormal(not kept)),
-        Setting("torch's function modes", WrongCode.PATCHED_TORCH, _modes, _leave_modes),
-        Setting("hooks on every nn.Module", WrongCode.PATCHED_TORCH, _hooks, _unhook),
-        Setting("the environment", changed, _environment, _reset_environment),
-        Setting("the cores that may be used", changed, _cores, _set_cores),
-        Setting("a profiling or tracing function", changed, _tracers, _set_tracers),
-        Setting("the interval between thread switches", changed, sys.getswitchinterval, sys.setswitchinterval),
-        Setting("the garbage collector", changed, lambda: (gc.get_threshold(), len(gc.callbacks)), _set_collector),
-        Setting("a signal's handler", changed, _handlers, _set_handlers),
-        Setting("a timer of the process", changed, _timers, _stop_timers),
-        Setting("a signal that code in C handles", changed, _caught, _uncatch),
-        Setting("a timer of the system", changed, _system_timers),
-    ]  # fmt: skip
-
-
-def _set_threads(libraries: Any, counts: list[int]) -> None:
-    for library, count in zip(libraries.lib_controllers, counts, strict=True):
-        library.set_num_threads(count)
-
-
-def _gpu_arithmetic() -> tuple[object, ...]:
-    """Return torch's flags, which can be read and set even without a GPU. The TF32 flag of matmuls is left out: it is
-    part of the setting for the precision of float32 matmuls."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    sums = (getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
-    return cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums
-
-
-def _set_gpu_arithmetic(before: tuple[Any, ...]) -> None:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums = before
-    for name, value in zip((name for name in _SUMS if hasattr(matmul, name)), sums, strict=True):
-        setattr(matmul, name, value)
-
-
-def _stream() -> object:
-    """Return the stream that receives launches, if a GPU is in use."""
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.current_stream() if in_use else None
-
-
-def _set_stream(before: Any) -> None:
-    if before is not None:
-        torch.cuda.set_stream(before)
-
-
-def _modes() -> tuple[int, int]:
-    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-
-
-def _leave_modes(before: tuple[int, int]) -> None:
-    from torch.overrides import _pop_mode
-    from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
-
-    while torch._C._len_torch_function_stack() > before[0]:
-        _pop_mode()  # type: ignore[no-untyped-call]
-    while torch._C._len_torch_dispatch_stack() > before[1]:
-        pop_dispatch_mode()
-
-
-def _global_hooks() -> list[dict[int, object]]:
-    """Return torch's dicts of hooks that apply to every module."""
-    return [d for name, d in vars(torch_module).items() if name.startswith("_global_") and isinstance(d, dict)]
-
-
-def _hooks() -> list[tuple[int, ...]]:
-    return [tuple(hooks) for hooks in _global_hooks()]
-
-
-def _unhook(before: list[tuple[int, ...]]) -> None:
-    for hooks, kept in zip(_global_hooks(), before, strict=True):
-        for key in [key for key in hooks if key not in kept]:
-            del hooks[key]
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
-
-
-def _reset_environment(before: Mapping[str, str]) -> None:
-    for name in _environment().keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
-
-
-def _cores() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-
-
-def _set_cores(before: frozenset[int]) -> None:
-    if before:
-        os.sched_setaffinity(0, before)
-
-
-def _tracers() -> tuple[object, ...]:
-    return sys.getprofile(), sys.gettrace(), threading.getprofile(), threading.gettrace()
-
-
-def _set_tracers(before: tuple[Any, ...]) -> None:
-    sys.setprofile(before[0])
-    sys.settrace(before[1])
-    threading.setprofile(before[2])
-    threading.settrace(before[3])
-
-
-def _set_collector(before: tuple[tuple[int, int, int], int]) -> None:
-    gc.set_threshold(*before[0])
-    del gc.callbacks[before[1] :]
-
-
-def _handlers() -> list[object]:
-    return list(map(signal.getsignal, _SIGNALS))
-
-
-def _set_handlers(before: list[Any]) -> None:
-    for number, handler in zip(_SIGNALS, before, strict=True):
-        signal.signal(number, handler)
-
-
-def _timers() -> tuple[bool, ...]:
-    """Return which timers are running; their remaining time is not a setting."""
-    return tuple(signal.getitimer(kind) != (0.0, 0.0) for kind in _TIMERS)
-
-
-def _stop_timers(before: tuple[bool, ...]) -> None:
-    for kind, ran in zip(_TIMERS, before, strict=True):
-        if not ran:
-            signal.setitimer(kind, 0)
-
-
-def _caught() -> int:
-    """Return the mask of the signals that are caught by any handler, also by one that Python does not know."""
-    for line in text(ROOT / "proc/self/status").splitlines():  # no built-in function, which may be replaced
-        if line.startswith("SigCgt:"):
-            return int(line.split()[1], 16) & _SIGNAL_MASK
-    return 0
-
-
-def _uncatch(before: int) -> None:
-    for number in _SIGNALS:
-        if _caught() & ~before & 1 << (number - 1):
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _system_timers() -> int:
-    """Return the number of POSIX timers of this process, which only code in C can start."""
-    return text(ROOT / "proc/self/timers").count("ID:")

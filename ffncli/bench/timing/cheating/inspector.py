@@ -4,7 +4,9 @@ no time."""
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,13 +19,18 @@ from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.correctness import computing
-from ffncli.bench.timing.fresh_inputs import Reservoir, Source
+from ffncli.bench.timing.fresh_inputs import Reservoir, Source, drawn, in_turn
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.reporter import REPORTER
+from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
-from ffncli.system.host import busy_threads
+from ffncli.system.child import ENDED, processor_times
+
+# s between looks in the mean: at everything that can be replaced, some 10 ms, and at processes, some 0.1 ms
+_LOOK, _COUNT = 0.4, 0.02
+_MOST, _DRAWS = 0.5, 1 << 20  # the largest probability after a block
 
 
 class Inspector:
@@ -36,7 +43,10 @@ class Inspector:
         self._entry_points = (entry_points or EntryPoints()) if self._files else None
         if self._entry_points is not None:
             self._entry_points.users = self._files
-        self._threads: frozenset[str] = frozenset()
+        self._known: frozenset[str] = frozenset()
+        self._ended = 0.0  # when the last block ended
+        self._before: dict[str, int] | None = None  # the processor times then, if the next block is looked at
+        self._beside = [0.0, 0.0]  # s of processor time of other processes during such blocks, and s of these blocks
         self._asks = asks
         self.notes: list[str] = []
 
@@ -44,7 +54,8 @@ class Inspector:
         """Accept the current settings, which have just been made for a case."""
         if self._entry_points is not None:
             self._entry_points.accept_settings()
-            self._threads = frozenset(busy_threads())  # including the threads that libraries have started
+            # including the threads that libraries have started, and the referee's process
+            self._known = frozenset(processor_times()) - {ENDED}
 
     def fix(self, placed: PlacedKernel) -> None:
         """Record this kernel's code, if it is one of the package's, so that later changes to it are found."""
@@ -69,6 +80,35 @@ class Inspector:
         if name:
             raise BrokenArm(name) from WrongResult(ruling)
 
+    def watched(self, arms: Sequence[Arm], placed: Mapping[str, PlacedKernel]) -> list[Arm]:
+        """Return the arms of a placement. After some of their blocks, at random moments, what users' files may have
+        replaced is looked at, so that it cannot be put back before every check. Raises BrokenArm then, as
+        `require_nothing_replaced` does."""
+        if self._entry_points is None or not self._asks:
+            return [*arms]
+        self._ended, self._before = perf_counter(), None
+        return [
+            replace(arm, after_block=in_turn(arm.after_block, partial(self._after_block, arm.name, placed)))
+            for arm in arms
+        ]
+
+    def _after_block(self, name: str, placed: Mapping[str, PlacedKernel]) -> None:
+        """Look at what was replaced, every _LOOK seconds in the mean, and more often at what processes compute during a
+        block of the package's kernels."""
+        assert self._entry_points is not None
+        seconds, self._ended = perf_counter() - self._ended, perf_counter()
+        if self._before is not None and name not in self._files:
+            after = processor_times(threads=False)
+            self._beside[0] += probes.by_others(self._before, after, self._known, processes=True) * 1e-9
+            self._beside[1] += seconds
+        self._before = None
+        if _by_chance(seconds, _LOOK):
+            with torch.inference_mode(False), torch.enable_grad():  # as where settings are accepted
+                if next(self._entry_points.quick_changes(), None):
+                    self.require_nothing_replaced(placed)
+        if _by_chance(seconds, _COUNT):
+            self._before, self._ended = processor_times(threads=False), perf_counter()
+
     def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
         """Return the kernel to blame if the responsible kernel is unknown: the first user's kernel, or else the first
         kernel."""
@@ -81,7 +121,7 @@ class Inspector:
         if (ruling := self.replaced()).wrong:
             raise WrongResult(ruling)
         try:
-            probes.require_idle(self._threads)
+            probes.require_idle(self._known)
         except WrongResult:
             self.notes.append(
                 f"a thread of {placed.name} computes while the others are timed, so their times are too long"
@@ -126,7 +166,8 @@ class Inspector:
             return
         source = Reservoir(problem)
         base = None if baseline in self._files else placed.get(baseline)
-        asked = probes.Probes(problem, source, self._threads, base, blocks)
+        cpu, seconds = self._beside
+        asked = probes.Probes(problem, source, self._known, base, blocks, cpu / seconds if seconds else 0.0)
         for one in users:
             before = rulings.get(one.name, Ruling())
             try:
@@ -148,7 +189,13 @@ class Inspector:
         self._entry_points.restore()
         if left := self._entry_points.changes():
             self.notes.append(f"{in_words(left)} and could not be restored, which affects all kernels of this process")
+            self._entry_points.accept_settings()  # so that no other kernel is blamed
         return Ruling(in_words(changes), changes[0].code), changes
+
+
+def _by_chance(seconds: float, every: float) -> bool:
+    """Return True once in `every` seconds in the mean, if it is asked after these `seconds`."""
+    return drawn(_DRAWS) < _DRAWS * min(_MOST, seconds / every)
 
 
 # --- why a timed answer was wrong -------------------------------------------------------------------------------------
