@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, product
 from math import inf
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -100,6 +101,21 @@ class Match:
             norm_weight=self.norms.weight, norm_bias=self.norms.bias, residual=self.residual,
         )  # fmt: skip
 
+    def evidence(self, parameters: Mapping[str, Tensor]) -> Iterator[str]:
+        """Yield the lines of evidence for the block."""
+        other, off = self.next_best
+        yield f"activation: {self.activation} matches its outputs to {self.error:.1e} (next best: {other}, {off:.1e})"
+        weights = {n.removesuffix(".weight"): view for n, view in self.wiring.items() if n.endswith(".weight")}
+        where = ", ".join(f"{name} = {view}" for name, view in weights.items())
+        yield f"{'gated' if 'gate' in weights else 'plain'}: {where}"
+        d_ff, down = self.spec(parameters).d_ff, weights["down"].parameter
+        yield f"d_ff: {d_ff}, from {down} {list(parameters[down].shape)}"
+        if self.norms.kind != "none":
+            parts = ", ".join(f"{name} = {view}" for name, view in self.norms.views.items()) or "no parameters"
+            yield f"norm: {self.norms.kind}, {self.norms.position}, eps {self.norms.eps:g}: {parts}"
+        if self.residual:
+            yield "residual: the input is added to the block's result"
+
 
 def _unless_same(value: bool, usual: bool) -> bool | None:
     return None if value == usual else value
@@ -111,7 +127,7 @@ def identify(probe: ModuleSample) -> Match | None:
 
     Return None if no two matrices of the module can form a block. The search ignores all names except bias names.
     """
-    search = _ArrangementSearch(probe)
+    search = ArrangementSearch(probe)
     shapes = {name: tuple(tensor.shape) for name, tensor in probe.parameters.items()}
     d_model = probe.x.shape[-1]
     arrangements = list(wirings(shapes, d_model))
@@ -127,10 +143,53 @@ def identify(probe: ModuleSample) -> Match | None:
     return best
 
 
-def confirmed(match: Match, probe: ModuleSample) -> float:
+class BlockMatch(Protocol):
+    """What a module is found to compute: a dense block, or a mixture of experts."""
+
+    @property
+    def activation(self) -> str:
+        """The block's activation."""
+
+    @property
+    def error(self) -> float:
+        """The largest relative error of its outputs."""
+
+    @property
+    def views(self) -> Mapping[str, WeightPlace]:
+        """Where the module holds each weight, by canonical name."""
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The parameters of the down projection that are also those of another projection."""
+
+    def spec(self, parameters: Mapping[str, Tensor]) -> FFNSpec:
+        """Return the block as a spec."""
+
+    def weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the canonical weights taken from the module's parameters."""
+
+    def evidence(self, parameters: Mapping[str, Tensor]) -> Iterator[str]:
+        """Yield the lines of evidence for the block."""
+
+
+class WeightPlace(Protocol):
+    """Where a module holds a canonical tensor."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the module's parameters that hold the tensor."""
+
+    def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the tensor, taken from `parameters`."""
+
+    def write(self, parameters: Mapping[str, Tensor], tensor: Tensor) -> None:
+        """Write the tensor into `parameters`."""
+
+
+def confirmed(match: BlockMatch, probe: ModuleSample) -> float:
     """Return the relative error of the match's block, run step by step by the reference execution."""
     block = steps(match.spec(probe.parameters))
-    return _error(run(block, match.weights(probe.parameters), {"x": probe.x})[None], probe.y)[0]
+    return errors_of(run(block, match.weights(probe.parameters), {"x": probe.x})[None], probe.y)[0]
 
 
 @dataclass(frozen=True)
@@ -156,7 +215,7 @@ class Norms:
 
 
 @dataclass
-class _ArrangementSearch:
+class ArrangementSearch:
     """A search that computes the errors of all activations at once, and common parts of arrangements only once. The
     caches are `plain` for blocks without a norm on the input and `normed` for blocks with the input norm of `choice`.
     """
@@ -170,20 +229,20 @@ class _ArrangementSearch:
         """Return the best activation for an arrangement, with or without a residual, on the first `tokens` tokens."""
         x, y = self.probe.x[:tokens], self.probe.y[:tokens]
         rows = len(x[0]) if choice.closes else _ROWS
-        down = self._down(wiring, choice, tokens, rows)
+        down = self.down(wiring, choice, tokens, rows)
         matches: list[Match] = []
         for residual in (False, True):
             out = _normed(down, "post_norm", choice, self.probe) if choice.position.endswith("branch") else down
             out = out + x[:, :rows] if residual else out
             out = _normed(out, "post_norm", choice, self.probe) if choice.position == "post" else out
-            errors = dict(zip(ACTIVATIONS, _error(out, y[:, :rows]), strict=True))
+            errors = dict(zip(ACTIVATIONS, errors_of(out, y[:, :rows]), strict=True))
             fitting = [name for name in ACTIVATIONS if errors[name] <= self.probe.tolerance]
             # The first fitting activation, in the table's order: gelu comes before gelu_10.
             name = fitting[0] if fitting else min(errors, key=lambda n: errors[n])
             matches.append(Match(name, wiring, choice, residual, errors[name], errors))
         return min(matches, key=lambda match: match.error)
 
-    def _down(self, wiring: Wiring, choice: Norms, tokens: int, rows: int) -> Tensor:
+    def down(self, wiring: Wiring, choice: Norms, tokens: int, rows: int) -> Tensor:
         """Return the down projection's first `rows` outputs for every activation: [activations, tokens, rows]."""
         if self.choice != choice:
             self.choice, self.normed = choice, {}
@@ -218,7 +277,7 @@ def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
     return norm(op, params, x)
 
 
-def _error(candidates: Tensor, y: Tensor) -> list[float]:
+def errors_of(candidates: Tensor, y: Tensor) -> list[float]:
     """Return, for each of the candidates [n, tokens, values], the maximum over tokens of max|a - b| / max|b|."""
     size = y.abs().amax(-1)
     # Errors of a token whose output is nearly 0 are relative to the other tokens; if all are 0, errors are absolute.
@@ -242,11 +301,20 @@ class View:
     stop: int | None = None
     step: int | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the parameter, as for tensors that are held in several."""
+        return (self.parameter,)
+
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the tensor, taken from `parameters`; the weight of a 1×1 convolution becomes a matrix."""
         tensor = parameters[self.parameter]
         tensor = tensor.reshape(tensor.shape[:2])
         return (tensor.T if self.transposed else tensor)[self.start : self.stop : self.step]
+
+    def write(self, parameters: Mapping[str, Tensor], tensor: Tensor) -> None:
+        """Write the tensor into `parameters`."""
+        self.of(parameters).copy_(tensor)
 
     def __str__(self) -> str:
         rows = "" if self == View(self.parameter, self.transposed) else f"[{self.start or 0}:{self.stop or ''}"

@@ -30,6 +30,7 @@ from ffncli.kernels.choice import KernelChoice, by_argument, missing_weight, req
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.module import LoadedModule, load_module
+from ffncli.run.user.plain_object import is_class, is_instance, keeps_weights
 from ffncli.run.user.python_file import NotTaken, import_file, kind_of, user_code
 from ffncli.run.user.time_limit import loading
 from ffncli.system.files import file_at, process_folder
@@ -94,10 +95,7 @@ def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec
         return _guarded_kernel(target, path, label, origin)
     declared = getattr(target, "computes", "")
     computes = declared if isinstance(declared, str) else ""
-    if inspect.isclass(target) or isinstance(target, nn.Module):
-        if spec.moe:
-            what = f"{shown_path(path)}: {name} is a module, which cannot be the kernel of a mixture"
-            raise FFNError(what, f"name a function of x, {', '.join(by_argument(steps))}")
+    if inspect.isclass(target) or isinstance(target, nn.Module) or keeps_weights(target):
         kernel = _module_kernel(f"{path}:{name}", path, label, steps, spec)
     else:
         kernel = _function_kernel(target, path, label, steps)
@@ -137,8 +135,9 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
     target = vars(module)[name]
     if inspect.isclass(target) and issubclass(target, Function):
         return target.apply, name
-    if not (_is_kernel(target) or (callable(target) and not inspect.isclass(target))):
-        hint = "name a function, an nn.Module class, an instance of a class, or a Kernel"
+    instance = is_instance(target) or (callable(target) and not inspect.isclass(target))
+    if not (_is_kernel(target) or is_class(target) or instance):
+        hint = "name a function, an nn.Module class, a class that keeps weights, an instance of one, or a Kernel"
         raise FFNError(f"{shown_path(path)}: {name} is not a kernel (it is {kind_of(target)})", hint)
     return target, name
 
@@ -308,7 +307,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
         like = weights["down.weight"]
         state = {n: p.detach().to(like.device, like.dtype, copy=True) for n, p in loaded.module.named_parameters()}
         for name, view in views.items():
-            view.of(state).copy_(weights[name])
+            view.write(state, weights[name])
         return tuple(state.values())
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
@@ -318,20 +317,27 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """Build the module with the block's widths and, if the constructor accepts them, its bias and activation."""
-    every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
-    fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
-    for names in (tuple(every), *fewer):
-        options: dict[str, Any] = {name: every[name] for name in names}
+    """Build the module with the block's widths and, of its other choices, those that the constructor accepts."""
+    options: dict[str, Any] = {
+        "d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation,
+    }  # fmt: skip
+    if spec.moe:
+        options |= {"experts": spec.moe.experts, "top_k": spec.moe.top_k}
+        options |= {"shared_experts": spec.moe.shared_experts} if spec.moe.shared_experts else {}
+    while True:
         try:
             loaded = load_module(text, Dimensions(**options))
+            break
         except NotTaken as error:
-            failure = error
-            continue
-        built_spec = loaded.model.model.main.spec
-        if (built_spec.d_model, built_spec.d_ff) != (spec.d_model, spec.d_ff):
-            raise FFNError(
-                f"{text} is {built_spec.d_model}x{built_spec.d_ff}, but this block is {spec.d_model}x{spec.d_ff}"
-            )
-        return loaded
-    raise failure
+            if not set(error.unused) & set(options):
+                raise
+            options = {name: value for name, value in options.items() if name not in error.unused}
+    if (has := _sizes(loaded.model.model.main.spec)) != (wanted := _sizes(spec)):
+        raise FFNError(f"{text} is {has}, but this block is {wanted}")
+    return loaded
+
+
+def _sizes(spec: FFNSpec) -> str:
+    """Return text such as `16x24`, or `16x24 with 4 experts, top 2`."""
+    experts = f" with {spec.moe.experts} experts, top {spec.moe.top_k}" if spec.moe else ""
+    return f"{spec.d_model}x{spec.d_ff}{experts}"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from inspect import isclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ from ffncli.errors import FFNError, shown_path
 from ffncli.models.config.read import from_config
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Model, Resolved, block_model, grouped, ranges
+from ffncli.options.opt import chosen
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.locate import live_parameters, live_tensors, live_weights
 from ffncli.run.engine.weights import require_memory
-from ffncli.run.user.identify import MOST_MATRICES, Match, ModuleSample, confirmed, identify, matrices
+from ffncli.run.user.identify import MOST_MATRICES, BlockMatch, Match, ModuleSample, confirmed, identify, matrices
+from ffncli.run.user.mixtures import MixtureMatch, identify_mixture, is_mixture
 from ffncli.run.user.parts import Part, ffn_of, parts_by_name, parts_by_output
+from ffncli.run.user.plain_object import as_module
 from ffncli.run.user.probe import Runner, parameter_dtype, probes, runner_for, same_eps
 from ffncli.run.user.python_file import NotTaken, calls, import_file, pick, user_code
 from ffncli.run.user.time_limit import loading
@@ -47,7 +51,7 @@ class LoadedModule:
     weights: Mapping[str, Tensor]
     module: nn.Module
     runner: Runner
-    match: Match
+    match: BlockMatch
 
 
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
@@ -96,7 +100,7 @@ def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]
         torch.manual_seed(seed)
         target = pick(import_file(path), name or None, path)
         module, runner, taken, parts = _built(target, dimensions, path, seed)
-        shown_name = name if name and isinstance(target, nn.Module) else type(module).__name__
+        shown_name = name if name and not isclass(target) else type(module).__name__
         yield BuiltModule(text, shown_name, path, module, runner, taken, parts)
 
 
@@ -124,19 +128,25 @@ def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
 
 
 def _built(
-    target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
+    target: Any, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner | None, tuple[str, ...], tuple[Part, ...]]:
-    """Return the module in eval mode, its runner, its constructor's assumed arguments, and a whole model's FFNs."""
-    if isinstance(target, nn.Module):
-        if dimensions != Dimensions(d_model=dimensions.d_model):
-            raise NotTaken("the dimension options cannot change a module that is already built", "give its class")
-        return target.eval(), *_runner(target, dimensions, path, ())
+    """Return the module in eval mode, its runner, its constructor's assumed arguments, and a whole model's FFNs.
+
+    `target` is a class or an instance: an nn.Module, or a plain object that keeps weights as attributes.
+    """
+    if not isclass(target):
+        if unused := chosen(replace(dimensions, d_model=None)):
+            what = "the dimension options cannot change a module that is already built"
+            raise NotTaken(what, "give its class", unused=unused)
+        module = as_module(target, f"{shown_path(path)}: {type(target).__name__}").eval()
+        return module, *_runner(module, dimensions, path, ())
     failures: list[FFNError] = []
     for call in calls(target, dimensions):
         try:
             torch.manual_seed(seed)
             with user_code(path, f"raised while {target.__name__} was built"):
-                module = target(*call.positional, **call.named).eval()
+                made = target(*call.positional, **call.named)
+            module = as_module(made, f"{shown_path(path)}: {target.__name__}").eval()
             return module, *_runner(module, dimensions, path, tuple(call.taken))
         except FFNError as error:
             failures.append(error)
@@ -148,13 +158,13 @@ def _runner(
 ) -> tuple[Runner | None, tuple[str, ...], tuple[Part, ...]]:
     """Return (runner, `taken`, the FFNs): a runner for a single block, FFNs for a whole model."""
     parts = parts_by_name(module, path)
-    if not parts and _is_mixture(module) and any("expert" in name for name, _ in module.named_parameters()):
-        raise _refuse_mixture(f"{shown_path(path)}: {type(module).__name__}")
     if parts:
         return None, taken, parts
     try:
         return runner_for(module, dimensions, path), taken, ()
     except FFNError:
+        if is_mixture(module) and any("expert" in name for name, _ in module.named_parameters()):
+            raise _refuse_mixture(f"{shown_path(path)}: {type(module).__name__}", _IN_A_MODEL) from None
         parts = parts_by_output(module, path, lambda part: _is_ffn(part, path))
         if not parts:
             raise
@@ -168,15 +178,14 @@ def _is_ffn(part: nn.Module, path: Path) -> bool:
     return False
 
 
-def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
+def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[BlockMatch, float, tuple[str, ...]]:
     """Return the match of the block that the module computes, its dropout probability, and remarks."""
     parameters = dict(module.named_parameters())
     total = sum(p.numel() for p in parameters.values())
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
     shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-    if _is_mixture(module):
-        raise _refuse_mixture(label)
-    if len(matrices(shapes, run.d_model)) > MOST_MATRICES:
+    mixture = is_mixture(module)
+    if not mixture and len(matrices(shapes, run.d_model)) > MOST_MATRICES:
         raise FFNError(
             f"{label} has {len(matrices(shapes, run.d_model))} weight matrices, but a dense block has 2 or 3", hint
         )
@@ -185,6 +194,8 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
         twin = copy.deepcopy(module)
     same_eps(twin, parameter_dtype(module))
     original, drawn, captured = probes(twin, run)
+    if mixture:
+        return _mixture(label, identify_mixture(twin, run, drawn), original), 0.0, _ignored(captured)
     match = identify(drawn)
     if match is None:
         raise FFNError(f"{label} has no pair of matrices between d_model {run.d_model} and another width", hint)
@@ -196,24 +207,25 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
     return match, p, remarks
 
 
-def _is_mixture(module: nn.Module) -> bool:
-    """Return whether a module holds experts and a router: n modules with the same matrices, or matrices [n, ...], and a
-    matrix with n rows or columns."""
-    parts = [part for part in module.modules() if not isinstance(part, _CONVOLUTIONS)]
-    shapes = [tuple(p.shape) for part in parts for p in part.parameters(recurse=False)]
-    routed = {size for shape in shapes if len(shape) == 2 for size in shape}
-    lists = [part for part in parts if isinstance(part, (nn.ModuleList, nn.ModuleDict)) and len(part) > 1]
-    inside = [{tuple(p.shape for p in one.parameters() if p.dim() > 1) for one in part.children()} for part in lists]
-    listed = {len(part) for part, same in zip(lists, inside, strict=True) if len(same) == 1 and len(same.pop()) > 1}
-    return bool(routed & (listed | {shape[0] for shape in shapes if len(shape) == 3}))
+def _mixture(label: str, match: MixtureMatch | str, original: ModuleSample) -> MixtureMatch:
+    """Return the match of a mixture; raise FFNError if there is none, or none that holds for the module's weights."""
+    if isinstance(match, str):
+        raise _refuse_mixture(label, match)
+    if (error := confirmed(match, original)) > original.tolerance:
+        raise _refuse_mixture(label, f"with its own weights, its output is {error:.1e} off the mixture found")
+    return match
 
 
-def _refuse_mixture(label: str) -> FFNError:
-    what = f"{label} is a mixture of experts, which is not read from a class"
+def _ignored(captured: list[tuple[float, Tensor]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"dropout {p:g} inside a mixture is ignored" for p, _ in captured))
+
+
+def _refuse_mixture(label: str, why: str) -> FFNError:
+    what = f"{label} is a mixture of experts, but {why}"
     return FFNError(what, "give its sizes, as in 16x24:swiglu --experts 4 --top-k 2, its config or its tensors")
 
 
-_CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d)
+_IN_A_MODEL = "a model's mixtures are not read: name the class of one"
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
@@ -232,7 +244,7 @@ def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Ten
 
 
 def _record(
-    text: str, name: str, module: nn.Module, match: Match, dimensions: Dimensions,
+    text: str, name: str, module: nn.Module, match: BlockMatch, dimensions: Dimensions,
     extras: tuple[float, tuple[str, ...], tuple[str, ...]],
 ) -> tuple[Resolved, Mapping[str, Tensor]]:  # fmt: skip
     dropout, taken, remarks = extras
@@ -246,34 +258,19 @@ def _record(
     weights = match.weights(parameters)
     block = block_model(spec, text, name, tuple(notes))
     model = replace(block.model, dtype=row.name if row else None)
-    evidence = tuple(evidence_of(match, parameters, spec.d_ff))
+    evidence = tuple(match.evidence(parameters))
     return replace(block, model=model, evidence=evidence, weights={(model.main.stack, 0): weights}), weights
 
 
-def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:
-    """Yield the lines of evidence for the block."""
-    other, off = match.next_best
-    yield f"activation: {match.activation} matches its outputs to {match.error:.1e} (next best: {other}, {off:.1e})"
-    where = ", ".join(f"{n.removesuffix('.weight')} = {v}" for n, v in match.wiring.items() if n.endswith(".weight"))
-    yield f"{'gated' if 'gate.weight' in match.wiring else 'plain'}: {where}"
-    down = match.wiring["down.weight"]
-    yield f"d_ff: {d_ff}, from {down.parameter} {list(parameters[down.parameter].shape)}"
-    if match.norms.kind != "none":
-        parts = ", ".join(f"{name} = {view}" for name, view in match.norms.views.items()) or "no parameters"
-        yield f"norm: {match.norms.kind}, {match.norms.position}, eps {match.norms.eps:g}: {parts}"
-    if match.residual:
-        yield "residual: the input is added to the block's result"
-
-
-def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
+def _unused(match: BlockMatch, parameters: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield notes on parameters that the block does not use, and on parameters that it uses twice."""
-    used = [view.parameter for view in match.views.values()]
+    used = [name for view in match.views.values() for name in view.names]
     idle = [f"{name} [{', '.join(map(str, p.shape))}]" for name, p in parameters.items() if name not in used]
     if idle:
         names = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
         yield f"parameters that this block does not use, not counted: {names}"
     if match.tied:
-        names = " and ".join(f"{match.wiring[f'down.{name}'].parameter}" for name in match.tied)
+        names = " and ".join(name for kind in match.tied for name in match.views[f"down.{kind}"].names)
         yield f"{names}: used by two projections, counted once"
 
 
@@ -295,7 +292,7 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
     try:
         return one_block(built, dimensions).model
     except FFNError:
-        mixture = _is_mixture(built.module)
+        mixture = is_mixture(built.module)
         parts = () if mixture else parts_by_output(built.module, built.path, lambda part: _is_ffn(part, built.path))
         if not parts:
             raise
@@ -306,11 +303,12 @@ def _whole_model(built: BuiltModule) -> Resolved:
     """Return the FFNs of a model, by stack and layer."""
     specs: dict[tuple[str, int], dict[int, FFNSpec]] = {}
     weights: dict[tuple[str, int], Mapping[str, Tensor]] = {}
-    match: Match | None = None
+    match: BlockMatch | None = None
     evidence: tuple[str, ...] = ()
     for part in built.parts:
         if "expert" in part.name:
-            raise _refuse_mixture(f"{shown_path(built.path)}: {built.name}: {part.name.partition('.expert')[0]}")
+            where = f"{shown_path(built.path)}: {built.name}: {part.name.partition('.expert')[0]}"
+            raise _refuse_mixture(where, _IN_A_MODEL)
         ffn = ffn_of(built.module, part.name)
         match = _same(ffn, match, built) or _matched(ffn, part.name, built)
         parameters = {n: p.detach() for n, p in ffn.named_parameters()}
@@ -319,7 +317,7 @@ def _whole_model(built: BuiltModule) -> Resolved:
         weights[part.stack, part.index] = match.weights(parameters)
         if not evidence:
             names = ", ".join(dict.fromkeys((part.name, built.parts[-1].name)))
-            evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, spec.d_ff))
+            evidence = (f"FFNs, first and last: {names}", *match.evidence(parameters))
     groups = [group for (stack, runs), of in specs.items() for group in grouped(stack, of, runs)]
     notes = [f"assuming {', '.join(built.taken)}"] if built.taken else []
     stacks: dict[str, list[int]] = {}
@@ -340,7 +338,7 @@ def _whole_model(built: BuiltModule) -> Resolved:
     )
 
 
-def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
+def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> BlockMatch:
     """Return the match of the block that an FFN computes."""
     try:
         return recognised(ffn, runner_for(ffn, Dimensions(), built.path), built.path)[0]
@@ -352,9 +350,11 @@ def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
         raise FFNError(f"{error.message} ({name})", error.hint) from None
 
 
-def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | None:
+def _same(ffn: nn.Module, match: BlockMatch | None, built: BuiltModule) -> BlockMatch | None:
     """Return the previous layer's match if this FFN computes the same block, else None."""
-    if match is None or {view.parameter for view in match.views.values()} != {n for n, _ in ffn.named_parameters()}:
+    if not isinstance(match, Match):
+        return None
+    if {view.parameter for view in match.views.values()} != {n for n, _ in ffn.named_parameters()}:
         return None
     import copy
 

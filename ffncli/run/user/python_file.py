@@ -21,6 +21,7 @@ from ffncli.block import activations
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole, width
 from ffncli.run.engine.execute import function
+from ffncli.run.user.plain_object import is_class, is_instance
 from ffncli.run.user.surroundings import FromSource
 from ffncli.run.user.time_limit import OutOfTime
 
@@ -93,10 +94,14 @@ class Filled:
 
 
 class NotTaken(FFNError):
-    """Raised for a dimension option that no argument of a user's module accepts."""
+    """Raised for dimension options that no argument of a user's module accepts; `unused` are their fields."""
+
+    def __init__(self, message: str, hint: str, unused: tuple[str, ...]) -> None:
+        super().__init__(message, hint)
+        self.unused = unused
 
 
-def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
+def calls(cls: type[Any], dimensions: Dimensions) -> list[Filled]:
     """Return the candidate arguments for building `cls`; there are several if it has an activation, which can be a
     name, a function or a class.
 
@@ -107,8 +112,9 @@ def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
     forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))
     first = _fill(cls, values, forms[0])
     set_options = [f.name for f in fields(dimensions) if getattr(dimensions, f.name) is not None]
-    if unused := [option(name) for name in set_options if name not in first.used and name != "d_model"]:
-        raise NotTaken(f"{' and '.join(unused)}: no argument of {signature_text(cls)} accepts it", "leave it out")
+    if unused := tuple(name for name in set_options if name not in first.used and name != "d_model"):
+        names = " and ".join(map(option, unused))
+        raise NotTaken(f"{names}: no argument of {signature_text(cls)} accepts it", "leave it out", unused)
     return [first, *(_fill(cls, values, form) for form in forms[1:])] if first.formed else [first]
 
 
@@ -364,8 +370,8 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
     return module
 
 
-def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | nn.Module:
-    """Return the object `name` in the user's file; if `name` is None, the file's only nn.Module class."""
+def pick(module: ModuleType, name: str | None, path: Path) -> Any:
+    """Return the class or instance `name` in the user's file; if `name` is None, the file's only nn.Module class."""
     where = shown_path(path)
     classes = [n for n, value in vars(module).items() if _is_class(value) and value.__module__ == module.__name__]
     there = "its nn.Module classes: " + ", ".join(classes) if classes else "it has no nn.Module class"
@@ -382,16 +388,18 @@ def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | 
         near = did_you_mean(name, list(lower), there)
         raise FFNError(f"{where} has no {shown(name)}", re.sub(r"'(\w+)'", lambda m: f"'{lower[m[1]]}'", near))
     target = vars(module)[name]
-    if not (_is_class(target) or isinstance(target, nn.Module)):
-        hint = there if classes else "give an nn.Module class or an instance of one"
+    if not (is_class(target) or is_instance(target)):
+        hint = (
+            there if classes else "give an nn.Module class, or a class with __call__ that keeps weights as attributes"
+        )
         hint += f"; a function is a kernel: ffn verify -k {path.name}:{name}" if inspect.isroutine(target) else ""
         raise FFNError(f"{where}: {name} is not an nn.Module class (it is {kind_of(target)})", hint)
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def kind_of(value: object) -> str:
     """Describe a value other than an nn.Module in words."""
-    return "a class, but no nn.Module" if inspect.isclass(value) else f"a {type(value).__name__}"
+    return "a class without __call__ or forward" if inspect.isclass(value) else f"a {type(value).__name__}"
 
 
 def _is_class(value: object) -> bool:

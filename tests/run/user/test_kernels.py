@@ -234,8 +234,8 @@ def test_a_kernel_that_writes_spoils_nothing_for_the_next(file):
     assert (found["changes_w"].passed, found["good"].passed) == (False, True)
 
 
-def test_a_class_is_no_kernel_of_a_mixture(file):
-    words = "SwiGLU is a module, which cannot be the kernel of a mixture; name a function of x, router, gate, up, down"
+def test_a_dense_class_is_no_kernel_of_a_mixture(file):
+    words = "SwiGLU is 8x24, but this block is 8x24 with 4 experts, top 2"
     assert words in refusal(file, "FILE:SwiGLU", FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)))
 
 
@@ -279,7 +279,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
     [
         ("FILE:biased", "needs up_bias, which this block does not have; this block has gate, up, down"),
         ("FILE:no_x", "no_x() has no argument for x"),
-        ("FILE:Callable", "Callable is not a kernel (it is a class, but no nn.Module)"),
+        ("FILE:Callable", "Callable keeps no weight matrices of torch as attributes; keep them there, or write"),
         ("FILE:number", "number is not a kernel (it is a int)"),
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; name one, as in mine.py:name"),

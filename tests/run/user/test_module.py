@@ -282,64 +282,6 @@ def test_tied_parameters_count_once(tmp_path: Path, name: str, tied: tuple[str, 
     assert sum(event.params for event in traced.steps) == stored
 
 
-MIXTURES = """
-class Expert(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-    def forward(self, x):
-        return self.w2(F.relu(self.w1(x)))
-class Listed(nn.Module):
-    def __init__(self, dim, hidden, n_experts=4, k=2):
-        super().__init__()
-        self.gate = nn.Linear(dim, n_experts, bias=False)
-        self.experts, self.k = nn.ModuleList(Expert(dim, hidden) for _ in range(n_experts)), k
-    def forward(self, x):
-        top, at = self.gate(x).softmax(-1).topk(self.k)
-        parts = torch.stack([expert(x) for expert in self.experts], -2)
-        chosen = parts.gather(-2, at[..., None].expand(*at.shape, x.shape[-1]))
-        return (chosen * top[..., None]).sum(-2)
-class Keyed(Listed):
-    def __init__(self, dim, hidden):
-        super().__init__(dim, hidden, 3)
-        self.experts = nn.ModuleDict({str(n): Expert(dim, hidden) for n in range(3)})
-    def forward(self, x):
-        return self.gate(x).softmax(-1)[..., :1] * self.experts["0"](x)
-class Stacked(nn.Module):
-    def __init__(self, dim, hidden, experts=4):
-        super().__init__()
-        self.router = nn.Linear(dim, experts)
-        self.w1 = nn.Parameter(torch.randn(experts, dim, hidden))
-        self.w2 = nn.Parameter(torch.randn(experts, hidden, dim))
-    def forward(self, x):
-        y = torch.einsum("...d,ndh->...nh", x, self.w1).relu()
-        return torch.einsum("...nh,nhd,...n->...d", y, self.w2, self.router(x).softmax(-1))
-class Layers(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleDict({"moe": Listed(dim, hidden)}) for _ in range(3))
-class Twice(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.parts = nn.ModuleList(Expert(dim, hidden) for _ in range(2))
-    def forward(self, x):
-        return self.parts[1](self.parts[0](x))
-"""
-
-
-@pytest.mark.parametrize("name", ["Listed", "Keyed", "Stacked", "Layers"])
-def test_a_mixture_is_named_as_one(tmp_path: Path, name: str):
-    (tmp_path / "own.py").write_text(HEAD + MIXTURES)
-    with pytest.raises(FFNError, match=r"is a mixture of experts, which is not read from a class; give its sizes"):
-        ffncli.count(f"{tmp_path}/own.py:{name}", d_model=8, d_ff=12)
-
-
-def test_modules_in_a_row_are_no_mixture(tmp_path: Path):
-    (tmp_path / "own.py").write_text(HEAD + MIXTURES)
-    with pytest.raises(FFNError, match="Twice does not match any block known here"):
-        load_module(f"{tmp_path}/own.py:Twice", Dimensions(d_model="8", d_ff="12"))
-
-
 CONFIGS = """
 from argparse import Namespace
 from collections.abc import Mapping
