@@ -41,7 +41,7 @@ _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and
 _STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum fraction of a kernel's blocks, and minimum number
 _STREAM_CALLS = 32
 _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, the number of tries, and the limit in cores
-_STARTING = 10.0  # s for which a process may compute after it was started, as torch.compile's do
+_STARTING = 5.0  # s for which a process may compute after it was started, as torch.compile's do
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ class Probes:
 
     def require_honest(self, placed: PlacedKernel) -> None:
         """Raise WrongResult for the first probe that detects cheating."""
-        self._require_baseline_alone()
         self._require_baseline_as_elsewhere()
         self._require_no_kept_answers(placed)
         self._require_same_clock(placed)
         require_idle(self.known)
         self._require_no_more_cores(placed)
+        self._require_baseline_alone()
         if self.problem.case.cache == "cold-weights" and not self.problem.backward:
             require_given_weights(placed, self.problem)
 
@@ -191,11 +191,9 @@ class Probes:
             faults = min(faults, faults_here - faults_elsewhere)
             if least <= most and faults <= _FAULTS:
                 return
-        how = (
-            f"takes {least:.2g} times as long as"
-            if least > most
-            else f"causes {faults:.1f} page faults a call more than"
-        )
+        how = f"takes {least:.2g} times as long as"
+        if least <= most:
+            how = f"causes {faults:.1f} page faults a call more than"
         text = f"the baseline {how} in a process that has not loaded the file"
         raise WrongResult(Ruling(text, WrongCode.ENVIRONMENT_CHANGED))
 
