@@ -160,14 +160,20 @@ def find(name: str) -> Resolved | None:
         evidence = ("catalog row in config.json fields", *read.evidence, *stored)
         # a quantization_config describes the stored tensors; its model's dtype is that of the tensors it leaves out
         model = read.model if read.quantization else replace(read.model, dtype=dtype)
-        return replace(read, model=model, citation=citation, evidence=evidence, published_as=row.get("published"))
+        return replace(read, model=model, citation=citation, evidence=evidence, published_as=_published(row))
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
     like: dict[str, Any] | None = row.get("beside")  # the config fields of a family with the same architecture
     outside = non_ffn(Fields(like, f"catalog.toml: {canonical}"), like["model_type"], groups) if like else None
     evidence = ("catalog row (the model has no config.json)", *stored)
     model = Model(canonical, groups, dtype=dtype, non_ffn=outside)
-    return Resolved(model, name, citation, evidence, published_as=row.get("published"))
+    return Resolved(model, name, citation, evidence, published_as=_published(row))
+
+
+def _published(row: dict[str, Any]) -> str | None:
+    """Return the publisher's numbers with the page that has them, if the name alone does not; None without numbers."""
+    text = row.get("published")
+    return f"{text} ({row['published_in']})" if "published_in" in row else text
 
 
 _TUNED = re.compile(r"(?:-(?:instruct|it|pt|chat|hf|thinking)(?:-?\d{4})?)+(?=$|-v\d)")

@@ -215,7 +215,7 @@ class Resolved:
     from the tensors, so there is nothing to compare with them. `quantization` is the config's quantization_config.
     `spots` locates each block's tensors by stack and index. `not_counted` lists the parts that the source shows but
     that are not counted (`counting.not_counted` adds parts that follow from the model). `published_as` quotes the
-    publisher's numbers of parameters, each with what it counts.
+    publisher's numbers of parameters, each with what it counts, and the page that has them unless the name does.
     """
 
     model: Model

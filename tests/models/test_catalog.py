@@ -265,6 +265,14 @@ def test_a_packed_format_that_was_asked_for_leaves_the_rest_in_bf16():
 
 _UNITS = {"": 1, "M": 10**6, "B": 10**9, "T": 10**12}
 _PUBLISHED = re.compile(r"([\d,]+(?:\.\d+)?)([MBT]?)( active)?, (.+)")
+_SIZE = re.compile(r"(?<![\d.])(a?)(\d+(?:\.\d+)?[mbt])(?![a-z0-9])")  # a3b in qwen3-30b-a3b: active parameters
+_PAGE = re.compile(r"(?:huggingface\.co/[\w.-]+|arxiv\.org/abs|github\.com/[\w.-]+|mistral\.ai/news)/[\w.-]+")
+
+
+def published(name: str) -> tuple[list[str], str]:
+    """The publisher's numbers of a known model, each with what it counts, and the page that has them ("": none)."""
+    numbers, _, page = catalog.find(name).published_as.partition(" (")
+    return numbers.split("; "), page.removesuffix(")")
 
 
 def counts_of(name: str, active: bool) -> dict[str, set[int]]:
@@ -291,7 +299,7 @@ def counts_of(name: str, active: bool) -> dict[str, set[int]]:
 @pytest.mark.parametrize("name", [name for name in catalog.names() if catalog.find(name).published_as])
 def test_publishers_numbers_count_what_they_are_said_to_count(name: str) -> None:
     """Each number is computed to its last digit; "all parameters" is said only if the input embedding matters."""
-    for text in catalog.find(name).published_as.split("; "):
+    for text in published(name)[0]:
         number, unit, active, phrase = _PUBLISHED.fullmatch(text).groups()
         ways = counts_of(name, bool(active))
 
@@ -305,16 +313,31 @@ def test_publishers_numbers_count_what_they_are_said_to_count(name: str) -> None
             assert len(both) == 1 or {shown(value) for value in both} != {expected}, text
 
 
+@pytest.mark.parametrize("name", [name for name in catalog.names() if catalog.find(name).published_as])
+def test_publishers_numbers_are_in_the_name_or_on_a_page(name: str) -> None:
+    """A number that the model's name lacks comes with the page that has it; no other row needs a page."""
+    numbers, page = published(name)
+    names = [size for spelled in [name, *catalog.aliases(name)] for size in _SIZE.findall(spelled)]
+    sizes = [_PUBLISHED.fullmatch(number).groups() for number in numbers]
+    in_name = all(("a" if active else "", (value + unit).lower()) in names for value, unit, active, _ in sizes)
+    assert _PAGE.fullmatch(page) if not in_name else not page
+
+
 def test_what_publishers_say_about_their_numbers() -> None:
     """From the papers and model cards themselves; Gemma's tables give both numbers, DeepSeek's README has 671B."""
     assert catalog.find("deepseek-v3").published_as.startswith(
         "671B, all parameters; 37B active, without the input embedding; 685B, with the multi-token-prediction layer"
     )
     assert (
-        catalog.find("gpt-oss-120b").published_as == "116.8B, all parameters; 5.1B active, without the input embedding"
+        catalog.find("gpt-oss-120b").published_as
+        == "116.8B, all parameters; 5.1B active, without the input embedding (arxiv.org/abs/2508.10925)"
     )
-    assert catalog.find("mixtral-8x7b").published_as == "46.7B, all parameters; 12.9B active, all parameters"
-    assert catalog.find("gemma-7b").published_as == "7,751,248,896, without the embedding and the head"
+    assert published("mixtral-8x7b") == (
+        ["46.7B, all parameters", "12.9B active, all parameters"],
+        "mistral.ai/news/mixtral-of-experts",
+    )
+    assert published("gemma-7b")[0] == ["7,751,248,896, without the embedding and the head"]
+    assert published("mistral-7b") == (["7B, with or without the input embedding"], "")
     assert catalog.find("bert-large").published_as is None  # 340M: 335 million by every count
 
 
