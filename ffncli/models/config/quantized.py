@@ -88,6 +88,22 @@ class Scheme:
         at = next(wild, first)
         return self.rules[at][1] if at < len(self.rules) else self.default
 
+    def in_layer(self, layer: int, names: Sequence[str]) -> Packing | None:
+        """Return the packing of a layer's module that may have any of these names in it."""
+        alike = layer if self._numbered else 10 ** (len(str(layer)) - 1)  # a pattern without digits sees their number
+        key = (alike, *names)
+        if key not in self._in_layers:
+            self._in_layers[key] = self.of([f"{at}.{alike}.{name}" for at in _LAYERS for name in names])
+        return self._in_layers[key]
+
+    @cached_property
+    def _in_layers(self) -> dict[tuple[object, ...], Packing | None]:
+        return {}
+
+    @cached_property
+    def _numbered(self) -> bool:
+        return any(character.isdigit() for pattern, _ in self.rules for character in pattern)
+
     @property
     def beyond_experts(self) -> bool:
         """Return whether modules other than routed experts may be packed."""
@@ -469,8 +485,9 @@ def packed_model(resolved: Resolved) -> PackedModel | None:
     bytes_by_format: dict[str, int] = {}
     for group in model.groups:
         for matrix in _matrices(group.steps):
+            names = _names(matrix) if matrix.role else []
             for layer in group.layers:
-                packing = scheme.of(_names(layer, matrix)) if matrix.role else None
+                packing = scheme.in_layer(layer, names) if names else None
                 if matrix.part == "router":
                     packing = scheme.default if scheme.default and scheme.default.everywhere else None
                 size = matrix.bytes(packing, plain)
@@ -521,15 +538,15 @@ def _matrices(steps: Sequence[Step], part: str = "mlp", stack: tuple[Axis, ...] 
                 yield _Matrix(at, last if packs else "", shape)
 
 
-def _names(layer: int, matrix: _Matrix) -> list[str]:
-    """Return the names that checkpoints give to this matrix's module."""
+def _names(matrix: _Matrix) -> list[str]:
+    """Return the names that checkpoints give to this matrix's module in a layer."""
     if matrix.part == "experts":
         bases = [f"{mlp}.experts{e}" for mlp in _MLPS for e in (".0", "")]
     elif matrix.part == "shared":
         bases = [f"{mlp}.{shared}" for mlp in _MLPS for shared in _SHARED]
     else:
         bases = [*_MLPS]
-    return [f"{at}.{layer}.{base}.{leaf}" for at in _LAYERS for base in bases for leaf in _LEAVES[matrix.role]]
+    return [f"{base}.{leaf}" for base in bases for leaf in _LEAVES[matrix.role]]
 
 
 _HEADS = ("lm_head", "model.lm_head", "language_model.lm_head", "embed_out")
@@ -550,7 +567,7 @@ def _outside(model: Model, scheme: Scheme, plain: DType) -> int | str | None:
     out, packed = 0, 0
     for layer, one in _layers_outside(rest, stacks):
         for matrix in one.projections:
-            packing = scheme.of([f"{at}.{layer}.{matrix.name}" for at in _LAYERS])
+            packing = scheme.in_layer(layer, [matrix.name])
             if packing and not rest.named:
                 return f"the attention of {model.model_type}"
             if packing and scheme.usual_only and not matrix.name.startswith(_USUAL):

@@ -14,7 +14,7 @@ from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Norm, Step, of_norm, untied_parameters, walk
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.config.non_ffn import RESTS
-from ffncli.models.config.quantized import UnknownPacking, packed_model, unknown_packing
+from ffncli.models.config.quantized import PackedModel, UnknownPacking, packed_model, unknown_packing
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize, unknown_note
 from ffncli.show.text import plural
 
@@ -153,7 +153,9 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
     flops = _flops(model, run)
     active = None if "top_k" in model.unknown else total.params_active
     try:
-        (name, weight_bytes), model_bytes = _weights(resolved, dtype), _model_bytes(resolved, dtype, total.params)
+        packed = packed_model(resolved) if dtype is None else None
+        name, weight_bytes = _weights(resolved, dtype, packed)
+        model_bytes = _model_bytes(resolved, dtype, total.params, weight_bytes, packed)
     except UnknownPacking:  # `load` has added a note
         name, weight_bytes, model_bytes = str((resolved.quantization or {}).get("quant_method")), None, None
     return ModelCount(
@@ -230,10 +232,10 @@ def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
     return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
 
 
-def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
+def _weights(resolved: Resolved, dtype: str | None, packed: PackedModel | None) -> tuple[str, int]:
     """Return the format's name and the FFN's bytes in it: for a packed format, the stored bytes, or those that a config
     determines."""
-    if dtype is None and (packed := packed_model(resolved)):
+    if packed:
         return packed.format.name, packed.ffn_bytes
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
@@ -241,18 +243,20 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
     return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.model.groups)
 
 
-def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
+def _model_bytes(
+    resolved: Resolved, dtype: str | None, ffn_total: int, ffn_bytes: int, packed: PackedModel | None
+) -> int | None:
     """Return the whole model's bytes; None if a part is unknown. If a packed format was requested, the weights outside
     the FFNs count in the activations' format, bf16: no config says which of them are packed."""
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
-    if dtype is None and (packed := packed_model(resolved)):
-        return None if packed.other_bytes is None else packed.ffn_bytes + packed.other_bytes
+    if packed:
+        return None if packed.other_bytes is None else ffn_bytes + packed.other_bytes
     total: int | None = _whole(resolved.model, ffn_total, None)["model_params_total"]
     if total is None:
         return None
     rest = dtypes.activation_dtype(storage_of(resolved, dtype)).block_bytes
-    return _weights(resolved, dtype)[1] + (total - ffn_total) * rest
+    return ffn_bytes + (total - ffn_total) * rest
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from benchmarks import quantized_kinds
 from benchmarks.quantized_kinds import row
 from benchmarks.script import read
 from ffncli.errors import FFNError
-from ffncli.models.config.quantized import packed_model
+from ffncli.models.config.quantized import Packing, Scheme, packed_model
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from tests.models.files.test_packing import awq, gpt_oss, gptq
@@ -342,3 +342,24 @@ def test_the_kept_table_of_kinds_agrees_and_names_its_oracles() -> None:
     assert all(str(one["from_config"]) == kept[str(one["kind"])]["written"] for one in told)
     assert [one["agrees"] for one in kept.values()].count("true") == 25
     assert all(one["oracle"].startswith("by hand") for one in kept.values() if one["agrees"] != "true")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [],
+        ["re:.*\\bexperts\\b", "lm_head"],
+        ["re:model\\.layers\\.\\d\\..*"],  # layers 0 to 9
+        ["model.layers.?.mlp.*", "re:.*layers[.].[5-8].*down"],
+        ["model.layers.3.mlp", "re:.*\\.1\\d\\.mlp\\.up_proj"],
+        ["layers.1", "gate_proj"],
+    ],
+)
+def test_layers_that_no_rule_tells_apart_are_matched_once(rules):
+    """Against matching every name of every layer."""
+    packings = [Packing(f"format {n}", 4) for n in range(len(rules))]
+    scheme = Scheme(None, tuple(zip(rules, packings, strict=True)))
+    for name in ("mlp.up_proj", "mlp.experts.0.down_proj", "mlp.gate_proj", "ffn.w1"):
+        for layer in (0, 3, 9, 10, 15, 31, 100):
+            names = [f"{at}.{layer}.{name}" for at in ("model.layers", "layers", "backbone.layers")]
+            assert scheme.in_layer(layer, [name]) == scheme.of(names)
