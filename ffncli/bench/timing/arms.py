@@ -19,7 +19,7 @@ from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, drawn, in_turn, source_of
 from ffncli.bench.timing.gpu.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, pooled, shuffle_buffers
+from ffncli.bench.timing.placed_kernel import PlacedKernel, pooled, shuffle_buffers, touched, touched_by
 from ffncli.bench.timing.placement import Caching, flusher
 from ffncli.bench.timing.reference_arms import anchor, gpu_anchor, slowed_kernel
 from ffncli.bench.timing.reporter import REPORTER
@@ -94,22 +94,22 @@ class Arms:
         hear: Callable[[Mapping[str, str]], Iterable[tuple[str, str]]] = lambda notes: (),
     ) -> None:
         self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU
+        self._placed = (*self.kernels, *filter(None, [twin]))
         self.by_name: dict[str, Arm] = {}  # of the latest placement
         self.rulings: dict[str, Ruling] = {}
         self._placed_at = 0.0
         self.seconds = 0.0  # spent on checking timed outputs within `place`
-        self.problem, self._copies, self._more, self._hear = problem, caching.copies, more, hear
+        self.problem, self._more, self._hear = problem, more, hear
         self._draw = random.Random(problem.seed)
         self.flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
-        self._pools = pooled([*kernels, *([twin] if twin else [])], caching.copies, problem, self._draw)
+        self._of_drawn = caching.copies_of(touched(problem))  # copies of the weights as they were drawn
+        self._copies = [caching.copies_of(touched_by(problem, placed)) for placed in self._placed]
+        self._pools = pooled(self._placed, self._of_drawn, problem, self._draw)
         pool = next(iter(self._pools), None)
         self.chain: Chain | None = Chain(problem, self._draw, caching.shared, pool)
         self.source = source or source_of(problem)
         checked = problem.inputs(_CHECKED + drawn(_CHECKED)) if problem.backward else None
-        self._fresh = [
-            FreshInputs(placed, problem, self.source, checked, rounds)
-            for placed in (*self.kernels, *([twin] if twin else []))
-        ]
+        self._fresh = [FreshInputs(placed, problem, self.source, checked, rounds) for placed in self._placed]
 
     def place(self, number: int) -> list[Arm]:
         """Check the outputs of the previous placement, then place all arms in new buffers. Raises BrokenArm."""
@@ -117,17 +117,16 @@ class Arms:
             start = monotonic_seconds()
             self.inspect()
             self.seconds += monotonic_seconds() - start
-        placed = [fresh.placed for fresh in self._fresh]
         self.by_name = {}  # frees the old buffers first
         self.source.draw()
-        shuffle_buffers(placed, self._draw, self._copies)
+        shuffle_buffers(self._placed, self._draw, self._copies)
         for pool in self._pools:
             pool.shuffle()
-        for one in placed:
-            one.place(self._copies)
+        for one, copies in zip(self._placed, self._copies, strict=True):
+            one.place(copies)
             machine.finish(self.problem.case.device)  # raises an error that its prepare caused on a GPU
         if self.chain:
-            self.chain.place(self._copies)
+            self.chain.place(self._of_drawn)
         REPORTER.rests()
         self.problem.rules.clock_started()
         self._placed_at = monotonic_seconds()
@@ -202,7 +201,7 @@ class Arms:
         """Rule on the answers of the blocks since the last inspection, and on whether weights changed."""
         if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
             self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # the times of these kernels cannot be trusted
-        ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
+        ours = [one for one in self._placed if not one.built.kernel.origin]
         if moved := next((placed.name for placed in ours if placed.moved()), None):  # which would make it slower
             text = f"the weights or the inputs of {moved} were moved in memory while it was timed"
             self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))

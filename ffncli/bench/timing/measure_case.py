@@ -30,7 +30,7 @@ from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.bench.timing.modes.by_step import time_steps
 from ffncli.bench.timing.modes.sustained import sustained_remarks
 from ffncli.bench.timing.outcomes import BrokenArm, after_breaking, first_cause, noted, require_device, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
+from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.roof import guarded, measured_roof
@@ -421,7 +421,7 @@ def _arms(rig: Rig, kernels: CaseKernels, problem: Problem, without: Collection[
                 one.call()
     llc, room = rig.ranks.llc_and_room(case, rig.job)
     if not kernels.mode.shared:
-        kernels.mode = caching(case.cache, arm_sizes(placed), touched_least(problem, placed), llc, room)
+        kernels.mode = caching(case.cache, arm_sizes(problem, placed), llc, room)
     kernels.notes.append(kernels.mode.note)
     if case.cache != "warm" and (llc_note := machine.llc_note(case.device)):
         kernels.notes.append(f"last-level cache: {llc_note}")

@@ -347,23 +347,28 @@ def canonical_gradients(
     return zeros | {n: d for n, d in zip(leaves, leaf_gradients, strict=False) if d is not None}
 
 
-def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies: int = 1) -> None:
-    """Shuffle the kernels' memory before they are placed again, so that an arm gets random pages, rather than the same
-    pages every time.
+def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies: Sequence[int]) -> None:
+    """Shuffle the kernels' memory before they are placed again with these numbers of copies, so that an arm gets random
+    pages, rather than the same pages every time.
 
     Otherwise, one arm could have the slower pages throughout a process (A/A measured 1.02 in each of five processes).
     All arenas get the size that the largest kernel needs, so that no arena has to be allocated again for another
-    kernel.
+    kernel. Many copies stay where they are.
     """
-    needs = [max(bytes_) for bytes_ in zip(*(placed.need(copies) for placed in kernels), strict=True)]
-    inputs, weights = (list(arenas) for arenas in zip(*(placed.arenas for placed in kernels), strict=True))
-    draw.shuffle(inputs)
-    if copies < MANY_COPIES:  # many copies stay where they are
-        draw.shuffle(weights)
-    for placed, *arenas in zip(kernels, inputs, weights, strict=True):
-        placed.arenas = arenas[0], arenas[1]
-        for arena, need in zip(arenas, needs, strict=True):
-            arena.least = need
+    inputs = [placed.arenas[0] for placed in kernels]
+    moving = [placed for placed, number in zip(kernels, copies, strict=True) if number < MANY_COPIES]
+    weights = [placed.arenas[1] for placed in moving]
+    needs = [placed.need(number) for placed, number in zip(kernels, copies, strict=True)]
+    for arenas, least in (
+        (inputs, max(near for near, _ in needs)),
+        (weights, max((far for placed, (_, far) in zip(kernels, needs, strict=True) if placed in moving), default=0)),
+    ):
+        draw.shuffle(arenas)
+        for arena in arenas:
+            arena.least = least
+    staying = iter(weights)
+    for placed, near in zip(kernels, inputs, strict=True):
+        placed.arenas = near, next(staying) if placed in moving else placed.arenas[1]
 
 
 def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: int | None) -> Caching | None:
@@ -387,14 +392,6 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
     return sharing(case.cache, weights, touched(problem), llc, need, free)
 
 
-def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:
-    """Return the bytes of weights that a call reads: the minimum over the kernels, since some store weights in fewer
-    bits."""
-    whole = nbytes(tuple(problem.weights.values()))
-    least = min((nbytes(one.built.params) for one in kernels), default=whole)
-    return touched(problem) * min(least, whole) // whole
-
-
 def touched(problem: Problem) -> int:
     """Return the bytes of weights that a call reads: only experts with tokens; over ranks, the mean."""
     total, used = 0, problem.experts
@@ -409,8 +406,18 @@ def touched(problem: Problem) -> int:
     return total // problem.case.ranks.world_size
 
 
-def arm_sizes(kernels: Sequence[PlacedKernel]) -> list[int]:
-    """Return the bytes of weights and x for each arm: first the kernels' arms, then our own arms, each counted as the
-    kernels' mean."""
+def touched_by(problem: Problem, placed: PlacedKernel) -> int:
+    """Return the bytes of weights that a call of this kernel reads: fewer if it stores them in fewer bits."""
+    whole = nbytes(tuple(problem.weights.values()))
+    return touched(problem) * min(nbytes(placed.built.params), whole) // whole
+
+
+def arm_sizes(problem: Problem, kernels: Sequence[PlacedKernel]) -> list[tuple[int, int]]:
+    """Return (bytes of weights and x, bytes of weights that a call reads) for each arm: first the kernels' arms, then
+    our own arms, whose weights are as they were drawn and whose size is counted as the kernels' mean."""
     sizes = [placed.nbytes for placed in kernels]
-    return sizes + [sum(sizes) // len(sizes)] * _OURS
+    ours = sum(sizes) // len(sizes), touched(problem)
+    return [
+        *((size, touched_by(problem, placed)) for size, placed in zip(sizes, kernels, strict=True)),
+        *[ours] * _OURS,
+    ]

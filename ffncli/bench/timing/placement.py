@@ -167,34 +167,45 @@ def nbytes(params: Params) -> int:
 
 @dataclass(frozen=True)
 class Caching:
-    """The cache mode in use: its name, the copies of each arm's weights, and why it is not the requested one."""
+    """The cache mode in use: its name, the copies of weights as they were drawn, and why it is not the requested one.
+
+    `between` is the bytes of weights to read between two uses of a copy, in cold-weights: weights in fewer bits have
+    more copies.
+    """
 
     mode: Cache
     copies: int = 1
     note: str = ""
     shared: bool = False  # the package's kernels, their twin and the bare products share one copy of the weights
+    between: int = 0
+
+    def copies_of(self, touched: int) -> int:
+        """Return the copies of an arm's weights, if a call reads `touched` bytes of them."""
+        return max(self.copies, math.ceil(self.between / max(1, touched)))
 
 
-def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int | None) -> Caching:
-    """Return the cache mode for `arms` of these sizes; an arm's size is the bytes of its input and one copy of its
-    weights.
+def caching(cache: Cache, arms: Sequence[tuple[int, int]], llc: int, free: int | None) -> Caching:
+    """Return the cache mode for `arms` of these sizes: (bytes of its input and one copy of its weights, bytes of
+    weights that one call reads).
 
-    `touched` is the bytes of weights that one call reads, `llc` the bytes of the last-level cache, `free` the bytes of
-    memory that may be used (None: unknown). warm is called shared if the arms together do not fit in the cache.
-    cold-weights cycles through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call.
-    If that takes too many copies or too much memory, the mode is warm, and a note says so.
+    `llc` is the bytes of the last-level cache, `free` the bytes of memory that may be used (None: unknown). warm is
+    called shared if the arms together do not fit in the cache. cold-weights cycles through ⌈3 · llc / bytes read⌉
+    copies of an arm's weights, at most 1024; flush writes 3 · llc bytes before every call. If that takes too many
+    copies or too much memory, the mode is warm, and a note says so.
     """
-    warm: Cache = "shared" if sum(arms) > llc else "warm"
+    warm: Cache = "shared" if sum(size for size, _ in arms) > llc else "warm"
     if cache in ("warm", "shared"):
         return Caching(warm)
-    copies = math.ceil(_FACTOR * llc / max(1, touched)) if cache == "cold-weights" else 1
-    if copies > _MOST_COPIES:
-        few = f"measured {warm}, since {cache} would need {copies:,} copies of the weights ({touched:,} bytes each)"
+    between, least = _FACTOR * llc if cache == "cold-weights" else 0, min(touched for _, touched in arms)
+    mode = Caching(cache, between=between)
+    mode = replace(mode, copies=mode.copies_of(max(touched for _, touched in arms)))
+    if (copies := mode.copies_of(least)) > _MOST_COPIES:
+        few = f"measured {warm}, since {cache} would need {copies:,} copies of the weights ({least:,} bytes each)"
         return Caching(warm, note=few)
-    need = copies * sum(arms) + (_FACTOR * llc if cache == "flush" else 0)
+    need = sum(mode.copies_of(touched) * size for size, touched in arms) + (_FACTOR * llc if cache == "flush" else 0)
     if free is None or need <= free:
         kind = _requested_flush() if cache == "flush" else ""
-        return Caching(cache, copies, f"caches emptied by FFN_FLUSH={kind}" if kind else "")
+        return replace(mode, note=f"caches emptied by FFN_FLUSH={kind}" if kind else "")
     short = f"{cache} would need {need / 1e9:,.1f} GB of memory and only {free / 1e9:,.1f} GB may be used"
     return Caching(warm, note=f"measured {warm}, since {short}")
 
@@ -206,8 +217,8 @@ def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free:
     The requested mode is kept if it works with one copy (cold-weights works if a single call reads three times the size
     of the cache). Otherwise the mode is warm.
     """
-    mode = caching(cache, [weights], touched, llc, None)
-    mode = mode if mode.copies == 1 else caching("warm", [weights], touched, llc, None)
+    mode = caching(cache, [(weights, touched)], llc, None)
+    mode = replace(mode, between=0) if mode.copies == 1 else caching("warm", [(weights, touched)], llc, None)
     apart = f"a copy for each would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB may be used"
     note = f"the package's kernels share one copy of the weights: {apart}"
     return replace(mode, note="; ".join(filter(None, (mode.note, note))), shared=True)

@@ -111,7 +111,7 @@ def test_trading_memory_allocates_nothing():
     with FakeMemory() as memory:
         seen = set()
         for _ in range(8):
-            shuffle_buffers(kernels, draw, 3)
+            shuffle_buffers(kernels, draw, [3] * 3)
             for placed in kernels:
                 placed.place(3)
             seen.add((memory.allocated, *sorted(arena._memory.data_ptr() for p in kernels for arena in p.arenas)))

@@ -13,7 +13,7 @@ from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import bare_products
 from ffncli.bench.timing.arms import Arms, twin_of
 from ffncli.bench.timing.bare_products import Chain
-from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, shuffle_buffers, touched
+from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shuffle_buffers, touched
 from ffncli.bench.timing.placement import Arena, caching, flusher, nbytes, placeable
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
@@ -82,8 +82,8 @@ def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
         for name in ("eager", "packed")
     ]
     twin = twin_of(kernels[0], problem, random.Random(0))
-    arms = Arms(problem, kernels, twin, caching("cold-weights", [1], 100, 230, None), 230)
-    assert arms._copies == 7
+    arms = Arms(problem, kernels, twin, caching("cold-weights", [(1, 1536)], 3500, None), 230)
+    assert arms._copies == [7, 7, 7]  # ceil(3 · 3500 / 1536)
     places = []
     for number in range(2):
         assert [arm.name for arm in arms.place(number)] == ["eager", "packed", "(aa)", "(gemm)", "(anchor)"]
@@ -120,7 +120,7 @@ def test_many_copies_are_made_once_and_every_call_reads_the_one_used_longest_ago
     names = ("eager", "packed", "eager" if passes != "forward" else "inplace")
     eager, packed, inplace = (placed_of(name, n) for n, name in enumerate(names))
     twin = PlacedKernel("(aa)", eager.built, problem, random.Random(9))
-    arms = Arms(problem, [eager, packed, inplace], twin, caching("cold-weights", [1], 100, 250, None), 250)
+    arms = Arms(problem, [eager, packed, inplace], twin, caching("cold-weights", [(1, 1536)], 4000, None), 250)
     chain, orders = arms.chain, []
     monkeypatch.setattr(bare_products, "_mm", lambda a, b, out: lambda: seen.append(b.data_ptr()))
     for number in range(3):
@@ -154,7 +154,7 @@ def test_many_copies_stay_and_only_change_their_order(name, copies, stay):
     chain = Chain(problem, draw)
     seen, inputs = [], []
     for _ in range(4):
-        shuffle_buffers([one, other], draw, copies)
+        shuffle_buffers([one, other], draw, [copies] * 2)
         for placed in (one, other, chain):
             placed.place(copies)
         assert len(one.copies) == copies
@@ -183,19 +183,50 @@ def test_a_call_turns_through_the_copies():
 
 
 def test_cache_modes_are_named_as_they_are():
-    assert caching("warm", [10 * MIB] * 3, MIB, 32 * MIB, None).mode == "warm"
-    assert caching("warm", [10 * MIB] * 4, MIB, 32 * MIB, None).mode == "shared"
-    cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 1000 * MIB)
+    assert caching("warm", [(10 * MIB, MIB)] * 3, 32 * MIB, None).mode == "warm"
+    assert caching("warm", [(10 * MIB, MIB)] * 4, 32 * MIB, None).mode == "shared"
+    cold = caching("cold-weights", [(10 * MIB, 10 * MIB)] * 3, 32 * MIB, 1000 * MIB)
     assert (cold.mode, cold.copies) == ("cold-weights", 10)  # ceil(96 / 10)
-    assert caching("cold-weights", [200 * MIB] * 3, 200 * MIB, 32 * MIB, None).copies == 1
-    assert caching("flush", [MIB], MIB, 32 * MIB, 200 * MIB).mode == "flush"
+    assert caching("cold-weights", [(200 * MIB, 200 * MIB)] * 3, 32 * MIB, None).copies == 1
+    assert caching("flush", [(MIB, MIB)], 32 * MIB, 200 * MIB).mode == "flush"
 
 
 def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
-    cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 299 * MIB)
-    assert (cold.mode, cold.copies) == ("warm", 1)
+    cold = caching("cold-weights", [(10 * MIB, 10 * MIB)] * 3, 32 * MIB, 299 * MIB)
+    assert (cold.mode, cold.copies, cold.copies_of(1)) == ("warm", 1, 1)
     assert cold.note == "measured warm, since cold-weights would need 0.3 GB of memory and only 0.3 GB may be used"
-    assert caching("flush", [40 * MIB], MIB, 32 * MIB, 100 * MIB).mode == "shared"
+    assert caching("flush", [(40 * MIB, MIB)], 32 * MIB, 100 * MIB).mode == "shared"
+
+
+def test_an_arm_with_weights_in_fewer_bits_has_more_copies():
+    """By hand: 96 MiB of weights between two uses of a copy are 3 calls that read 40 MiB, and 20 that read 5 MiB."""
+    sizes = [(40 * MIB, 40 * MIB), (5 * MIB, 5 * MIB)]
+    cold = caching("cold-weights", sizes, 32 * MIB, (3 * 40 + 20 * 5) * MIB)
+    assert [cold.copies_of(touched) for _, touched in sizes] == [3, 20]
+    assert caching("cold-weights", sizes, 32 * MIB, (3 * 40 + 20 * 5) * MIB - 1).mode == "shared"
+    assert caching("cold-weights", [(10 * MIB, 10 * MIB), (9, 9)], 32 * MIB, None).note.startswith(
+        "measured warm, since cold-weights would need 11,184,811 copies of the weights (9 bytes each)"
+    )
+    whole = caching("cold-weights", [(100 * MIB, 100 * MIB), (20 * MIB, 20 * MIB)], 32 * MIB, None)
+    assert (whole.copies, whole.copies_of(20 * MIB)) == (1, 5)
+
+
+def test_every_arm_reads_as_many_bytes_before_it_uses_a_copy_again():
+    """Two arms share the drawn weights; int8 has a quarter of their bytes, and scales."""
+    problem = refereed(Problem.of(Case("s", "s", FFNSpec(32, 64, "swiglu"), 3), 5))
+    kernels = [
+        PlacedKernel(name, build_kernel(built_in(name), problem), problem, random.Random(0))
+        for name in ("eager", "packed", "int8")
+    ]
+    drawn, few = nbytes(tuple(problem.weights.values())), nbytes(kernels[-1].built.params)
+    twin = twin_of(kernels[0], problem, random.Random(0))
+    arms = Arms(problem, kernels, twin, caching("cold-weights", arm_sizes(problem, kernels), drawn, None), 230)
+    arms.place(0)
+    assert [len(one.copies) for one in (*kernels, twin, arms.chain)] == [3, 3, -(-3 * drawn // few), 3, 3]
+    before = [one.arenas[1] for one in kernels]
+    arms.place(1)
+    assert kernels[2].arenas[1] is before[2]  # its many copies stay where they are
+    assert all(torch.equal(a, b) for a, b in zip(kernels[2].copies[-1], kernels[2].built.params, strict=True))
 
 
 def test_the_flush_writes_three_caches():
@@ -241,9 +272,9 @@ def test_a_flush_that_reads_writes_its_buffer_once(monkeypatch, kind, once, each
         flush()
         flush()
     assert operators.called == [each, each]
-    note = caching("flush", [MIB], MIB, 32 * MIB, 200 * MIB).note
+    note = caching("flush", [(MIB, MIB)], 32 * MIB, 200 * MIB).note
     assert note == (f"caches emptied by FFN_FLUSH={kind}" if kind else "")
-    assert not caching("cold-weights", [MIB], MIB, MIB, 200 * MIB).note
+    assert not caching("cold-weights", [(MIB, MIB)], MIB, 200 * MIB).note
 
 
 def test_an_unknown_way_to_flush_is_refused(monkeypatch):
@@ -277,14 +308,14 @@ def test_a_view_into_a_line_keeps_its_place_within_the_line():
 
 
 def test_flush_and_warm_have_one_copy():
-    assert [caching(mode, [MIB], MIB, 32 * MIB, None).copies for mode in ("warm", "shared", "flush")] == [1, 1, 1]
+    assert [caching(mode, [(MIB, MIB)], 32 * MIB, None).copies for mode in ("warm", "shared", "flush")] == [1, 1, 1]
 
 
 def test_turning_through_the_copies_touches_three_caches():
     """By the bytes of every weight that a kernel was given, between two uses of one copy."""
     problem = Problem.of(Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, cache="cold-weights"), 5)
     llc = 10_000
-    mode = caching("cold-weights", [1], touched(problem), llc, None)
+    mode = caching("cold-weights", [(1, touched(problem))], llc, None)
     placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0))
     seen: list[frozenset[int]] = []
 
@@ -304,8 +335,8 @@ def test_turning_through_the_copies_touches_three_caches():
 def test_weights_so_small_that_thousands_of_copies_would_be_needed_stay_warm() -> None:
     llc = 1 << 25
     few, many = 3 * llc // 1024, 3 * llc // 1024 - 1  # bytes of the weights: 1024 copies, and one more
-    assert caching("cold-weights", [few], few, llc, None).copies == 1024
-    found = caching("cold-weights", [many], many, llc, None)
+    assert caching("cold-weights", [(few, few)], llc, None).copies == 1024
+    found = caching("cold-weights", [(many, many)], llc, None)
     assert (found.mode, found.copies) == ("warm", 1)
     assert found.note == "measured warm, since cold-weights would need 1,025 copies of the weights (98,303 bytes each)"
 
@@ -319,7 +350,7 @@ def test_seats_trade_their_memory_and_still_own_all_of_it() -> None:
         {placed.name: set() for placed in kernels},
     )
     for _ in range(20):
-        shuffle_buffers(kernels, draw)
+        shuffle_buffers(kernels, draw, [1] * 3)
         for placed in kernels:
             placed.place(1)
             met[placed.name].add(id(placed.arenas[1]))

@@ -147,8 +147,8 @@ def _copies(
     None)."""
     llc, room = machine.llc_and_room(case.device, most_memory)
     one = nbytes(tuple(problem.weights.values()))
-    arms = [one, *(one * kernel.forms(problem.dtype) for kernel in kernels)]
-    mode = caching(case.cache, arms, touched(problem), llc, room)
+    sizes = [one, *(one * kernel.forms(problem.dtype) for kernel in kernels)]
+    mode = caching(case.cache, [(size, touched(problem)) for size in sizes], llc, room)
     more = [{name: tensor.clone() for name, tensor in problem.weights.items()} for _ in range(mode.copies - 1)]
     with torch.inference_mode(False):
         before = flusher(llc, case.device) if mode.mode == "flush" else None

@@ -171,7 +171,7 @@ def time_steps(
 ) -> TimedSteps:
     """Time the block's steps one by one. The steps are themselves the reference, so the only check is that they run."""
     size = touched(problem) + problem.first.x.nbytes  # one copy for the whole block, one for the single steps
-    mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
+    mode = caching("flush" if case.cache == "flush" else "warm", [(2 * size, size)], llc, room)
     arms, done = StepArms(problem, mode, llc), TimedSteps(mode)
     try:
         done = replace(done, names=tuple(arm.name for arm in arms.place(0)[:-1]), load=arms.load)

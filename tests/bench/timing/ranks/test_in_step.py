@@ -131,7 +131,7 @@ def cold_copies(ranks: Ranks, device: str) -> int:
     first, *others = on_ranks(ranks, room)
     assert others == [first] * (ranks.world_size - 1)
     llc, free = first
-    return caching("cold-weights", [reads], reads, llc, free).copies
+    return caching("cold-weights", [(reads, reads)], llc, free).copies
 
 
 @pytest.mark.parametrize(
