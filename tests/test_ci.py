@@ -5,10 +5,11 @@ with --quick.
 """
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ GITHUB, GITLAB = (
 KERNEL = "kernels/mlp.py"
 SWAPPED = FILES[KERNEL].replace("x, gate)) * linear(x, up)", "x, up)) * linear(x, gate)")
 LOST_IN_BACKWARD = FILES[KERNEL].replace("linear(x, up), down)", "linear(x, up).detach(), down)")
+TWICE = FILES[KERNEL].replace("def mlp(", "def once(", 1) + (
+    "\n\ndef mlp(x, gate, up, down):\n    once(x, gate, up, down)\n    return once(x, gate, up, down)\n"
+)
 SLOWER = FILES[KERNEL].replace(
     "    return linear(silu", "    torch.cat([linear(row, gate) for row in x.split(1)])\n    return linear(silu"
 )
@@ -152,6 +156,30 @@ def test_a_bug_turns_the_tests_red_with_the_line_of_the_referee(github, kernel, 
     assert "\nREFUSED mlp.py:mlp " in done.stdout
     assert "1 failed" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(("kernel", "red"), [(TWICE, True), (FILES[KERNEL], False)], ids=["twice the work", "the same"])
+def test_the_gate_is_red_for_a_kernel_that_does_the_work_twice_and_green_for_the_same(github, kernel, red):
+    """The ratio 2 is far from the limit of 1.03: an interval would have to be a factor of 2 wide to hide it."""
+    assert (kernel == FILES[KERNEL]) is not red
+    (line,) = (line for line in GITHUB if "--fail-if-slower 3%" in line)
+    github.checkout.git("update-ref", "refs/remotes/origin/page", "HEAD")
+    path, summary = github.checkout.path / KERNEL, github.checkout.path / "gate.md"
+    path.write_text(kernel)
+    for name in ("bench.csv", "bench.rounds.csv"):
+        (github.checkout.path / name).unlink(missing_ok=True)
+    try:
+        done = replace(
+            github, variables={**github.variables, "GITHUB_BASE_REF": "page", "GITHUB_STEP_SUMMARY": str(summary)}
+        ).run(line)
+        text = summary.read_text("utf-8")
+    finally:
+        path.write_text(FILES[KERNEL])
+        summary.unlink(missing_ok=True)
+    assert done.returncode == (1 if red else 0), done.stdout + done.stderr + text
+    assert "\n### gate: " in text
+    ratio = float(re.search(r"\| new \|[^|]*\| *([0-9.]+)", text)[1])
+    assert (ratio > 1.5) is red, text
 
 
 def test_the_job_of_gitlab_passes_with_ffn_from_a_git_reference(tmp_path):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ffncli.bench.suite import Result
 
 # The fields of a method that a user may set when running a suite; the suite fixes all other fields.
-_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")
+_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit", "isolate")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from ffncli.models.files.json_records import record_of
 from ffncli.system.child import PrintedBytes, end, exit_code, has_ended, passed_on, shared_memory, used_memory
 from ffncli.system.files import remove_process_folders
 from ffncli.system.host import affinity
+from ffncli.system.isolation import isolated
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
@@ -235,11 +236,11 @@ def _worker(
     memory = shared_memory(activity.SIZE)
     process = None
     try:
-        with passed_on(printed) as output:
+        with isolated(job.method.isolate) as before, passed_on(printed) as output:
             try:
                 with theirs, referees:
                     numbers = (theirs.fileno(), referees.fileno(), memory)
-                    process = _process(job, threads, command, directory, numbers, output, more or {})
+                    process = _process(job, threads, (*before, *command), directory, numbers, output, more or {})
                 with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
                     yield Worker(process, connection, line, mmap(memory, activity.SIZE), printed)
             finally:

@@ -141,6 +141,7 @@ class Method:
     call_time: Time | None = None  # maximum for a call (times FIRST_CALL for the first); None: by the block's size
     memory_limit: Positive | None = None  # maximum bytes of a worker; None: most of the free memory
     calibrate: Calibrate = "quick"  # the kernels that `auto` tries: only kernels that need no compilation, or all
+    isolate: bool = False  # workers give up rights that they do not need (system/isolation.py)
 
     def refereed_apart(self, case: Case) -> bool:
         """Return True if a separate process computes the reference results of a case. This is so if processes can be
@@ -299,7 +300,7 @@ class TimedUnit:
     `experts_touched` the number of experts that received at least one token, both averaged over calls.
 
     `referee` is where the reference results were computed: in a separate process, which reported its own findings, or
-    in the worker.
+    in the worker. `isolated` is how its worker was isolated; empty if it was not.
     """
 
     process: Count
@@ -317,6 +318,7 @@ class TimedUnit:
     experts_touched: Share | None = None
     referee: Refereed = "worker"
     plain_because: str = ""
+    isolated: str = ""
 
 
 def model_with(label: str) -> str:

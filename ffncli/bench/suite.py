@@ -27,6 +27,7 @@ from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, PrintedBytes, ending
 from ffncli.system.files import results_folder
+from ffncli.system.isolation import isolation
 from ffncli.version import __version__
 
 # Seconds between checks of a silent worker. A check occupies a core for a moment, so checks are rare while blocks are
@@ -108,6 +109,7 @@ class _Run:
         self.gone = {(u.case, o.kernel): o for u in journal.finished_units for o in u.outcomes if o.ended_worker}
         self.plain: dict[str, str] = {}  # case → why it cannot be replayed from CUDA graphs
         self.most_memory = memory_limit(self.request.method)
+        self.isolated = isolation() if self.request.method.isolate else ""
         self.printed = PrintedBytes()
         self.pool = WorkerPool(self.request.method.processes, command, self.request.directory, self.printed)
         # of the current worker
@@ -225,6 +227,7 @@ class _Run:
             unit = replace(agreed(unit, self.busy.report(case.key)), referee="process")
         else:
             unit = replace(unit, referee="worker")  # whatever the worker claims
+        unit = replace(unit, isolated=self.isolated)
         require_same("its run began with", self.before.get((case.device, case.threads), {}), unit.environment)
         self.journal.add(unit)
         self._enter(None)
@@ -253,7 +256,7 @@ class _Run:
             raise FFNError(f"{excess.outcome.note}, on rank 0 while {what}", code=ExitCode.ENVIRONMENT)
         if not kernel or (stage.case.key, kernel) in self.gone:
             unit = _dead(self.journal, self.process, stage.case, kernel or None, excess.outcome)
-            self.journal.add(unit, died=True)
+            self.journal.add(replace(unit, isolated=self.isolated), died=True)
             self.progress.finished(self.process, stage.case)
             return
         for case in excess.cases:

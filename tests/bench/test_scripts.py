@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from benchmarks import (
     in_model,
     known,
     method,
+    plugin_import,
     script,
     sweep,
     timers,
@@ -112,6 +114,22 @@ def test_rows_of_one_go_are_printed_as_they_come_and_replace_the_file(tmp_path, 
         capsys.readouterr().out
     )
     assert path.read_text("utf-8").startswith("name,bytes,share,passed,python,numpy,cpu\na,12345,0.123456,,")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "torch", "passed"), [(0.02, False, True), (0.021, False, False), (0.01, True, False)]
+)
+def test_the_plugin_is_late_above_20_ms_in_the_median_and_must_not_load_torch(monkeypatch, seconds, torch, passed):
+    late = iter([9.0, seconds, 0.0] * 4)  # three warm-ups, then a slow, a usual and a quick process
+    figures = {
+        "import pytest": lambda: {"seconds": 0.5, "torch": False},
+        "import ffncli.pytest_plugin": lambda: {"seconds": next(late), "torch": torch},
+    }
+    monkeypatch.setattr(plugin_import, "PROGRAMS", {name: name for name in figures})
+    monkeypatch.setattr(script, "child", lambda name: figures[name]())
+    bare, plugin = plugin_import.measured(Namespace(processes=3))
+    assert (bare["median_s"], bare["limit_s"], bare["passed"]) == (0.5, None, None)
+    assert (plugin["median_s"], plugin["most_s"], plugin["limit_s"], plugin["passed"]) == (seconds, 9.0, 0.02, passed)
 
 
 def test_a_child_reports_its_figures_and_its_peak():

@@ -145,6 +145,7 @@ def _of_case(stored: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         launch=next((u.launch for u in stored.units if u.launch), ""),
         tokens_per_expert=stored.tokens_per_expert,
         referee="worker" if any(u.referee == "worker" for u in stored.units) else "process",
+        isolated=min(u.isolated for u in stored.units),  # empty unless all were
         communication_bytes=communication_bytes(case) if case.layout else None,
         **case_columns(case) | {"cache": stored.units[0].cache},  # the cache mode actually used
     )

@@ -202,6 +202,14 @@ class MethodOptions(Options):
             " [default: quick]",
         ),
     ] = None  # fmt: skip
+    isolate: Annotated[
+        bool,
+        _how(
+            "--isolate",
+            help="Run kernels in processes that can write only to a folder of their own and cannot signal others"
+            " (Linux).",
+        ),
+    ] = False
     sustained: Annotated[
         bool, _how("--sustained", help="On a GPU, also time blocks of 300 ms, at the clock speed of sustained work.")
     ] = False
@@ -305,7 +313,7 @@ def certificate_files(certificate: FilePath | Iterable[FilePath] | None) -> tupl
 
 DIMENSIONS = " ".join(options_of(Dimensions))
 _OF_SUITE = (  # options that leave the cases, the weights, the arithmetic and the baseline unchanged
-    "kernel device shard processes precision max_time quick load_time call_time memory_limit fail_if_slower"
+    "kernel device shard processes precision max_time quick load_time call_time memory_limit isolate fail_if_slower"
     " strict certificate save force resume launcher slots launcher_option plot plot_file admit"
 )
 CONFLICTS = (
@@ -320,7 +328,7 @@ CONFLICTS = (
     Conflict("selftest", contradicts="plot plot_file", why="it has no sweep to plot"),
     Conflict(
         "selftest",
-        contradicts="kernel baseline shard fail_if_slower strict certificate save resume by_step in_model",
+        contradicts="kernel baseline shard isolate fail_if_slower strict certificate save resume by_step in_model",
         why="it has its own kernels and writes no results",
     ),
     Conflict("selftest", contradicts="passes!=forward", why="it slows down and times only the forward pass"),
@@ -349,7 +357,11 @@ CONFLICTS = (
     ),
     Conflict("in_model", contradicts=f"baseline!={MODEL}", why="the baseline is the unchanged model"),
     Conflict("in_model", contradicts="plot plot_file", why="its page shows the figures"),
-    Conflict("tp ep", contradicts="by_step sustained launch=graphs passes!=forward", why="measure it on one rank"),
+    Conflict(
+        "tp ep",
+        contradicts="by_step sustained isolate launch=graphs passes!=forward",
+        why="measure it on one rank",
+    ),
     Conflict("launch=graphs", contradicts="device=cpu", why="CUDA graphs are a way to launch work on a GPU"),
     Conflict("calibrate=full", needs="kernel=auto", why="it sets how auto chooses: add auto to the kernels"),
 )  # fmt: skip

@@ -187,6 +187,7 @@ class ResultRow:
     tokens_per_s: Share | None = figure()  # throughput of a whole model
     suite: str = of_run("")  # public suite: its name and the sha256 of its definition, ffn-1@...; empty: no suite
     referee: str = of_run("")  # who checks answers: a separate process, or the worker that runs the kernels
+    isolated: str = of_run("")  # what isolated the processes that ran kernels: user nobody, landlock; empty: nothing
 
     @property
     def hardware(self) -> str:

@@ -42,6 +42,7 @@ from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
 from ffncli.system.child import PrintedBytes, passed_on, unreadable
 from ffncli.system.host import available_memory
+from ffncli.system.isolation import isolated, isolation
 
 HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
 PLACES = 2  # input buffers for x
@@ -95,6 +96,7 @@ class HostedKernel:
     reads_memory: bool | None = (
         None  # whether the process could read the judging one's memory before it loaded the file
     )
+    isolated: str = ""  # what took rights from the process; empty if nothing did
     changed: set[str] = field(default_factory=set)  # tensors, such as `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -282,17 +284,20 @@ def hosted(
     threads: int | None = None,
     limits: TimeLimits = TimeLimits(),
     command: Sequence[str] = HOST,
+    isolate: bool = False,
 ) -> Iterator[HostedKernel]:
-    """Start a process for the kernel; at the end, stop it and all processes that it started."""
+    """Start a process for the kernel; at the end, stop it and all processes that it started. With `isolate`, it gives
+    up rights before it loads anything; raises FFNError (exit 3) if this system cannot do that."""
+    kind = isolation() if isolate else ""
     ours, theirs = socket.socketpair()
     memory_number = child.shared_memory()
     process = None
-    with unreadable(), passed_on(PrintedBytes(choice.label)) as output:
+    with isolated(isolate) as before, unreadable(), passed_on(PrintedBytes(choice.label)) as output:
         try:
             with theirs:
                 numbers = (theirs.fileno(), memory_number)
                 process = subprocess.Popen(
-                    [*command, *map(str, numbers)],
+                    [*before, *command, *map(str, numbers)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -304,7 +309,7 @@ def hosted(
                 kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
                 # No limit if there is a GPU, because its drivers reserve far more memory than they use.
                 most_bytes = available_memory() if device == "cpu" else None
-                kernel.torch_threads = threads
+                kernel.torch_threads, kernel.isolated = threads, kind
                 ready = kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
                 kernel.reads_memory = ready.get("reads_memory")
                 yield kernel

@@ -67,7 +67,7 @@ def _verdict(question: VerifyQuestion) -> Verdict:
         return certify(
             resolved, kernels[0], question.layer, dtype=question.dtype, device=device, seed=question.seed,
             tolerance=question.tolerance, batch_invariant=question.batch_invariant, passes=question.passes,
-            threads=question.threads, limits=limits,
+            threads=question.threads, limits=limits, isolate=question.isolate,
             tokens=counts or (() if leading is None else (prod(leading),)),
         )  # fmt: skip
     return verify_layer(

@@ -39,7 +39,8 @@ class Certificate:
     `batch_invariant` are None if they could not be measured. `passes` is what was judged, `gradients` the class of
     every gradient, by name (`x` or a weight). `files` has the sha256 of every other file that the kernel's process has
     read, `variables` the first digits of that of every environment variable. `memory_protected` is whether its process
-    could not read the referee's memory; None if that is unknown. `environment` contains versions and the machine, under
+    could not read the referee's memory; None if that is unknown. `isolated` is what took rights from that process
+    (`user nobody`, `landlock`), None if nothing did. `environment` contains versions and the machine, under
     the column names of `ffn bench`.
     """
 
@@ -65,6 +66,7 @@ class Certificate:
     tolerance: float | None
     started_utc: str
     environment: Mapping[str, str]
+    isolated: str | None = None
 
 
 def first_reason(rows: Sequence[CheckRow]) -> str:

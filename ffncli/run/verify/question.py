@@ -130,6 +130,14 @@ class VerifyQuestion(Dimensions, LoadOptions):
             help="forward, or forward+backward to require gradients. [default: gradients if the output has them]",
         ),
     ] = None
+    isolate: Annotated[
+        bool,
+        _referee(
+            "--isolate",
+            help="Run the kernel in a process that can write only to a folder of its own and cannot signal others"
+            " (Linux).",
+        ),
+    ] = False
     call_time: Annotated[
         float | None,
         _referee(
@@ -148,7 +156,7 @@ CONFLICTS = (
         contradicts="check against input",
         why="the referee runs its own checks on random inputs",
     ),
-    Conflict("batch_invariant passes call_time", needs="referee", why="it applies only to the referee"),
+    Conflict("batch_invariant passes isolate call_time", needs="referee", why="it applies only to the referee"),
 )
 
 

@@ -57,6 +57,7 @@ def certify(
     passes: Pass | None = None,
     threads: int | None = None,
     limits: TimeLimits | None = None,
+    isolate: bool = False,
     tokens: tuple[int, ...] = (),
 ) -> Verdict:
     """Judge one kernel and issue a certificate. The reference is computed in this process, the kernel's output in
@@ -64,8 +65,9 @@ def certify(
 
     If `seed` is None, a seed is drawn; the certificate records it. `batch_invariant` turns the reported batch
     invariance into a demand; `passes` leaves the backward pass out, or demands it, and None judges it if the kernel has
-    one. `threads` is torch's thread count in the kernel's process; `tokens` are more token counts to try. A fault of
-    the kernel is a failed row, not an exception.
+    one. `threads` is torch's thread count in the kernel's process; with `isolate`, that process gives up rights
+    (system/isolation.py). `tokens` are more token counts to try. A fault of the kernel is a failed row, not an
+    exception.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
@@ -74,7 +76,8 @@ def certify(
     computed = next(iter(ready.inputs.values())).dtype
     block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, computed, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad(), hosted(kernel, device_of(device), threads, limits or TimeLimits()) as host:
+    hosting = hosted(kernel, device_of(device), threads, limits or TimeLimits(), isolate=isolate)
+    with torch.no_grad(), hosting as host:
         rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant, passes, tokens)))
         files, variables = _surroundings(host, rows)
         protected = None if host.reads_memory is None else not host.reads_memory
@@ -91,6 +94,7 @@ def certify(
         files=files,
         variables=variables,
         memory_protected=protected,
+        isolated=host.isolated or None,
         batch_invariance_demanded=batch_invariant,
         dtype=dtype_name(computed),
         device=device,

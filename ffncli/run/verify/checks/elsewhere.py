@@ -29,6 +29,7 @@ from ffncli.run.verify.checks.precision import classified, error_bounds, rms_err
 from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.show.text import counted, seconds_text
 from ffncli.system.child import is_running
+from ffncli.system.isolation import isolated_in
 
 _TOKENS = 64
 _NEEDED = re.compile(
@@ -96,20 +97,28 @@ def _outputs(trial: KernelTrial, inputs: Sequence[Tensor], variables: Mapping[st
             },
             job,
         )
-        _run(script, job, printed, variables, outputs, limits.load + limits.call)
+        before = isolated_in(folder) if trial.host.isolated else ()
+        _run(before, script, job, printed, variables, outputs, limits.load + limits.call)
         given = torch.load(outputs, weights_only=True)
     if not isinstance(given, list) or len(given) != len(inputs):
         raise _Raised("unexpected reply from its process")
     return [one if isinstance(one, Tensor) else None for one in given]
 
 
-def _run(script: Path, job: Path, printed: Path, variables: Mapping[str, str], outputs: Path, seconds: float) -> None:
+def _run(
+    before: Sequence[str],
+    script: Path,
+    job: Path,
+    printed: Path,
+    variables: Mapping[str, str],
+    outputs: Path,
+    seconds: float,
+) -> None:
     """Run the script until its outputs are there. A shell starts it and ends, so that its parent is not this
-    process."""
+    process; `before` comes before the shell's command."""
     command = ["/bin/sh", "-c", '"$0" "$1" <"$2" >"$3" 2>&1 & echo $!', sys.executable]
-    shell = subprocess.Popen(
-        [*command, *map(str, (script, job, printed))], env=variables, stdout=subprocess.PIPE, start_new_session=True
-    )
+    words = [*before, *command, *map(str, (script, job, printed))]
+    shell = subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, start_new_session=True)
     pid, until = int(shell.communicate()[0]), time.monotonic() + seconds
     try:
         while not outputs.exists():
