@@ -17,7 +17,7 @@ from ffncli.show.text import in_percent, plural, rounded
 if TYPE_CHECKING:
     from ffncli.run.precision.diagnosis import Diagnosis
     from ffncli.run.precision.explain import RoundedValue
-    from ffncli.run.precision.results import Precision, PrecisionRow
+    from ffncli.run.precision.results import Precision, PrecisionRow, WholeModel
 
 _MOST_ROWS, _MOST_OUTLIERS, _MOST_HEADROOM = 40, 8, 1e4
 CONVENTIONS = {
@@ -34,7 +34,9 @@ CONVENTIONS = {
     "inherited": "the error of the layer's output in the rounded model if the layer itself is exact, as error_rel",
     "added": "the error of the layer's output in the rounded model, as error_rel, minus inherited",
     "kl": "mean Kullback-Leibler divergence, in nats, of the next token's distribution with this layer alone (in "
-    "`whole`: all layers) rounded from the distribution without, over the prompt's tokens",
+    "`whole`: all layers) rounded from the distribution without, over the tokens of the prompt or the texts",
+    "output_error": "the norm of the error of the model's output with this layer alone (in `whole`: all layers) "
+    "rounded, divided by the norm of the output: the logits, or the last hidden state of a model without a head",
     "zero_scales": "number of blocks whose scale is 0 although a value is not",
 }
 
@@ -67,8 +69,7 @@ def precision_answer(result: Precision) -> Answer:
     parts: list[Part] = [Heading(result.model.model.name, result.weights), Line(f"input: {given}", quiet=True)]
     parts.append(_errors(result))
     parts.append(Line("pairs: what errors of two tensors add or cancel; rest: what they do only together", quiet=True))
-    label = "in all layers: KL divergence of the next token"
-    parts += [Line(f"{one.format} {label} {one.kl:.3g} nats") for one in result.whole]
+    parts += [Line(f"{one.format} in all layers: {_whole(one)}") for one in result.whole]
     if len({(row.stack, row.layer) for row in result.rows}) == 1:
         parts.append(_fits(result.rows))
     parts += [Line(text) for text in _findings(result)]
@@ -81,13 +82,20 @@ def precision_answer(result: Precision) -> Answer:
     return Answer("precision", body, csv_table([row.flat() for row in result.rows]), parts, CONVENTIONS)
 
 
+def _whole(one: WholeModel) -> str:
+    """Return what rounding all layers does to the model."""
+    if one.kl is not None:
+        return f"KL divergence of the next token {one.kl:.3g} nats"
+    return f"error of the model's output {_share(one.output_error)} %"
+
+
 def _errors(result: Precision) -> Table:
     """Show the error of each row, and the shares of its tensors."""
     many = len({(row.stack, row.layer) for row in result.rows}) > 1
-    inside = bool(result.whole)
+    inside, head = bool(result.whole), any(one.kl is not None for one in result.whole)
     gated = any(row.by_tensor["W3"] is not None for row in result.rows)
     names = ("x", "W1", *(("W3",) if gated else ()), "hidden", "W2")
-    model = ("added %", "inherited %", "KL nats") if inside else ()
+    model = ("added %", "inherited %", "KL nats" if head else "output %") if inside else ()
     labels = (*(("layer",) if many else ()), "format", "rounded")
     columns = (*labels, *model, "error %", "max %", *(f"{name} %" for name in names), "pairs %", "rest %")
     rows = []
@@ -95,7 +103,8 @@ def _errors(result: Precision) -> Table:
         pairs = [share for share in row.by_pair.values() if share is not None]
         rows.append((
             *((layer_name(row, result.model.model),) if many else ()), row.format, row.what,
-            *((_share(row.added), _share(row.inherited), rounded(row.kl, 3)) if inside else ()),
+            *((_share(row.added), _share(row.inherited)) if inside else ()),
+            *((rounded(row.kl, 3) if head else _share(row.output_error),) if inside else ()),
             *(rounded(in_percent(value), 3) for value in (row.error_rel, row.error_max)),
             *(_share(row.by_tensor[name]) for name in names), _share(sum(pairs) if pairs else None), _share(row.rest),
         ))  # fmt: skip

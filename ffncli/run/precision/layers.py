@@ -1,8 +1,9 @@
-"""Rounding inside a model: the error that a layer adds, the error that it inherits, the change of the next token."""
+"""Rounding inside a model: the error that a layer adds, the error that it inherits, that of the model's output."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -10,124 +11,219 @@ from torch import Tensor
 
 from ffncli.block.formats import Format
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, parameters
+from ffncli.errors import FFNError
 from ffncli.models.model import Layer
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of
-from ffncli.run.precision.attribution import relative_errors
 from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
 from ffncli.run.precision.results import PrecisionRow, WholeModel
 from ffncli.run.precision.rounding import ExactLayer, RoundedLayer
 from ffncli.run.pretrained.capture import ForwardInput, forward_arguments, model_files
 from ffncli.run.pretrained.loading import Pretrained, load, offline, read_config
+from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import tokenizer_of, tokens_of
-from ffncli.run.pretrained.what_if import logits, replaced_ffn
+from ffncli.run.pretrained.what_if import output_of, replaced_ffn
+from ffncli.system.host import available_memory
+
+Compute = Callable[[Layer, ExactLayer], Tensor]
+_MOST_AT_ONCE = 512  # tokens whose logits and outputs of all layers are in memory at once
+_ROWS = 64  # tokens whose distributions are
 
 
 def in_model(
-    question: PrecisionQuestion, subject: PrecisionSubject, rows: Sequence[PrecisionRow]
+    question: PrecisionQuestion, subject: PrecisionSubject, prompts: Sequence[Prompt], rows: Sequence[PrecisionRow]
 ) -> tuple[tuple[WholeModel, ...], list[PrecisionRow]]:
-    """Return each format's figures of the whole model, and the rows with `added`, `inherited` and `kl`.
+    """Return each format's figures of the whole model on the prompts, and the rows with `added`, `inherited`, `kl` and
+    `output_error`.
 
-    The model runs once unrounded, and for each format once with all layers rounded and once with each layer alone.
+    For each prompt, the model runs once unrounded, and for each format once with all layers rounded and once with each
+    layer alone.
     """
-    model, prompt = subject.model, subject.prompt
-    assert prompt is not None  # in_model needs a prompt
-    path, device = model_files(model, subject.layers, prompt.option), device_of(question.device)
+    model = subject.model
+    every = {name: Sums() for name, _ in question.formats}
+    alone = {(name, layer): Sums() for name, _ in question.formats for layer in subject.layers}
+    path, device = model_files(model, subject.layers, prompts[0].option), device_of(question.device)
     with offline() as transformers:
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
-        tokens = tokens_of(prompt, tokenizer, path)
-        loaded = load(transformers, path, config, torch.float32, device, with_head=True)
-        inputs = forward_arguments(loaded, tokens, tokenizer, subject.layers)
+        texts = [tokens_of(prompt, tokenizer, path) for prompt in prompts]
+        loaded, head = _loaded(transformers, path, config, device)
         live = {layer: live_ffn(loaded.module, model, layer) for layer in subject.layers}
-        of_model = _Unrounded(loaded, inputs, live)
-        whole, out = [], []
-        for name, form in question.formats:
-            errors, kl = of_model.all_rounded(form, question)
-            whole.append(WholeModel(name, kl))
-            for layer in subject.layers:
-                row = next(r for r in rows if (r.stack, r.layer, r.format) == (layer.stack, layer.index, name))
-                inherited, total = errors[layer]
-                added = None if inherited is None or total is None else total - inherited
-                alone = of_model.divergence([layer], form, question)
-                out.append(replace(row, inherited=inherited, added=added, kl=alone))
-    return tuple(whole), out
+        inputs = (forward_arguments(loaded, tokens, tokenizer, subject.layers) for tokens in texts)
+        for group in _grouped(inputs):
+            runs = ModelRuns(loaded, head, group, live)
+            for name, form in question.formats:
+                rounding = _Rounding(form, question, live)
+                runs.all_rounded(rounding, every[name])
+                for layer in subject.layers:
+                    runs.rounded([layer], rounding, alone[name, layer])
+    out = []
+    for name, _ in question.formats:
+        for layer in subject.layers:
+            row = next(r for r in rows if (r.stack, r.layer, r.format) == (layer.stack, layer.index, name))
+            inherited, total = every[name].errors(layer)
+            added = None if inherited is None or total is None else total - inherited
+            one = alone[name, layer]
+            out.append(replace(row, inherited=inherited, added=added, kl=one.kl, output_error=one.output_error))
+    return tuple(WholeModel(name, sums.kl, sums.output_error) for name, sums in every.items()), out
 
 
-class _Unrounded:
-    """A loaded model, and its unrounded run: the output of each layer's FFN, and the next tokens' distributions."""
+def _loaded(transformers: Any, path: Any, config: Any, device: str) -> tuple[Pretrained, bool]:
+    """Load the model, with its language-model head if it has one; return it, and whether it has."""
+    try:
+        loaded = load(transformers, path, config, torch.float32, device, with_head=True)
+    except FFNError as error:
+        if "no language-model head" not in error.message:
+            raise
+    else:
+        prefix = f"{loaded.module.base_model_prefix}."
+        if all(name.startswith(prefix) for name in loaded.missing):
+            return loaded, True
+    loaded = load(transformers, path, config, torch.float32, device)
+    if hasattr(loaded.module, "pooler"):
+        loaded.module.pooler = None  # it reads the last hidden state, and checkpoints often lack it
+    return loaded, False
 
-    def __init__(self, loaded: Pretrained, inputs: ForwardInput, live: Mapping[Layer, LiveFFN]) -> None:
-        self._loaded, self._inputs, self._live = loaded, inputs, live
-        self._outputs: dict[Layer, Tensor] = {}
+
+def _grouped(inputs: Iterable[ForwardInput]) -> Iterator[list[ForwardInput]]:
+    """Yield the inputs in groups of at most 512 tokens, or of one input."""
+    group: list[ForwardInput] = []
+    for one in inputs:
+        if group and sum(len(other.of("")) for other in (*group, one)) > _MOST_AT_ONCE:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+@dataclass
+class Sums:
+    """What a run differs by from the unrounded run, added up over tokens: the divergence in nats, [‖e‖², ‖output‖²] of
+    the model's output, and for each layer [‖inherited error‖², ‖whole error‖², ‖output‖²]."""
+
+    tokens: int = 0
+    divergence: float | None = None
+    output: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    layers: dict[Layer, Tensor] = field(default_factory=dict)
+
+    @property
+    def kl(self) -> float | None:
+        """The mean divergence per token; None for a model without a head."""
+        return None if self.divergence is None else self.divergence / self.tokens
+
+    @property
+    def output_error(self) -> float | None:
+        """‖e‖ / ‖output‖ of the model's output, None if that is 0."""
+        return _ratio(*self.output.tolist())
+
+    def add(self, old: Tensor, new: Tensor, head: bool) -> None:
+        """Add the output of some tokens, unrounded and rounded, in float64; logits if the model has a head."""
+        self.tokens += len(old)
+        self.output += torch.stack([(new - old).square().sum(), old.square().sum()]).cpu()
+        if head:
+            p, q = old.log_softmax(-1), new.log_softmax(-1)
+            divergence = float((p.exp() * (p - q)).nan_to_num(0.0).sum())
+            self.divergence = (self.divergence or 0.0) + max(0.0, divergence)
+
+    def errors(self, layer: Layer) -> tuple[float | None, float | None]:
+        """Return the relative errors of a layer's output: inherited, and whole."""
+        inherited, whole, size = self.layers[layer].tolist()
+        return _ratio(inherited, size), _ratio(whole, size)
+
+
+def _ratio(error: float, size: float) -> float | None:
+    return sqrt(error / size) if size else None
+
+
+class _Rounding:
+    """Computes layers in a format; the rounded weights are kept for the next text if memory allows."""
+
+    def __init__(self, form: Format, question: PrecisionQuestion, layers: Iterable[Layer]) -> None:
+        self._form, self._what = form, question.rounds(form)
+        every = (parameters(ffn_steps(steps(layer.spec))).values() for layer in layers)
+        count = sum(prod(axis.size for axis in axes) for shapes in every for axes in shapes)
+        self._keeps = 4 * count < (available_memory() or 0) // 2
+        self._kept: dict[Layer, RoundedLayer] = {}
+
+    def __call__(self, layer: Layer, exact: ExactLayer) -> Tensor:
+        rounded = self._kept.get(layer) or RoundedLayer(exact, self._form, exact.tensors(self._what))
+        if self._keeps:
+            self._kept[layer] = rounded
+        return rounded.output(rounded.names, inputs=exact.inputs)
+
+
+class ModelRuns:
+    """A loaded model on some texts, and its unrounded runs: its output, and the output of each layer's FFN."""
+
+    def __init__(
+        self, loaded: Pretrained, head: bool, texts: Sequence[ForwardInput], live: Mapping[Layer, LiveFFN]
+    ) -> None:
+        self._loaded, self._head, self._texts, self._live = loaded, head, texts, live
+        self._layers: dict[tuple[Layer, int], Tensor] = {}
+        self._now = 0  # the text that runs
 
         def keep(layer: Layer, exact: ExactLayer) -> Tensor:
-            self._outputs[layer] = _exact(exact)
-            return self._outputs[layer]
+            out = self._layers[layer, self._now] = unrounded(layer, exact)
+            return out
 
-        with self._replaced([*live], keep):
-            self._exact = logits(loaded, inputs).double().log_softmax(-1)
+        with self._replaced(keep):
+            self._outputs = [*self._each()]
 
-    def all_rounded(
-        self, form: Format, question: PrecisionQuestion
-    ) -> tuple[dict[Layer, tuple[float | None, float | None]], float]:
-        """Return (for each layer the error that it inherits and its whole error, the divergence of the next token)."""
-        errors: dict[Layer, tuple[float | None, float | None]] = {}
+    def all_rounded(self, rounding: Compute, sums: Sums) -> None:
+        """Add what changes if all layers are rounded, with each layer's inherited error."""
 
         def compute(layer: Layer, exact: ExactLayer) -> Tensor:
-            rounded = _rounded(exact, form, question)
-            unrounded = self._outputs[layer]
-            inherited, _ = relative_errors(_exact(exact), unrounded)
-            total, _ = relative_errors(rounded, unrounded)
-            errors[layer] = (inherited, total)
-            return rounded
+            out, base = rounding(layer, exact), self._layers[layer, self._now].double()
+            differences = (unrounded(layer, exact).double() - base, out.double() - base, base)
+            found = torch.stack([one.square().sum().cpu() for one in differences])
+            sums.layers[layer] = sums.layers.get(layer, torch.zeros(3, dtype=torch.float64)) + found
+            return out
 
-        with self._replaced([*self._live], compute):
-            return errors, self._kl()
+        self._run(compute, sums)
 
-    def divergence(self, layers: Sequence[Layer], form: Format, question: PrecisionQuestion) -> float:
-        """Return the divergence of the next token if only these layers are rounded; the others run as in the unrounded
-        run."""
+    def rounded(self, layers: Sequence[Layer], rounding: Compute, sums: Sums) -> None:
+        """Add what changes if only these layers are rounded; the others run as in the unrounded run."""
 
         def compute(layer: Layer, exact: ExactLayer) -> Tensor:
-            return _rounded(exact, form, question) if layer in layers else _exact(exact)
+            return (rounding if layer in layers else unrounded)(layer, exact)
 
-        with self._replaced([*self._live], compute):
-            return self._kl()
+        self._run(compute, sums)
 
-    def _kl(self) -> float:
-        """Run the model; return the mean of Σ p · ln(p / q) over the positions, p being the unrounded run's."""
-        new = logits(self._loaded, self._inputs).double().log_softmax(-1)
-        old = self._exact
-        return max(0.0, float((old.exp() * (old - new)).nan_to_num(0.0).sum(-1).mean()))
+    def _run(self, compute: Compute, sums: Sums) -> None:
+        """Run every text with each layer's FFN replaced by `compute`, and compare the outputs."""
+        with self._replaced(compute):
+            for old, new in zip(self._outputs, self._each(), strict=True):
+                for at in range(0, len(old), _ROWS):
+                    sums.add(old[at : at + _ROWS].double(), new[at : at + _ROWS].double(), self._head)
+
+    def _each(self) -> Iterator[Tensor]:
+        """Yield each text's logits [positions, vocab], or the last hidden state of a model without a head."""
+        for at, text in enumerate(self._texts):
+            self._now = at
+            yield output_of(self._loaded, text)
 
     @contextmanager
-    def _replaced(self, layers: Sequence[Layer], compute: Any) -> Iterator[None]:
-        """Replace the FFNs of these layers by `compute(layer, its FFN on its present input)`."""
+    def _replaced(self, compute: Compute) -> Iterator[None]:
+        """Replace the FFN of each layer by `compute(layer, its FFN on its present input)`."""
         with ExitStack() as stack:
-            for layer in layers:
-                stack.enter_context(replaced_ffn(self._loaded.module, self._live[layer], self._of(layer, compute)))
+            for layer, live in self._live.items():
+                stack.enter_context(replaced_ffn(self._loaded.module, live, self._of(layer, compute)))
             yield
 
-    def _of(self, layer: Layer, compute: Any) -> Any:
+    def _of(self, layer: Layer, compute: Compute) -> Callable[[Tensor], Tensor]:
         block = ffn_steps(steps(layer.spec))
-        ids = torch.tensor([[token.id] for token in self._inputs.of(layer.stack)])
 
         def ffn(x: Tensor) -> Tensor:
-            given = {ffn_span(block)[0]: x, **dict.fromkeys(id_inputs(block), ids.to(x.device))}
+            ids = torch.tensor([[token.id] for token in self._texts[self._now].of(layer.stack)], device=x.device)
+            given = {ffn_span(block)[0]: x, **dict.fromkeys(id_inputs(block), ids)}
             weights = live_weights(self._loaded.module, self._live[layer].located)
-            out: Tensor = compute(layer, ExactLayer(block, weights, given))
-            return out
+            return compute(layer, ExactLayer(block, weights, given))
 
         return ffn
 
 
-def _exact(layer: ExactLayer) -> Tensor:
-    return run(layer.steps, layer.weights, layer.inputs)
-
-
-def _rounded(layer: ExactLayer, form: Format, question: PrecisionQuestion) -> Tensor:
-    """Return the output of a layer in a format, in the dtype of its input."""
-    names = layer.tensors(question.rounds(form))
-    return RoundedLayer(layer, form, names).output(names)
+def unrounded(layer: Layer, exact: ExactLayer) -> Tensor:
+    """Return the output of a layer as it is."""
+    return run(exact.steps, exact.weights, exact.inputs)

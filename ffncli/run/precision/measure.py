@@ -1,6 +1,6 @@
 """Run layers with and without rounding, on a chosen input or on their real inputs in a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import id_inputs
 from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Layer
-from ffncli.run.corpus.listen import Receiver
+from ffncli.run.corpus.listen import Receiver, tokenized
 from ffncli.run.corpus.question import ReadingModel, ReadingQuestion
-from ffncli.run.corpus.run import reader_of
+from ffncli.run.corpus.run import CorpusReader, reader_of
 from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.prepare import Prepared, Token, dtype_name, prepare
 from ffncli.run.precision.attribution import attribution, relative_errors
@@ -34,6 +34,7 @@ from ffncli.run.precision.rounding import (
 )
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.loading import loading_notes
+from ffncli.run.pretrained.prompt import Prompt
 from ffncli.show.text import counted
 
 Note = Callable[[str], None]
@@ -63,13 +64,13 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
             for text, place in subject.places for name, form in question.formats
         )  # fmt: skip
 
-    described = _run(question, subject, measure, remark)
+    described, prompts = _run(question, subject, measure, remark)
     if any(", unpacked from " in origin for origin in origins):
         remark("the source is packed: the errors are measured from its own format, and do not contain that format's")
-    whole, ranked = in_model(question, subject, rows) if question.in_model else ((), rows)
+    whole, ranked = in_model(question, subject, prompts, rows) if question.in_model else ((), rows)
     if len(subject.layers) > 1:
         names = [name for name, _ in question.formats]
-        ranked.sort(key=lambda row: (names.index(row.format), -(row.kl or 0.0), -(row.error_rel or 0.0)))
+        ranked.sort(key=lambda row: (names.index(row.format), *(-(one or 0.0) for one in _worst(row))))
     origin = next(iter(origins)) if len(origins) == 1 else f"weights of {counted(len(subject.layers), 'layer')}"
     text = subject.prompt.text if subject.prompt else None
     given = tokens if subject.prompt else {}
@@ -78,12 +79,19 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
     )  # fmt: skip
 
 
+def _worst(row: PrecisionRow) -> tuple[float | None, ...]:
+    """Return what ranks a row, the first figure first."""
+    return row.kl, row.output_error, row.error_rel
+
+
 def _run(
     question: PrecisionQuestion, subject: PrecisionSubject, measure: Callable[[Prepared], None],
     remark: Callable[..., None],
-) -> str | None:  # fmt: skip
-    """Call `measure` with every layer, ready to run; return a description of the input, None if a model computes it."""
-    model, device = subject.model, question.device
+) -> tuple[str | None, list[Prompt]]:  # fmt: skip
+    """Call `measure` with every layer, ready to run. Return a description of the input, None if it is a prompt's, and
+    what a model reads, if any: the prompt, or its first texts."""
+    model, device, described = subject.model, question.device, None
+    prompts = [subject.prompt] if subject.prompt else []
     remark(*subject.notes)
     if subject.prompt is not None:
         remark(*loading_notes(model, max(layer.index for layer in subject.layers), None))
@@ -91,9 +99,9 @@ def _run(
         def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
             measure(prepared(model, layer, given, entering, leaving, (), None, device))
 
-        after, described = run_model(model, subject.layers, subject.prompt, seen, device=device), None
+        after = run_model(model, subject.layers, subject.prompt, seen, device=device)
     elif subject.reading is not None:
-        after, described = _read(subject, subject.reading, measure)
+        after, described, prompts = _read(subject, subject.reading, measure)
     else:
         for layer in subject.layers:
             ready = prepare(
@@ -103,10 +111,10 @@ def _run(
             measure(ready)
         after, described = ready.notes, _described(question, ready)
     remark(*model.notes, *map(str, model.differences), *after)
-    return described
+    return described, prompts
 
 
-MOST_TOKENS = 4096  # of a corpus, whose inputs are kept for every layer
+MOST_TOKENS = 4096  # of a corpus
 
 
 class _Entering(Receiver):
@@ -122,24 +130,35 @@ class _Entering(Receiver):
 
 def _read(
     subject: PrecisionSubject, reading: ReadingQuestion, measure: Callable[[Prepared], None]
-) -> tuple[tuple[str, ...], str]:
-    """Call `measure` with every layer on its inputs in a corpus; return (notes, a description of the input)."""
+) -> tuple[tuple[str, ...], str, list[Prompt]]:
+    """Call `measure` with every layer on its inputs in a corpus; return (notes, a description of the input, the first
+    texts)."""
     for layer in subject.layers:
         if id_inputs(steps(layer.spec)):
             raise FFNError(f"{option('prompts')}: token ids choose this layer's experts", f"use {option('prompt')}")
     notes: list[str] = []
     inputs, progress = {layer: _Entering() for layer in subject.layers}, Progress()
     with reader_of(reading, ReadingModel(subject.model, subject.layers), notes.append) as reader:
-        reader.load()
+        reader.load(in_order=True)
         reader.read(inputs, progress, lambda size: None)
-        where = reader.corpus.where
+        where, first = reader.corpus.where, [*_first(reader)]
     for layer, one in inputs.items():
         x = torch.cat(one.parts)
         measure(prepared(subject.model, layer, (), x, x, (), None, reading.device))
     described = f"{where}: {counted(progress.texts, 'text')}, {counted(progress.tokens, 'token')}"
-    return tuple(notes), described + (
-        f", the first {len(x):,} of which are measured" if len(x) < progress.tokens else ""
-    )
+    measured = f", the first {len(x):,} of which are measured" if len(x) < progress.tokens else ""
+    return tuple(notes), described + measured, first
+
+
+def _first(reader: CorpusReader) -> Iterator[Prompt]:
+    """Yield the texts of a corpus up to its first MOST_TOKENS tokens."""
+    left = MOST_TOKENS
+    for text in reader.corpus:
+        for one in tokenized([text], reader.tokenizer, reader.limits.length):
+            yield Prompt(ids=one.ids[:left])
+            left -= len(one.ids)
+        if left <= 0:
+            return
 
 
 def _described(question: PrecisionQuestion, ready: Prepared) -> str:
@@ -149,19 +168,19 @@ def _described(question: PrecisionQuestion, ready: Prepared) -> str:
 
 
 def layer_rows(
-    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Sequence[Tensor]]
+    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Tensor]
 ) -> list[PrecisionRow]:
     """Return a layer's row for each format, given its exact output and what its matrices read."""
     if not bool(exact.isfinite().all()):
         what = "the layer's output has NaN or infinite values, so that it has no error to measure"
         raise FFNError(what, "ffn trace shows where they come from")
-    if not any(read.values()):
+    if not read:
         raise FFNError("no token reaches a matrix of this layer", "give more tokens")
     return [_row(question, of, layer, exact, read, name, form) for name, form in question.formats]
 
 
 def _row(
-    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Sequence[Tensor]],
+    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Tensor],
     name: str, form: Format,
 ) -> PrecisionRow:  # fmt: skip
     what = question.rounds(form)
@@ -187,10 +206,11 @@ def _sums(layer: RoundedLayer, exact: Tensor) -> tuple[SumError, ...]:
 
 
 @torch.no_grad()
-def diagnosis_of(layer: ExactLayer, name: str, read: Mapping[str, Sequence[Tensor]], form: Format) -> Diagnosis:
+def diagnosis_of(layer: ExactLayer, name: str, read: Mapping[str, Tensor], form: Format) -> Diagnosis:
     """Quantize one of a layer's tensors, and say how well its values fit the format."""
     if name in INPUTS:
-        whole, form = [x.flatten(0, -2) for x in read[name]], for_inputs(form)
+        every = (x for place, x in read.items() if place.rpartition(".")[2] == name)
+        whole, form = [x.flatten(0, -2) for x in every], for_inputs(form)
     else:
         stacks = [layer.weights[parameter] for parameter, label in matrices(layer.steps).items() if label == name]
         whole = [one for stack in stacks for one in matrices_in(stack)]

@@ -95,8 +95,8 @@ class PrecisionQuestion(Dimensions):
         bool,
         _round(
             "--in-model",
-            help="With --layer all and a prompt: also round inside the model, for the error that a layer inherits and "
-            "the KL divergence of the next token.",
+            help="With --layer all and a prompt or texts: also round inside the model, for the error that a layer "
+            "inherits and the KL divergence of the next token.",
         ),
     ] = False  # fmt: skip
     device: shared.Device = "cpu"
@@ -134,17 +134,14 @@ class PrecisionSubject:
     notes: tuple[str, ...] = ()
 
 
-_ONE_TEXT = f"input tokens prompt input_ids position in_model {DIMENSIONS}"
 RULES = (
     *PROMPT_RULES,
     conflicts.Conflict("position", needs="prompt input_ids"),
     conflicts.Conflict("explain", contradicts="layer=all", why="give the layer's number"),
     conflicts.Conflict(
-        f"input tokens prompt input_ids position in_model {DIMENSIONS}",
-        contradicts="prompts",
-        why="it reads many texts",
+        f"input tokens prompt input_ids position {DIMENSIONS}", contradicts="prompts", why="it reads many texts"
     ),
-    conflicts.Conflict("in_model", needs="prompt input_ids"),
+    conflicts.Conflict("in_model", needs="prompt input_ids prompts"),
     conflicts.Conflict("in_model", needs="layer=all", why="a layer inherits the errors of all layers below"),
 )
 

@@ -36,8 +36,8 @@ class PrecisionRow:
     the rounded `tensors`, which have the same figures for each tensor (`Diagnosis`).
 
     `inherited` is the error of the output if the input comes from rounded layers below and this layer is exact;
-    `added` is what rounding this layer adds to it. `kl` is as in `WholeModel`, if this layer alone is rounded. These
-    three are None without `in_model`.
+    `added` is what rounding this layer adds to it. `kl` and `output_error` are as in `WholeModel`, if this layer alone
+    is rounded. These four are None without `in_model`.
     """
 
     stack: str
@@ -58,6 +58,7 @@ class PrecisionRow:
     added: float | None = None
     inherited: float | None = None
     kl: float | None = None
+    output_error: float | None = None
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -81,17 +82,20 @@ class PrecisionRow:
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A model with all layers in a format: `kl` is the mean Kullback-Leibler divergence, in nats, of the next token's
-    distribution from the unrounded model's, over the tokens of the prompt."""
+    """A model with all layers in a format, over the tokens of the prompt or of the texts: `kl` is the mean
+    Kullback-Leibler divergence, in nats, of the next token's distribution from the unrounded model's, None for a model
+    without a head; `output_error` is ‖a−b‖ / ‖b‖ of the logits, or of its last hidden state."""
 
     format: str
-    kl: float
+    kl: float | None
+    output_error: float | None
 
 
 @dataclass(frozen=True)
 class Precision:
     """The errors of layers in formats: `rows` has a row for each layer and format. For several layers, the rows of a
-    format begin with the largest KL divergence, or without `in_model` with the largest error.
+    format begin with the largest KL divergence, or else with the largest error: of the model's output, or without
+    `in_model` of the layer's.
 
     `tokens` are those that the model read, and `input` describes the layers' input if no model ran. `explain` has
     a record for each requested value in each format; with `in_model`, `whole` has a record for each format.

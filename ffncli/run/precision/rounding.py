@@ -5,7 +5,7 @@ that rounding does not change which experts a token gets.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,6 +83,17 @@ def read_by(step: Step) -> str:
     return {"": "", "down": "hidden"}.get(_kind(step), "x")
 
 
+def read_in(name: str, step: Step) -> str:
+    """Return the name of what a step reads, given the step's printed name: `experts.3.x` for `experts.3.gate`."""
+    read, (within, dot, _) = read_by(step), name.rpartition(".")
+    return read and f"{within}{dot}{read}"
+
+
+def is_input(name: str) -> bool:
+    """Return whether a name means what matrices read, such as `hidden` and `experts.3.x`."""
+    return name.rpartition(".")[2] in INPUTS
+
+
 def for_inputs(form: Format) -> Format:
     """Return the format for the inputs of a matrix: where its tiles share scales, the values of one token do."""
     return replace(form, shared=form.shared.replace("block", "g")) if form.shared.startswith("block") else form
@@ -104,20 +115,6 @@ def matrices_in(tensor: Tensor) -> list[Tensor]:
     return [*tensor] if tensor.dim() > 2 else [tensor]
 
 
-@dataclass
-class Reader:
-    """A `Mode.linear` that keeps what the matrices read, by name, once for each expert."""
-
-    tensors: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in INPUTS})
-
-    def __call__(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Keep `x` unless it is the tensor that was kept last: gate and up read the same."""
-        name = read_by(step)
-        if name and not any(x is kept for kept in self.tensors[name][-1:]):
-            self.tensors[name].append(x)
-        return functional.linear(x, weight, bias)
-
-
 class RoundedLayer:
     """A layer in a format: `output` runs it with any choice of its tensors rounded."""
 
@@ -133,9 +130,11 @@ class RoundedLayer:
                     raise error.within(name) from None
 
     @torch.no_grad()
-    def output(self, chosen: Collection[str], sums: torch.dtype | None = None) -> Tensor:
+    def output(
+        self, chosen: Collection[str], sums: torch.dtype | None = None, inputs: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """Return the layer's output with the tensors `chosen` rounded. `sums` is the dtype in which the matrices add up
-        their products (`added_up`); None: torch's own sums."""
+        their products (`added_up`); None: torch's own sums. `inputs` replace the layer's."""
         weights = dict(self.layer.weights)
         for name in chosen:
             weights |= self._weights[name]
@@ -148,7 +147,8 @@ class RoundedLayer:
             out = added_up(x, weight, sums)
             return out if bias is None else out + bias
 
-        return run(self.layer.steps, weights, self.layer.inputs, Mode(linear=linear))
+        given = self.layer.inputs if inputs is None else inputs
+        return run(self.layer.steps, weights, given, Mode(linear=linear))
 
     def read(self, name: str, x: Tensor) -> Tensor:
         """Return an input of a matrix, rounded, as one row per token."""
@@ -167,7 +167,18 @@ def added_up(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
-def exact_output(layer: ExactLayer) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """Return the exact output, and what the layer's matrices read."""
-    reader = Reader()
-    return run(layer.steps, layer.weights, layer.inputs, Mode(linear=reader)), reader.tensors
+def exact_output(layer: ExactLayer) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the exact output, and what the layer's matrices read [..., channels], by name: `x`, `hidden`, `shared.x`,
+    and for each expert that gets a token, `experts.3.hidden`, with a row per token."""
+    output, last, read = torch.empty(0), torch.empty(0), dict[str, Tensor]()
+
+    def linear(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        nonlocal last
+        last = x
+        return functional.linear(x, weight, bias)
+
+    for event in execute(layer.steps, layer.weights, layer.inputs, Mode(linear=linear)):
+        output = event.tensor
+        if name := read_in(event.name, event.step):
+            read.setdefault(name, last)  # gate and up read the same
+    return output, read

@@ -70,18 +70,19 @@ def prediction_change(
         loaded = load(transformers, path, config, computed, device, with_head=True)
         inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
         live = live_ffn(loaded.module, resolved, layer)
-        old = logits(loaded, inputs)[-1].double()
+        old = output_of(loaded, inputs)[-1].double()
         ids = torch.tensor([[token.id] for token in inputs.of(layer.stack)], device=device)
         with changed_model(loaded.module, layer, live, ids, changes):
-            new = logits(loaded, inputs)[-1].double()
+            new = output_of(loaded, inputs)[-1].double()
     return _compared(old, new, len(tokens) - 1, top, tokenizer)
 
 
-def logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
-    """Return the logits of every position, [positions, vocab]."""
+def output_of(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
+    """Return the logits of every position, [positions, vocab], or a base model's last hidden state."""
     with torch.no_grad(), demanding(loaded):
         try:
-            out: Tensor = loaded.module(**inputs.arguments).logits
+            answer = loaded.module(**inputs.arguments)
+            out: Tensor = answer.logits if "logits" in answer else answer.last_hidden_state
         except (FFNError, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -60,3 +60,34 @@ def test_an_expert_s_weight_and_a_format_without_scales():
     w = ffncli.trace(SOURCE, experts=4, tokens=4).prepared.weights["down.weight"][2, 1, 5]
     assert (one.index, one.value, one.scale) == ((2, 1, 5), float(w), None)
     assert one.rounded == float(w.bfloat16()) == one.unscaled
+
+
+@pytest.mark.parametrize("name", ["x", "hidden"])
+def test_an_input_of_an_expert_has_a_row_for_each_of_its_tokens(name):
+    session = ffncli.trace(SOURCE, experts=4, tokens=6, keep=True)
+    w = {key: tensor.double() for key, tensor in session.prepared.weights.items()}
+    x, share = session["x"].double(), session["route"].double()[:, 2]
+    mine = share.nonzero().flatten()
+    assert len(mine) > 1
+    (one,) = ffncli.precision(SOURCE, experts=4, dtype="nvfp4", tokens=6, explain=f"experts[2].{name}[-1,5]").explain
+
+    def ffn(x: torch.Tensor, change: float | None = None) -> torch.Tensor:
+        if name == "x" and change is not None:
+            x = x.clone()
+            x[-1, 5] = change
+        hidden = functional.silu(x @ w["gate.weight"][2].T) * (x @ w["up.weight"][2].T)
+        if name == "hidden" and change is not None:
+            hidden[-1, 5] = change
+        return hidden @ w["down.weight"][2].T
+
+    rows = x[mine]
+    read = rows if name == "x" else functional.silu(rows @ w["gate.weight"][2].T) * (rows @ w["up.weight"][2].T)
+    assert (one.tensor, one.index, one.block) == (f"experts.2.{name}", (-1, 5), (len(mine) - 1, 0))
+    assert one.value == pytest.approx(float(read[-1, 5]), rel=1e-6)
+    assert one.rounded == pytest.approx(float(ffncli.quantize(read, "nvfp4").dequantize()[-1, 5]), rel=1e-6)
+    after = {step.name: step for step in one.steps}
+    assert [*after][-2:] == ["experts.2.down", "experts"]
+    change = ffn(rows, one.rounded) - ffn(rows)
+    assert after["experts.2.down"].relative == pytest.approx(float(change.norm() / ffn(rows).norm()), rel=1e-5)
+    mixed = float((share[mine, None] * change).abs().max())
+    assert abs(after["experts"].difference) == pytest.approx(mixed, rel=1e-5)
