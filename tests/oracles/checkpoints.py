@@ -58,6 +58,26 @@ def folder(path: Path, config: Mapping[str, Any] | str | bytes | None, stored: M
     return str(path)
 
 
+def sensitive(path: Path, times: float, layer: int, seed: int) -> str:
+    """Write a Llama of 12 layers. In one of them, a channel of W1 and W3 is `times` as large, and the norm before it
+    makes the input that much smaller, so that the layer computes the same."""
+    import torch
+
+    generator, stored = torch.Generator().manual_seed(seed), {}
+    for i in range(12):
+        stem = f"model.layers.{i}."
+        stored[f"{stem}post_attention_layernorm.weight"] = torch.ones(64)
+        if i == layer:
+            stored[f"{stem}post_attention_layernorm.weight"][7] /= times
+        shapes = {"gate": (64, 64), "up": (64, 64), "down": (64, 64)}
+        for name, shape in shapes.items():
+            w = torch.randn(shape, generator=generator) / 8
+            if i == layer and name != "down":
+                w[:, 7] *= times
+            stored[f"{stem}mlp.{name}_proj.weight"] = w
+    return folder(path, {**LLAMA, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 12}, stored)
+
+
 def checkpoint_in(folder: Path) -> Checkpoint:
     """Return the checkpoint in this directory, which must have one."""
     checkpoint = open_checkpoint(folder)

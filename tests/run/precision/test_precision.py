@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import combinations
 from math import fsum
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from ffncli.run.precision.diagnosis import diagnose
 from ffncli.run.precision.rounding import matrices
 from ffncli.run.quantize.quantized import quantize
 from tests.models.files.test_dequantize import DEEPSEEK, GPT_OSS, deepseek, gpt_oss
-from tests.oracles.checkpoints import LLAMA, folder
+from tests.oracles.checkpoints import folder, sensitive
 
 GATED = ("x", "W1", "W3", "hidden", "W2")
 
@@ -215,24 +214,6 @@ def test_outlier_channels_underflow_and_headroom():
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
-
-
-def sensitive(path: Path, times: float, layer: int, seed: int) -> str:
-    """Write a Llama of 12 layers. In one of them, a channel of W1 and W3 is `times` as large, and the norm before it
-    makes the input that much smaller, so that the layer computes the same."""
-    generator, stored = torch.Generator().manual_seed(seed), {}
-    for i in range(12):
-        stem = f"model.layers.{i}."
-        stored[f"{stem}post_attention_layernorm.weight"] = torch.ones(64)
-        if i == layer:
-            stored[f"{stem}post_attention_layernorm.weight"][7] /= times
-        shapes = {"gate": (64, 64), "up": (64, 64), "down": (64, 64)}
-        for name, shape in shapes.items():
-            w = torch.randn(shape, generator=generator) / 8
-            if i == layer and name != "down":
-                w[:, 7] *= times
-            stored[f"{stem}mlp.{name}_proj.weight"] = w
-    return folder(path, {**LLAMA, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 12}, stored)
 
 
 @pytest.mark.parametrize("times", [10, 300])
