@@ -42,8 +42,8 @@ def in_model(
     layer alone.
     """
     model = subject.model
-    every = {name: Sums() for name, _ in question.formats}
-    alone = {(name, layer): Sums() for name, _ in question.formats for layer in subject.layers}
+    every = {name: ModelErrors() for name, _ in question.formats}
+    alone = {(name, layer): ModelErrors() for name, _ in question.formats for layer in subject.layers}
     path, device = model_files(model, subject.layers, prompts[0].option), device_of(question.device)
     with offline() as transformers:
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
@@ -99,7 +99,7 @@ def _grouped(inputs: Iterable[ForwardInput]) -> Iterator[list[ForwardInput]]:
 
 
 @dataclass
-class Sums:
+class ModelErrors:
     """What a run differs by from the unrounded run, added up over tokens: the divergence in nats, [‖e‖², ‖output‖²] of
     the model's output, and for each layer [‖inherited error‖², ‖whole error‖², ‖output‖²]."""
 
@@ -171,19 +171,19 @@ class ModelRuns:
         with self._replaced(keep):
             self._outputs = [*self._each()]
 
-    def all_rounded(self, rounding: Compute, sums: Sums) -> None:
+    def all_rounded(self, rounding: Compute, sums: ModelErrors) -> None:
         """Add what changes if all layers are rounded, with each layer's inherited error."""
 
         def compute(layer: Layer, exact: ExactLayer) -> Tensor:
             out, base = rounding(layer, exact), self._layers[layer, self._now].double()
-            differences = (unrounded(layer, exact).double() - base, out.double() - base, base)
-            found = torch.stack([one.square().sum().cpu() for one in differences])
-            sums.layers[layer] = sums.layers.get(layer, torch.zeros(3, dtype=torch.float64)) + found
+            errors = (unrounded(layer, exact).double() - base, out.double() - base, base)
+            squares = torch.stack([one.square().sum().cpu() for one in errors])
+            sums.layers[layer] = sums.layers.get(layer, torch.zeros(3, dtype=torch.float64)) + squares
             return out
 
         self._run(compute, sums)
 
-    def rounded(self, layers: Sequence[Layer], rounding: Compute, sums: Sums) -> None:
+    def rounded(self, layers: Sequence[Layer], rounding: Compute, sums: ModelErrors) -> None:
         """Add what changes if only these layers are rounded; the others run as in the unrounded run."""
 
         def compute(layer: Layer, exact: ExactLayer) -> Tensor:
@@ -191,7 +191,7 @@ class ModelRuns:
 
         self._run(compute, sums)
 
-    def _run(self, compute: Compute, sums: Sums) -> None:
+    def _run(self, compute: Compute, sums: ModelErrors) -> None:
         """Run every text with each layer's FFN replaced by `compute`, and compare the outputs."""
         with self._replaced(compute):
             for old, new in zip(self._outputs, self._each(), strict=True):
