@@ -4,7 +4,7 @@ What: the FFN of one catalog model of each of 40 families (model types of transf
 biases, norm and limits, at widths 256 and 512, and in a mixture 8 experts of which 2 are chosen; random weights, 64
 tokens. Weights and inputs are rounded in every format. For each format:
 
-- `gap`: |Σ shares − 1|
+- `gap`: the distance of the sum of all shares from 1
 - `rest`: the share of E = ‖e‖² that tensors cause only together; target: at most 5 % of E in formats of 8 bits
 - `by_hand`, for the formats with a power of two per block (mxfp8) in dense families with a plain activation: the rest,
   from this script's own formulas in float64, which share no code with ffncli
@@ -136,7 +136,9 @@ def measure(kept: Kept, options: argparse.Namespace) -> None:
 def summary(rows: Rows) -> tuple[str, bool]:
     """Return the figures of every format; whether the shares add up, and the rest is small where it should be."""
     count, gap = len({row["family"] for row in rows}), max(float(row["gap"]) for row in rows)
-    marks: list[Mark] = [(f"{count} families: |Σ shares − 1|, the largest", f"{gap:.1g}", "≤ 1e-12", gap <= 1e-12)]
+    marks: list[Mark] = [
+        (f"{count} families: the sum of all shares, its distance from 1", f"{gap:.1g}", "≤ 1e-12", gap <= 1e-12)
+    ]
     for name in (*EIGHT, *FOUR):
         rests = [abs(float(row["rest"])) for row in rows if row["format"] == name]
         held, judged = sum(rest <= MARK for rest in rests), name in EIGHT and name != CLIPS

@@ -10,12 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 from typing import Any
 
 from ffncli.block.dtypes import find_storage
 from ffncli.errors import FFNError, did_you_mean, shown
 
 _POW2_RULES = ("transformers", "torchao")  # how scales become powers of two: rounded up, to the nearest
+_LEAST_GROUP = 16  # values of a group that is worth its scale
 _SHARED = re.compile(r"tensor|channel|(?:g|block)[1-9]\d{0,8}")
 
 
@@ -63,7 +65,9 @@ class Format:
         ones = (1,) * len(shape)
         if self.group and shape[-1] % self.group:
             what = f"{self} needs rows of whole blocks of {self.group} values, got rows of {shape[-1]}"
-            raise FFNError(what, "choose a format whose blocks fit, such as fp8 or bf16")
+            fits = 1 if self.fixed else gcd(self.group, shape[-1])
+            other = "fp8 or bf16" if fits < _LEAST_GROUP else f"{self.name}:g{fits}"
+            raise FFNError(what, f"choose a format whose blocks fit, such as {other}")
         if self.shared.startswith("block"):
             if len(shape) < 2:
                 raise FFNError(f"{self} needs a matrix, got a tensor of shape {list(shape)}")

@@ -37,7 +37,7 @@ def test_the_summary_of_families_judges_eight_bits_without_clipping():
     rows[4]["by_hand"] = "-0.2004"
     text, good = precision_families.summary(rows)
     assert good
-    assert "| nvfp4: families with a rest of at most 5 % | 0 of 1; the largest 20.0% | |" in text
+    assert "| nvfp4: families with a rest of at most 5 % | 0 of 1; the largest 20.0% |  |  |" in text
     assert not precision_families.summary([{**row, "rest": "0.06"} if row["format"] == "fp8" else row for row in rows])[
         1
     ]

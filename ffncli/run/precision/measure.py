@@ -15,6 +15,7 @@ from ffncli.run.corpus.question import ReadingModel, ReadingQuestion
 from ffncli.run.corpus.run import CorpusReader, reader_of
 from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.prepare import Prepared, Token, dtype_name, prepare
+from ffncli.run.measure.statistics import where_not_finite
 from ffncli.run.precision.attribution import attribution, relative_errors
 from ffncli.run.precision.diagnosis import Diagnosis, diagnose
 from ffncli.run.precision.explain import RoundedValue, explained_value
@@ -58,7 +59,11 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
         origins[ready.origin], tokens[ready.layer.stack] = None, ready.tokens
         layer = exact_layer(ready)
         exact, read = exact_output(layer)
-        rows.extend(layer_rows(question, ready.layer, layer, exact, read))
+        try:
+            rows.extend(layer_rows(question, ready.layer, layer, exact, read))
+        except FFNError as error:
+            one = len(subject.layers) == 1
+            raise error if one else error.within(f"{ready.layer.stack} layer {ready.layer.index}") from None
         explained.extend(
             explained_value(layer, read, place, text, name, form)
             for text, place in subject.places for name, form in question.formats
@@ -172,7 +177,8 @@ def layer_rows(
 ) -> list[PrecisionRow]:
     """Return a layer's row for each format, given its exact output and what its matrices read."""
     if not bool(exact.isfinite().all()):
-        what = "the layer's output has NaN or infinite values, so that it has no error to measure"
+        first = [*where_not_finite("input", layer.inputs), *where_not_finite("weight", layer.weights)][:1]
+        what = ": ".join(["the layer's output has NaN or infinite values", *map(str, first)])
         raise FFNError(what, "ffn trace shows where they come from")
     if not read:
         raise FFNError("no token reaches a matrix of this layer", "give more tokens")

@@ -243,8 +243,11 @@ def test_a_packed_source_is_measured_from_its_own_format(tmp_path, config, made,
 
 def test_nan_in_weights_is_one_line(tmp_path):
     source = sensitive(tmp_path / "nan", float("nan"), 2, 0)
-    with pytest.raises(FFNError, match="the layer's output has NaN or infinite values"):
+    what = r"the layer's output has NaN or infinite values: input norm has 4 NaN; ffn trace shows"
+    with pytest.raises(FFNError, match=f"^{what}"):
         ffncli.precision(source, layer=2, dtype="fp8")
+    with pytest.raises(FFNError, match=f"^decoder layer 2: {what}"):
+        ffncli.precision(source, layer="all", dtype="fp8")
 
 
 def test_the_name_of_the_matrix_that_does_not_fit_is_said():

@@ -209,6 +209,8 @@ def test_values_are_those_that_gguf_reads(name: str):
         (torch.ones(4, 24), "nvfp4", "nvfp4:torchao needs rows of whole blocks of 16 values, got rows of 24; choose"),
         (torch.ones(4, 48), "mxfp4", "needs rows of whole blocks of 32 values"),
         (torch.ones(4, 64), "int4", "int4:g128 needs rows of whole blocks of 128 values"),
+        (torch.ones(4, 64), "int4", "got rows of 64; choose a format whose blocks fit, such as int4:g64"),
+        (torch.ones(4, 9), "int4", "got rows of 9; choose a format whose blocks fit, such as fp8 or bf16"),
         (torch.ones(4, 64), "tq2_0", "tq2_0 needs rows of whole blocks of 256 values"),
         (torch.ones(4, 64), "fp3", "no tensor can be quantized to 'fp3'"),
         (torch.ones(4), "fp8:block128", "needs a matrix"),
