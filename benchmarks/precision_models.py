@@ -7,7 +7,7 @@ each format, in a process of its own:
   (`--layer all --in-model`): the layers' errors and shares, and what becomes of the next token or of the last hidden
   state
 - `weights`: only the weights (`--layer all --what weights`): whose error it is. Is W2's share above W3's and W3's above
-  W1's, as llama.cpp's issue 1256 found for LLaMA in q4_0?
+  W1's, as llama.cpp's issue 1256 found by the perplexity of LLaMA in 2 bits?
 - `one layer`: the middle layer (`--layer N`), for its time
 
 Each row has a layer's figures and the wall-clock seconds and the peak memory of its process.

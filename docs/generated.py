@@ -21,6 +21,7 @@ from benchmarks import (
     method,
     plan_measured,
     plan_published,
+    precision_models,
     results_table,
     timers,
 )  # fmt: skip
@@ -172,6 +173,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "kernel_map": lambda: kernel_map.summary(read(RESULTS / "kernel_map.csv")),
         "auto_choices": lambda: f"```text\n{auto_choices.summary(read(RESULTS / 'auto_choices.csv'))}\n```",
     },
+    "precision.md": {"precision_models": lambda: precision_models.summary(read(precision_models.RESULTS))},
     "suite.md": {"ffn_1": lambda: suite_cases("ffn-1")},
     "verify.md": {"certificates": lambda: certificates.summary(read(RESULTS / "certificates.csv"))},
     "findings.md": {"claims": claims, "conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
