@@ -77,7 +77,8 @@ SAMPLES = {
     "experts": ["./my-mixture -p Paris -p 'the cat sat on the mat'", "./my-mixture -p Paris --ablate-texts 0"],
     "precision": [
         "4x8:relu --dtype fp8 --sums", "64x128:swiglu --dtype nvfp4,int4:g64 --explain W1[0,3]",
-        f"./my-model --layer 1 {PROMPT}", f"./my-model --layer all {PROMPT} --in-model",
+        f"./my-model --layer 1 {PROMPT}", f"./my-model --layer all {PROMPT} --in-model", "64x64:relu --budget 6",
+        f"./my-model --layer all {PROMPT} --dtype nvfp4,fp8 --budget 6",
     ],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip

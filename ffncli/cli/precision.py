@@ -17,7 +17,7 @@ from ffncli.show.text import in_percent, plural, rounded
 if TYPE_CHECKING:
     from ffncli.run.precision.diagnosis import Diagnosis
     from ffncli.run.precision.explain import RoundedValue
-    from ffncli.run.precision.results import Precision, PrecisionRow, WholeModel
+    from ffncli.run.precision.results import Budget, ComparedMix, MixedFormat, Precision, PrecisionRow, WholeModel
 
 _MOST_ROWS, _MOST_OUTLIERS, _MOST_HEADROOM = 40, 8, 1e4
 CONVENTIONS = {
@@ -64,9 +64,13 @@ def precision_answer(result: Precision) -> Answer:
         "model": {"name": result.model.model.name, "source": result.model.source, "weights": result.weights},
         "input": result.input, "prompt": result.prompt, "rows": [asdict(row) for row in result.rows],
         "whole": [asdict(one) for one in result.whole], "explain": [asdict(one) for one in result.explain],
+        "budget": None if result.budget is None else asdict(result.budget),
     }  # fmt: skip
     given = result.input or "its real input on the prompt"
     parts: list[Part] = [Heading(result.model.model.name, result.weights), Line(f"input: {given}", quiet=True)]
+    if result.budget:
+        parts += _chosen(result, result.budget)
+        return Answer("precision", body, csv_table(result.table()), parts, CONVENTIONS)
     parts.append(_errors(result))
     parts.append(Line("pairs: what errors of two tensors add or cancel; rest: what they do only together", quiet=True))
     parts += [Line(f"{one.format} in all layers: {_whole(one)}") for one in result.whole]
@@ -79,7 +83,33 @@ def precision_answer(result: Precision) -> Answer:
         parts += _explained(value)
     if len(result.rows) > _MOST_ROWS:
         parts.append(Line(f"{_MOST_ROWS} of {len(result.rows):,} rows; --json and --csv have all", quiet=True))
-    return Answer("precision", body, csv_table([row.flat() for row in result.rows]), parts, CONVENTIONS)
+    return Answer("precision", body, csv_table(result.table()), parts, CONVENTIONS)
+
+
+def _chosen(result: Precision, budget: Budget) -> Iterator[Part]:
+    """Show the chosen formats layer by layer, and their error next to those of other choices."""
+    layers: dict[str, list[MixedFormat]] = {}
+    for one in budget.choices:
+        layers.setdefault(layer_name(one, result.model.model), []).append(one)
+    names = list(dict.fromkeys(one.tensor for one in budget.choices))
+    rows = []
+    for layer, some in [*layers.items()][:_MOST_ROWS]:
+        formats, weights = {one.tensor: one.format for one in some}, sum(one.weights for one in some)
+        rows.append((layer, *map(formats.get, names), sum(one.bits * one.weights for one in some) / weights))
+    inputs = "; what a matrix reads has its format too" if budget.what == "both" else "; inputs are not rounded"
+    yield Table(("layer", *names, "bits a weight"), rows, f"Formats within {budget.limit:g} bits a weight{inputs}")
+    if len(layers) > _MOST_ROWS:
+        yield Line(f"{_MOST_ROWS} of {len(layers):,} layers; --json and --csv have all", quiet=True)
+    unit, scale = ("KL nats", 1.0) if budget.score == "kl" else ("error %", 100.0)
+    labels = ["this choice", *(str(one.format) for one in budget.uniform), *["random"] * len(budget.random)]
+    every: tuple[Budget | ComparedMix, ...] = (budget, *budget.uniform, *budget.random)
+    compared = [
+        (label, one.bits, *(rounded(scale * error, 3) for error in (one.predicted, one.measured)))
+        for label, one in zip(labels, every, strict=True)
+    ]
+    yield Table(
+        ("choice", "bits a weight", f"predicted {unit}", f"measured {unit}"), compared, "Compared with other choices"
+    )
 
 
 def _whole(one: WholeModel) -> str:

@@ -14,6 +14,7 @@ import torch
 import ffncli
 from benchmarks import (
     baseline,
+    budget,
     certificates,
     conv1x1,
     demo,
@@ -659,6 +660,24 @@ def test_what_a_grid_in_pieces_lacks_or_has_too_often_is_counted():
     for change in ({"missing": 1}, {"doubled": 1}, {"other": 1}, {"mixed": 1}, {"exit": 3}):
         assert not replace(grid_over_machines.compared("w", good, whole, 0), **change).holds
     assert "| w | 3 | 7 | 2 | 2 | 1 | 1 | 0 |  | 0 | 0 | **no** |" in grid_over_machines.page([way])
+
+
+# --- budget -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_won_against_every_other_choice():
+    row = {"model": "m", "budget": "6", "bits": "5.9", "predicted": "0.1", "measured": "0.1"}
+    rows = [
+        {**row, "uniform": "0.2", "random_least": "0.11"},
+        {**row, "uniform": "", "random_least": "0.11"},
+        {**row, "uniform": "0.2", "random_least": "0.1"},
+        {**row, "uniform": "0.05", "random_least": "0.2"},
+    ]
+    assert [budget.won(one) for one in rows] == [True, True, False, False]
+    assert budget.verdicts(rows) == [("m: budgets won", "2 of 10", "at least 8", False)]
+    text, reached = budget.summary([rows[0]] * 8)
+    assert reached
+    assert "| m | 6 | 5.9 | 0.1 | 0.1 | 0.2 | 0.11 | yes |" in text
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

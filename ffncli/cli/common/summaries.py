@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ffncli.run.corpus.results import CorpusLayer
     from ffncli.run.engine.prepare import BlockSummary, Token
     from ffncli.run.measure.gap import Agreement
-    from ffncli.run.precision.results import PrecisionRow
+    from ffncli.run.precision.results import MixedFormat, PrecisionRow
     from ffncli.run.trace.survey import LayerRow
 
 
@@ -49,7 +49,9 @@ def dimensions_text(block: BlockSummary) -> str:
     return f"d_model {block.d_model}{ffn}, {bias}{norm}{moe}"
 
 
-def layer_name(row: LayerRow | CorpusLayer | LayerExperts | LayerData | PrecisionRow, model: Model) -> str:
+def layer_name(
+    row: LayerRow | CorpusLayer | LayerExperts | LayerData | PrecisionRow | MixedFormat, model: Model
+) -> str:
     """Return a name such as `3`, or `encoder.3` if the model has several stacks."""
     return f"{row.stack}.{row.layer}" if len({group.stack for group in model.groups}) > 1 else str(row.layer)
 

@@ -17,9 +17,10 @@ from ffncli.models.model import Layer
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of
+from ffncli.run.precision.budget import Mix, formats_by_layer
 from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
 from ffncli.run.precision.results import PrecisionRow, WholeModel
-from ffncli.run.precision.rounding import ExactLayer, RoundedLayer
+from ffncli.run.precision.rounding import ExactLayer, RoundedLayer, mixed_output
 from ffncli.run.pretrained.capture import ForwardInput, forward_arguments, model_files
 from ffncli.run.pretrained.loading import Pretrained, load, offline, read_config
 from ffncli.run.pretrained.prompt import Prompt
@@ -41,20 +42,12 @@ def in_model(
     For each prompt, the model runs once unrounded, and for each format once with all layers rounded and once with each
     layer alone.
     """
-    model = subject.model
     every = {name: ModelErrors() for name, _ in question.formats}
     alone = {(name, layer): ModelErrors() for name, _ in question.formats for layer in subject.layers}
-    path, device = model_files(model, subject.layers, prompts[0].option), device_of(question.device)
-    with offline() as transformers:
-        config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
-        texts = [tokens_of(prompt, tokenizer, path) for prompt in prompts]
-        loaded, head = _loaded(transformers, path, config, device)
-        live = {layer: live_ffn(loaded.module, model, layer) for layer in subject.layers}
-        inputs = (forward_arguments(loaded, tokens, tokenizer, subject.layers) for tokens in texts)
-        for group in _grouped(inputs):
-            runs = ModelRuns(loaded, head, group, live)
+    with loaded_model(question, subject, prompts) as model:
+        for runs in model.runs():
             for name, form in question.formats:
-                rounding = _Rounding(form, question, live)
+                rounding = _Rounding(form, question, subject.layers)
                 runs.all_rounded(rounding, every[name])
                 for layer in subject.layers:
                     runs.rounded([layer], rounding, alone[name, layer])
@@ -67,6 +60,48 @@ def in_model(
             one = alone[name, layer]
             out.append(replace(row, inherited=inherited, added=added, kl=one.kl, output_error=one.output_error))
     return tuple(WholeModel(name, sums.kl, sums.output_error) for name, sums in every.items()), out
+
+
+@contextmanager
+def loaded_model(
+    question: PrecisionQuestion, subject: PrecisionSubject, prompts: Sequence[Prompt]
+) -> Iterator["LoadedModel"]:
+    """Load the model with all prompts tokenized."""
+    path, device = model_files(subject.model, subject.layers, prompts[0].option), device_of(question.device)
+    with offline() as transformers:
+        config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
+        texts = [tokens_of(prompt, tokenizer, path) for prompt in prompts]
+        loaded, head = _loaded(transformers, path, config, device)
+        live = {layer: live_ffn(loaded.module, subject.model, layer) for layer in subject.layers}
+        inputs = [forward_arguments(loaded, tokens, tokenizer, subject.layers) for tokens in texts]
+        yield LoadedModel(loaded, head, inputs, live)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory with the texts that it reads; `head` says whether it predicts tokens."""
+
+    loaded: Pretrained
+    head: bool
+    texts: Sequence[ForwardInput]
+    live: Mapping[Layer, LiveFFN]
+
+    def runs(self) -> Iterator["ModelRuns"]:
+        """Run the model unrounded on a group of texts after the other."""
+        return (ModelRuns(self.loaded, self.head, group, self.live) for group in _grouped(self.texts))
+
+    def mixed(self, mixes: Sequence[Mix], question: PrecisionQuestion) -> list[float]:
+        """Return the mean divergence of the next token with the formats of each mix; without a head, the squared error
+        of the model's output."""
+        every = [(formats_by_layer(mix, question), ModelErrors()) for mix in mixes]
+        for runs in self.runs():
+            for formats, sums in every:
+
+                def compute(layer: Layer, exact: ExactLayer, formats: Any = formats) -> Tensor:
+                    return mixed_output(exact, formats[layer], question.what == "both")
+
+                runs.rounded([*formats], compute, sums)
+        return [sums.kl if sums.kl is not None else (sums.output_error or 0.0) ** 2 for _, sums in every]
 
 
 def _loaded(transformers: Any, path: Any, config: Any, device: str) -> tuple[Pretrained, bool]:

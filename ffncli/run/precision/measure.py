@@ -1,6 +1,7 @@
 """Run layers with and without rounding, on a chosen input or on their real inputs in a model."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 
 import torch
 from torch import Tensor
@@ -17,11 +18,12 @@ from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.prepare import Prepared, Token, dtype_name, prepare
 from ffncli.run.measure.statistics import where_not_finite
 from ffncli.run.precision.attribution import attribution, relative_errors
+from ffncli.run.precision.budget import Mix, PricedMatrix, budget_of, formats_by_layer, left_out, matrices_of
 from ffncli.run.precision.diagnosis import Diagnosis, diagnose
 from ffncli.run.precision.explain import RoundedValue, explained_value
-from ffncli.run.precision.layers import in_model
+from ffncli.run.precision.layers import in_model, loaded_model
 from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
-from ffncli.run.precision.results import Precision, PrecisionRow, SumError
+from ffncli.run.precision.results import Budget, Precision, PrecisionRow, Score, SumError
 from ffncli.run.precision.rounding import (
     INPUTS,
     ExactLayer,
@@ -31,6 +33,7 @@ from ffncli.run.precision.rounding import (
     for_inputs,
     matrices,
     matrices_in,
+    mixed_output,
     quantized,
 )
 from ffncli.run.pretrained.capture import prepared, run_model
@@ -54,13 +57,18 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
     explained: list[RoundedValue] = []
     tokens: dict[str, tuple[Token, ...]] = {}
     origins: dict[str, None] = {}
+    every: list[PricedMatrix] = []
 
     def measure(ready: Prepared) -> None:
         origins[ready.origin], tokens[ready.layer.stack] = None, ready.tokens
         layer = exact_layer(ready)
         exact, read = exact_output(layer)
         try:
-            rows.extend(layer_rows(question, ready.layer, layer, exact, read))
+            _check(layer, exact, read)
+            if question.budget is not None:
+                every.extend(matrices_of(ready.layer, layer, question))
+                return
+            rows.extend(_row(question, ready.layer, layer, exact, read, name, form) for name, form in question.formats)
         except FFNError as error:
             one = len(subject.layers) == 1
             raise error if one else error.within(f"{ready.layer.stack} layer {ready.layer.index}") from None
@@ -69,10 +77,11 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
             for text, place in subject.places for name, form in question.formats
         )  # fmt: skip
 
-    described, prompts = _run(question, subject, measure, remark)
+    described, prompts = each_layer(question, subject, measure, remark)
     if any(", unpacked from " in origin for origin in origins):
         remark("the source is packed: the errors are measured from its own format, and do not contain that format's")
     whole, ranked = in_model(question, subject, prompts, rows) if question.in_model else ((), rows)
+    budget = None if question.budget is None else _budget(question, subject, prompts, every, remark)
     if len(subject.layers) > 1:
         names = [name for name, _ in question.formats]
         ranked.sort(key=lambda row: (names.index(row.format), *(-(one or 0.0) for one in _worst(row))))
@@ -80,7 +89,7 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
     text = subject.prompt.text if subject.prompt else None
     given = tokens if subject.prompt else {}
     return Precision(
-        subject.model, tuple(ranked), given, tuple(notes), origin, described, text, tuple(explained), whole
+        subject.model, tuple(ranked), given, tuple(notes), origin, described, text, tuple(explained), whole, budget
     )  # fmt: skip
 
 
@@ -89,7 +98,7 @@ def _worst(row: PrecisionRow) -> tuple[float | None, ...]:
     return row.kl, row.output_error, row.error_rel
 
 
-def _run(
+def each_layer(
     question: PrecisionQuestion, subject: PrecisionSubject, measure: Callable[[Prepared], None],
     remark: Callable[..., None],
 ) -> tuple[str | None, list[Prompt]]:  # fmt: skip
@@ -172,17 +181,47 @@ def _described(question: PrecisionQuestion, ready: Prepared) -> str:
     return f"{given if isinstance(given, str) else 'an array'}, {counted(count, 'token')}"
 
 
-def layer_rows(
-    question: PrecisionQuestion, of: Layer, layer: ExactLayer, exact: Tensor, read: Mapping[str, Tensor]
-) -> list[PrecisionRow]:
-    """Return a layer's row for each format, given its exact output and what its matrices read."""
+def _check(layer: ExactLayer, exact: Tensor, read: Mapping[str, Tensor]) -> None:
+    """Raise FFNError for a layer without an error to measure, given its output and what its matrices read."""
     if not bool(exact.isfinite().all()):
         first = [*where_not_finite("input", layer.inputs), *where_not_finite("weight", layer.weights)][:1]
         what = ": ".join(["the layer's output has NaN or infinite values", *map(str, first)])
         raise FFNError(what, "ffn trace shows where they come from")
     if not read:
         raise FFNError("no token reaches a matrix of this layer", "give more tokens")
-    return [_row(question, of, layer, exact, read, name, form) for name, form in question.formats]
+
+
+def _budget(
+    question: PrecisionQuestion,
+    subject: PrecisionSubject,
+    prompts: Sequence[Prompt],
+    every: Sequence[PricedMatrix],
+    remark: Callable[..., None],
+) -> Budget:
+    """Choose a format for each matrix by the model's KL divergence, or without a model by the layers' errors."""
+    remark(*left_out(every))
+    if question.in_whole_model:
+        with loaded_model(question, subject, prompts) as loaded:
+            score: Score = "kl" if loaded.head else "output_error"
+            return budget_of(question, every, lambda mixes: loaded.mixed(mixes, question), score, remark)
+
+    def in_layers(mixes: Sequence[Mix]) -> list[float]:
+        errors = [0.0] * len(mixes)
+
+        def measure(ready: Prepared) -> None:
+            layer = exact_layer(ready)
+            exact, _ = exact_output(layer)
+            size = float(exact.square().sum()) * len(subject.layers)
+            for at, mix in enumerate(mixes):
+                formats = formats_by_layer(mix, question).get(ready.layer)
+                if formats and size:
+                    error = mixed_output(layer, formats, question.what == "both") - exact
+                    errors[at] += float(error.square().sum().nan_to_num(inf)) / size
+
+        each_layer(question, subject, measure, lambda *texts: None)
+        return errors
+
+    return budget_of(question, every, in_layers, "error_rel", remark)
 
 
 def _row(

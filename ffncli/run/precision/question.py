@@ -10,7 +10,7 @@ from ffncli.errors import FFNError, option
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.options import conflicts, shared
-from ffncli.options.accept import TEXT, Accepts, choice, comma_list, listed, outside_brackets, several, text
+from ffncli.options.accept import ABOVE_ZERO, TEXT, Accepts, choice, comma_list, listed, outside_brackets, several, text
 from ffncli.options.opt import INPUT, Opt
 from ffncli.run.corpus.question import PROMPTS, ReadingQuestion, reading_model
 from ffncli.run.explain.place import StepIndex, place_of
@@ -44,7 +44,9 @@ class PrecisionQuestion(Dimensions):
     `source`, `layer`, `prompt`, `input` and `tokens` mean the same as in `ffncli.trace`; with `layer="all"` there is a
     row for each layer and format, the largest error first. `dtype` lists formats, named as in `ffncli.quantize`.
     `what` says what is rounded: `weights`, `inputs` or `both`; by default what deployments round, which is both for
-    floats and weights for integers. `frame()` is a table of the rows. Raises FFNError for whatever the command line
+    floats and weights for integers. With `budget`, a number of bits per weight, each matrix of each layer gets the
+    format of `dtype` with which the predicted error is least within these bits, and `budget` of the answer has the
+    choice and its measured error. `frame()` is a table of the rows. Raises FFNError for whatever the command line
     refuses, for formats whose blocks do not fit a width, and for values that are NaN or infinite.
     """
 
@@ -99,6 +101,13 @@ class PrecisionQuestion(Dimensions):
             "inherits and the KL divergence of the next token.",
         ),
     ] = False  # fmt: skip
+    budget: Annotated[
+        float | None,
+        Opt(
+            "--budget", metavar="BITS", accepts=ABOVE_ZERO, group="A format for each matrix", daily=True,
+            help="Choose a format of --dtype for each matrix of each layer: the least error within BITS per weight.",
+        ),
+    ] = None  # fmt: skip
     device: shared.Device = "cpu"
     seed: shared.Seed = None
     threads: shared.Threads = None
@@ -115,7 +124,12 @@ class PrecisionQuestion(Dimensions):
 
     def rounds(self, form: Format) -> What:
         """Return what is rounded to a format."""
-        return self.what or ("weights" if form.element == "int" else "both")
+        return self.what or ("weights" if form.element == "int" or self.budget is not None else "both")
+
+    @property
+    def in_whole_model(self) -> bool:
+        """Whether a budget is for all layers of a model that reads text, so that the KL divergence is measured."""
+        return self.layer == "all" and any(one is not None for one in (self.prompt, self.input_ids, self.prompts))
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,10 @@ RULES = (
     ),
     conflicts.Conflict("in_model", needs="prompt input_ids prompts"),
     conflicts.Conflict("in_model", needs="layer=all", why="a layer inherits the errors of all layers below"),
+    conflicts.Conflict("budget", contradicts="explain sums", why="it chooses formats"),
+    conflicts.Conflict("budget", contradicts="in_model", why="for all layers and a text, it runs the model anyway"),
+    conflicts.Conflict("budget", contradicts="what=inputs", why="it is of the weights' bits"),
+    conflicts.Conflict("budget", contradicts="prompts=-", why="it reads the texts several times"),
 )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import Token
@@ -91,6 +91,57 @@ class WholeModel:
     output_error: float | None
 
 
+Score = Literal["kl", "output_error", "error_rel"]
+
+
+@dataclass(frozen=True)
+class MixedFormat:
+    """The `format` of one matrix (in a mixture: of all experts), its stored `bits` per weight with scales, its number
+    of `weights`, and the `error` if it alone is rounded, in the measure of the budget's `score`."""
+
+    stack: str
+    layer: int
+    tensor: str
+    format: str
+    bits: float
+    weights: int
+    error: float
+
+
+@dataclass(frozen=True)
+class ComparedMix:
+    """A choice to compare with: its `bits` per weight, its predicted and its measured error. `format` is the format of
+    all matrices, None if formats were drawn at random."""
+
+    format: str | None
+    bits: float
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A format for each matrix, with the least predicted error within `limit` bits per weight; `what` is rounded.
+
+    `score` names the measure: `kl` is that of `WholeModel`, and predicted values add up. `output_error` is that of
+    `WholeModel`, for a model without a head, and `error_rel` that of a row (over several layers the root of the mean
+    square); their squares add up. No choice within `limit - slack` bits has a
+    smaller predicted error; `slack` is 0 for all but very large models. `uniform` are choices of one format, of which
+    the last may exceed the limit; `random` are random choices within it.
+    """
+
+    limit: float
+    score: Score
+    what: str
+    bits: float
+    predicted: float
+    measured: float
+    slack: float
+    choices: tuple[MixedFormat, ...]
+    uniform: tuple[ComparedMix, ...]
+    random: tuple[ComparedMix, ...]
+
+
 @dataclass(frozen=True)
 class Precision:
     """The errors of layers in formats: `rows` has a row for each layer and format. For several layers, the rows of a
@@ -98,7 +149,8 @@ class Precision:
     `in_model` of the layer's.
 
     `tokens` are those that the model read, and `input` describes the layers' input if no model ran. `explain` has
-    a record for each requested value in each format; with `in_model`, `whole` has a record for each format.
+    a record for each requested value in each format; with `in_model`, `whole` has a record for each format. With a
+    `budget` there are no rows.
     """
 
     model: Resolved
@@ -110,15 +162,24 @@ class Precision:
     prompt: str | None = None
     explain: tuple[RoundedValue, ...] = ()
     whole: tuple[WholeModel, ...] = ()
+    budget: Budget | None = None
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the rows, or the formats chosen within a budget, as rows of a table."""
+        return [asdict(one) for one in self.budget.choices] if self.budget else [row.flat() for row in self.rows]
 
     @package_errors()
     def frame(self) -> DataFrame:
-        """Return the rows as a pandas DataFrame, with the shares in columns such as `share_W1` and `share_x_W1`."""
+        """Return `table()` as a pandas DataFrame, with the shares in columns such as `share_W1` and `share_x_W1`."""
         import pandas
 
-        return pandas.DataFrame([row.flat() for row in self.rows])
+        return pandas.DataFrame(self.table())
 
     def __repr__(self) -> str:
+        if self.budget:
+            one = self.budget
+            text = f"{one.score} {one.measured:.3g} at {one.bits:.4g} bits per weight"
+            return f"<Precision of {self.model.model.name}: {text}>"
         lines = [f"<Precision of {self.model.model.name}: {len(self.rows)} rows"]
         for row in self.rows[:7]:
             error = "" if row.error_rel is None else f", error {row.error_rel:.3g}"

@@ -63,13 +63,19 @@ def matrices(steps: Sequence[Step]) -> dict[str, str]:
     """Return the parameters to round, with their names in formulas: {"gate.weight": "W1", ...}. In a mixture, W1 is the
     name of every expert's W1."""
     names: dict[str, str] = {}
-    gated = any(_kind(step) == "gate" for _, step in walk(steps))
+    labels = _labels(steps)
     for step in steps:
         inner, prefix = (step.op.program, step.prefix) if isinstance(step.op, Experts) else ((step,), "")
         for one in inner:
             if kind := _kind(one):
-                names[f"{prefix}{one.output}.weight"] = {"gate": "W1", "up": "W3" if gated else "W1"}.get(kind, "W2")
+                names[f"{prefix}{one.output}.weight"] = labels[kind]
     return names
+
+
+def _labels(steps: Sequence[Step]) -> dict[str, str]:
+    """Return the names in formulas of gate, up and down."""
+    gated = any(_kind(step) == "gate" for _, step in walk(steps))
+    return {"gate": "W1", "up": "W3" if gated else "W1", "down": "W2"}
 
 
 def _kind(step: Step) -> str:
@@ -153,9 +159,30 @@ class RoundedLayer:
     def read(self, name: str, x: Tensor) -> Tensor:
         """Return an input of a matrix, rounded, as one row per token."""
         try:
-            return rounded(x.flatten(0, -2), for_inputs(self.form)).reshape(x.shape)
+            return rounded_input(x, self.form)
         except FFNError as error:
             raise error.within(name) from None
+
+
+def rounded_input(x: Tensor, form: Format) -> Tensor:
+    """Return what a matrix reads, [..., channels], rounded token by token."""
+    return rounded(x.flatten(0, -2), for_inputs(form)).reshape(x.shape)
+
+
+@torch.no_grad()
+def mixed_output(layer: ExactLayer, formats: Mapping[str, Format], inputs: bool) -> Tensor:
+    """Return a layer's output with a format for each matrix, such as {"W1": nvfp4}; the others are exact. With
+    `inputs`, what a matrix reads is rounded to that matrix's format too."""
+    weights, labels = dict(layer.weights), _labels(layer.steps)
+    for parameter, name in matrices(layer.steps).items():
+        if name in formats:
+            weights[parameter] = rounded(weights[parameter], formats[name])
+
+    def linear(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        form = formats.get(labels.get(_kind(step), "")) if inputs else None
+        return functional.linear(x if form is None else rounded_input(x, form), weight, bias)
+
+    return run(layer.steps, weights, layer.inputs, Mode(linear=linear))
 
 
 def added_up(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -51,11 +51,16 @@ class Quantized:
         return scales * whole if self.format.rule == "torchao" else scales / whole
 
     @property
-    def bits_per_weight(self) -> float:
-        """Stored bits per value, including scales, zeros and minimums."""
+    def bits(self) -> int:
+        """Stored bits, including scales, zeros and minimums."""
         codes = self.codes.numel() + (0 if self.zeros is None else self.zeros.numel())
         others = sum(8 * t.nbytes for t in (self.scales, self.minimums, self.tensor_scale) if t is not None)
-        return (codes * self.format.bits + others) / self.codes.numel()
+        return round(codes * self.format.bits) + others
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per value."""
+        return self.bits / self.codes.numel()
 
     def values(self) -> Tensor:
         """Return the value of each code before scaling, float32, in the tensor's shape."""

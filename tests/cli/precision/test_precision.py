@@ -33,6 +33,18 @@ def test_explain_shows_block_scale_code_and_what_follows(stdout_of):
         assert text in out
 
 
+def test_a_budget_shows_the_choice_beside_others(json_of, stdout_of, csv_of):
+    words = ("precision", "32x32:swiglu", "--dtype", "nvfp4,fp8", "--tokens", "4", "--budget", "7")
+    found = json_of(*words)["budget"]
+    assert (found["score"], found["what"], len(found["random"])) == ("error_rel", "weights", 5)
+    assert [row["format"] for row in csv_of(*words)] == [one["format"] for one in found["choices"]]
+    out = stdout_of(*words)
+    assert "Formats within 7 bits a weight; inputs are not rounded" in out
+    labels = [line.split()[0] for line in out.splitlines() if line.startswith(("nvfp4 ", "fp8 ", "random ", "this "))]
+    assert labels == ["this", "nvfp4", "fp8", *["random"] * 5]
+    assert "what a matrix reads has its format too" in stdout_of(*words, "--what", "both")
+
+
 def test_findings_are_lines_below_the_tables(stdout_of):
     out = stdout_of("precision", "64x64:relu", "--dtype", "mxfp4", "--what", "weights")
     assert "mxfp4, layer 0, W1: " in out
