@@ -8,6 +8,7 @@ from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
+from ffncli.pages.precision import precision_charts
 from ffncli.run.verify.certificate import certificate_of
 from ffncli.show.page.charts import ChartLine, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
@@ -30,6 +31,8 @@ def document_parts(path: Path, name: str) -> PageParts:
     """Return the section of one JSON answer. Raises FFNError for any other JSON."""
     values = read_object(path, _MOST_BYTES)
     command, rows, corpus = values.get("command"), values.get("rows"), values.get("corpus")
+    budget = values.get("budget") if command == "precision" else None
+    rows = budget.get("choices") if isinstance(budget, Mapping) else rows
     layers: Any = (corpus if command == "trace" and isinstance(corpus, Mapping) else values).get("layers")
     wanted = (
         isinstance(layers, list)
@@ -51,6 +54,8 @@ def document_parts(path: Path, name: str) -> PageParts:
     for key in ("certificate", "block"):
         if isinstance(record := values.get(key), Mapping):
             children += [element("h3", key.capitalize()), _record(record)]
+    if command == "precision":
+        children += precision_charts(rows, budget)
     children += [element("h3", "Rows"), element("div", data_table=name)]
     title = f"{path.name}: {_TITLES.get(word, f'ffn {word}')}"
     lists = {key for row in rows for key, value in row.items() if isinstance(value, list)}

@@ -83,9 +83,26 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     survey = ["trace", str(checkpoint("mixtral").path), "--layer", "all", "--prompt", PROMPT, "-o"]
     with pytest.raises(SystemExit):
         main([*survey, str(folder / "layers.json")])
+    for name, more in (
+        ("precision", ["--dtype", "fp8,int8"]),
+        ("budget", ["--dtype", "fp8,bf16", "--budget", "14"]),
+    ):
+        with pytest.raises(SystemExit):
+            main(
+                [
+                    "precision",
+                    str(checkpoint("llama").path),
+                    "--layer",
+                    "all",
+                    *more,
+                    "-o",
+                    str(folder / f"{name}.json"),
+                ]
+            )
     made = {
         "bench": ["run.csv"], "two": ["run.csv", "after.csv"], "small": ["small.safetensors"],
         "traces": ["large.safetensors", "mixture.npz"], "layers": ["layers.json"],
+        "precision": ["precision.json", "budget.json"],
     }  # fmt: skip
     out = {}
     for name, files in made.items():

@@ -10,7 +10,7 @@ import pytest
 import ffncli
 from tests.browser.conftest import CHANGE, RESULTS, Open, texts
 
-PAGES = ("bench", "two", "small", "traces", "layers")
+PAGES = ("bench", "two", "small", "traces", "layers", "precision")
 LOOKS = [(name, *look) for name in PAGES for look in ((1280, False), (400, True))]
 
 

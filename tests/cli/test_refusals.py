@@ -387,6 +387,13 @@ REFUSED = [
     ("precision gpt2 --prompt a --in-model", "--in-model needs --layer all"),
     ("precision 4x8 --position 1", "--position needs --prompt"),
     ("precision 64x64 --budget 4", "--budget is 4, but these formats need at least 4.5079 bits a weight"),
+    ("precision 64x64 --recipe llama.cpp:f", "--recipe needs --budget; it has the formats of a choice"),
+    ("precision 64x64 --budget 9 --recipe gguf:f", "--recipe must be a target and a file, as in llm-compressor:recipe"),
+    (
+        "precision 64x64 --budget 20 --dtype q4_0 --recipe modelopt:f",
+        "--recipe: modelopt has no q4_0; it has bf16, fp16",
+    ),
+    ("precision 64x64 --budget 20 --dtype fp8 --recipe modelopt:f", "--recipe names tensors, so it needs a model's fi"),
     ("precision 64x64 --budget 0", "--budget must be a number above 0, got '0'"),
     ("precision 64x64 --budget 6 --sums", "--budget contradicts --sums; it chooses formats"),
     ("precision 64x64 --budget 6 --what inputs", "--budget contradicts --what inputs; it is of the weights' bits"),

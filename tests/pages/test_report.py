@@ -364,3 +364,51 @@ def test_a_figure_too_large_for_a_float_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "layers.json"
     path.write_text(json.dumps({"command": "trace", "layers": [{"layer": 0, "input_norm": 10**400}]}))
     assert len(ffncli.report(path, tmp_path / "page.html").sections) == 1
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """The cells of the first table of layers and tensors, row by row."""
+    table = re.search(r'aria-label="layers and tensors".*?</table>', text, re.S)
+    assert table is not None
+    rows = re.findall(r"<tr>(.*?)</tr>", table[0], re.S)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+
+@pytest.mark.parametrize("source", ["64x64:swiglu", "64x64:relu"])
+def test_precision_is_a_map_and_bars(source: str, tmp_path: Path, call: Any) -> None:
+    assert call("precision", source, "--dtype", "fp8", "-o", str(tmp_path / "p.json"))[0] == 0
+    ffncli.report(tmp_path / "p.json", tmp_path / "p.html")
+    text, (row,) = (tmp_path / "p.html").read_text("utf-8"), ffncli.precision(source, dtype="fp8").rows
+    tensors = [name for name in row.by_tensor if row.by_tensor[name] is not None]
+    head, *rows = cells_of(text)
+    assert head == ["layer", *tensors]
+    alone = [100 * (row.error_rel or 0) * math.sqrt(row.by_tensor[name] or 0) for name in tensors]
+    assert rows == [["block 0", *(f"{error:.3g}" for error in alone)]]
+    bars = dict(re.findall(r"<title>block 0, (\w+): (\S+) %</title>", text))
+    assert [*bars] == [*tensors, "pairs", "rest"]
+    assert sum(map(float, bars.values())) == pytest.approx(100, abs=0.5)
+    assert float(bars["pairs"]) == pytest.approx(100 * sum(one or 0 for one in row.by_pair.values()), rel=5e-3)
+    wide = re.findall(r'width="([\d.]+)" height="16" class="point', text)
+    shares = [abs(float(share)) for share in bars.values()]
+    assert [float(one) / float(wide[0]) for one in wide] == pytest.approx([s / shares[0] for s in shares], rel=0.02)
+
+
+def test_a_budget_is_a_map_of_formats(tmp_path: Path, call: Any) -> None:
+    words = ("precision", "64x64:swiglu", "--dtype", "fp8,nvfp4", "--budget", "6", "-o", str(tmp_path / "p.json"))
+    assert call(*words)[0] == 0
+    ffncli.report(tmp_path / "p.json", tmp_path / "p.html")
+    chosen = json.loads((tmp_path / "p.json").read_text("utf-8"))["budget"]["choices"]
+    assert cells_of((tmp_path / "p.html").read_text("utf-8")) == [
+        ["layer", "W1", "W3", "W2"], ["block 0", *(one["format"] for one in chosen)],
+    ]  # fmt: skip
+    assert len(data_of(tmp_path / "p.html")["file1"]["rows"]) == 3
+
+
+@pytest.mark.parametrize("value", ["<b>", [1], 1e300, -1, None, 10**400, True])
+def test_a_precision_of_other_values_is_shown_without_them(value: Any, tmp_path: Path) -> None:
+    row = {**dict.fromkeys(("layer", "format", "error_rel", "by_pair", "rest"), value), "by_tensor": {"W1": value}}
+    choice = dict.fromkeys(("layer", "tensor", "format", "bits"), value)
+    for more in ({"rows": [row]}, {"rows": [], "budget": {"choices": [choice]}}):
+        (tmp_path / "p.json").write_text(json.dumps({"command": "precision", **more}), "utf-8")
+        ffncli.report(tmp_path / "p.json", tmp_path / "p.html", force=True)
+        assert "<b>" not in (tmp_path / "p.html").read_text("utf-8")

@@ -23,6 +23,7 @@ from ffncli.run.precision.diagnosis import Diagnosis, diagnose
 from ffncli.run.precision.explain import RoundedValue, explained_value
 from ffncli.run.precision.layers import in_model, loaded_model
 from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
+from ffncli.run.precision.recipe import recipe_writer
 from ffncli.run.precision.results import Budget, Precision, PrecisionRow, Score, SumError
 from ffncli.run.precision.rounding import (
     INPUTS,
@@ -77,11 +78,14 @@ def precision_of(question: PrecisionQuestion, subject: PrecisionSubject, note: N
             for text, place in subject.places for name, form in question.formats
         )  # fmt: skip
 
+    write = recipe_writer(question, subject)
     described, prompts = each_layer(question, subject, measure, remark)
     if any(", unpacked from " in origin for origin in origins):
         remark("the source is packed: the errors are measured from its own format, and do not contain that format's")
     whole, ranked = in_model(question, subject, prompts, rows) if question.in_model else ((), rows)
     budget = None if question.budget is None else _budget(question, subject, prompts, every, remark)
+    if budget and write:
+        remark(*write(budget))
     if len(subject.layers) > 1:
         names = [name for name, _ in question.formats]
         ranked.sort(key=lambda row: (names.index(row.format), *(-(one or 0.0) for one in _worst(row))))

@@ -25,6 +25,16 @@ FORMATS = ("fp8", "nvfp4")
 _round = partial(Opt, group="What is rounded")
 
 
+TARGETS = ("llm-compressor", "modelopt", "llama.cpp")
+
+
+def _recipe(value: Any) -> str:
+    target, _, file = text(value).partition(":")
+    if target not in TARGETS or not file:
+        raise ValueError
+    return f"{target}:{file}"
+
+
 def _format(value: Any) -> str:
     name = text(value).strip().lower()
     format_of(name)
@@ -46,8 +56,9 @@ class PrecisionQuestion(Dimensions):
     `what` says what is rounded: `weights`, `inputs` or `both`; by default what deployments round, which is both for
     floats and weights for integers. With `budget`, a number of bits per weight, each matrix of each layer gets the
     format of `dtype` with which the predicted error is least within these bits, and `budget` of the answer has the
-    choice and its measured error. `frame()` is a table of the rows. Raises FFNError for whatever the command line
-    refuses, for formats whose blocks do not fit a width, and for values that are NaN or infinite.
+    choice and its measured error; `recipe` writes it for another program. `frame()` is a table of the rows. Raises
+    FFNError for whatever the command line refuses, for formats whose blocks do not fit a width, and for values that are
+    NaN or infinite.
     """
 
     source: Annotated[Source | None, source_option(DEFAULT)] = field(default=None, kw_only=False)
@@ -108,6 +119,15 @@ class PrecisionQuestion(Dimensions):
             help="Choose a format of --dtype for each matrix of each layer: the least error within BITS per weight.",
         ),
     ] = None  # fmt: skip
+    recipe: Annotated[
+        str | None,
+        Opt(
+            "--recipe", metavar="TARGET:FILE", after="budget",
+            accepts=Accepts(f"a target and a file, as in {TARGETS[0]}:recipe.yaml ({', '.join(TARGETS)})", _recipe),
+            help="Write the choice to FILE for llm-compressor, modelopt (both in YAML) or llama.cpp.",
+        ),
+    ] = None  # fmt: skip
+    force: shared.Force = False
     device: shared.Device = "cpu"
     seed: shared.Seed = None
     threads: shared.Threads = None
@@ -159,6 +179,7 @@ RULES = (
     conflicts.Conflict("in_model", needs="layer=all", why="a layer inherits the errors of all layers below"),
     conflicts.Conflict("budget", contradicts="explain sums", why="it chooses formats"),
     conflicts.Conflict("budget", contradicts="in_model", why="for all layers and a text, it runs the model anyway"),
+    conflicts.Conflict("recipe", needs="budget", why="it has the formats of a choice"),
     conflicts.Conflict("budget", contradicts="what=inputs", why="it is of the weights' bits"),
     conflicts.Conflict("budget", contradicts="prompts=-", why="it reads the texts several times"),
 )

@@ -7,7 +7,7 @@ from ffncli.block.analysis.gated import UNITS
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.options.accept import TEXT
 from ffncli.options.arguments import checked
-from ffncli.run.topics import blocks
+from ffncli.run.topics import blocks, formats
 from ffncli.run.topics.topic import Topic, TopicLine, activation_topic, function_topic, unit_topic
 
 _Builder = Callable[[TopicLine], Topic]
@@ -65,6 +65,15 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         "how far apart two correct computations of a block may be, and why",
         ("rounding", "precision", "error", "eps", "atol", "rtol"),
     ),
+    "scale": (
+        formats.scale_topic,
+        "the factor that a block of values shares in a format with few bits",
+        ("scales", "group-size", "group", "block-size", "quantization"),
+    ),
+    "int4": (formats.format_topic, "integers of 4 bits with a scale for each block", ("w4",)),
+    "fp8": (formats.format_topic, "floats of 8 bits with a scale for each row", ("e4m3", "fp8_e4m3")),
+    "mxfp4": (formats.format_topic, "floats of 4 bits, blocks of 32, powers of two as scales", ("mx",)),
+    "nvfp4": (formats.format_topic, "floats of 4 bits, blocks of 16, fp8 scales", ("fp4", "e2m1")),
 }
 
 

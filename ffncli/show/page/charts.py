@@ -2,7 +2,7 @@
 with their costs, and a histogram."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
@@ -188,6 +188,37 @@ def cost_bars(steps: Sequence[CostBar]) -> Element:
     described = f"{len(steps)} steps with {total:,} FLOPs in all; the width of a bar is a step's FLOPs"
     svg = _svg(parts, 16 + _COST_ROW * len(steps), described)
     return element("figure", svg, element("figcaption", "The width of a bar is the step's FLOPs."))
+
+
+def share_bars(rows: Sequence[tuple[str, Mapping[str, float]]], names: Sequence[str]) -> Element:
+    """Draw a row for each label with its shares of a whole laid end to end: to the right of a line at 0 those above 0,
+    to its left those below. `names` are all parts, in the order of their colours."""
+    left, row_height = 130, 22
+    low, high = (
+        max((sum(max(sign * share, 0.0) for share in shares.values()) for _, shares in rows), default=0.0)
+        for sign in (-1, 1)
+    )
+    unit = (WIDTH - left - _RIGHT) / (low + high or 1.0)
+    zero, bottom = left + low * unit, _TOP + row_height * len(rows)
+    parts = []
+    for at, (label, shares) in enumerate(rows):
+        y, ends = _TOP + row_height * at, [zero, zero]
+        parts.append(element("text", _short(label, 18), x=left - 8, y=y + 15, class_="label end"))
+        for number, name in enumerate(names):
+            if share := shares.get(name, 0.0):
+                wide = abs(share) * unit
+                x = ends[1] if share > 0 else ends[0] - wide
+                ends = [ends[0], x + wide] if share > 0 else [x, ends[1]]
+                title = element("title", f"{label}, {name}: {100 * share:.3g} %")
+                place = {"x": f"{x:.1f}", "y": y + 3, "width": f"{wide:.1f}", "height": row_height - 6}
+                parts.append(element("rect", title, **place, class_=f"point c{number % _COLOURS}"))
+    parts.append(element("line", x1=f"{zero:.1f}", x2=f"{zero:.1f}", y1=_TOP, y2=bottom, class_="mark"))
+    present = [(at, name) for at, name in enumerate(names) if any(shares.get(name) for _, shares in rows)]
+    legend = [element("li", element("span", class_=f"swatch c{at % _COLOURS}"), name) for at, name in present]
+    described = (
+        f"Shares of {', '.join(name for _, name in present)} in {len(rows)} rows; those left of the line are below 0"
+    )
+    return element("figure", _svg(parts, bottom + _TOP, described), element("ul", legend, class_="legend"))
 
 
 def histogram(values: Sequence[float]) -> Element | None:

@@ -16,7 +16,10 @@ from ffncli.run.topics.topic import Topic
 from tests.oracles.activations import ORACLES
 from tests.oracles.counts import MOE
 
-PARTS = "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout tolerance".split()
+PARTS = (
+    "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout tolerance scale int4 fp8 "
+    "mxfp4 nvfp4"
+).split()
 
 
 def text(topic: Topic) -> str:
@@ -79,6 +82,8 @@ def test_every_name_of_an_activation_is_a_topic():
         ("TP", "tensor-parallel"),
         ("all-reduce", "tensor-parallel"),
         ("expert parallelism", "expert-parallel"),
+        ("group size", "scale"),
+        ("e4m3", "fp8"),
     ],
 )
 def test_other_names_lead_there(alias, topic):
@@ -331,3 +336,73 @@ def test_tolerances_by_hand_and_errors_within_them():
             assert limit / 500 < error < limit
     assert "1.19e-07 in fp32, 0.00781 in bf16" in text(topic)
     assert "at width 1024 that is 1.6e-05;" in text(topic)
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def four_bits(x: torch.Tensor) -> torch.Tensor:
+    """The nearest values of E2M1; none of these weights is a tie."""
+    return E2M1[(x.abs().unsqueeze(-1) - E2M1).abs().argmin(-1)] * x.sign()
+
+
+def by_hand(name: str, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (scale, what the codes mean) of each value of a matrix [128, 128]."""
+    blocks = w.reshape(128, -1, {"mxfp4": 32, "nvfp4": 16}.get(name, 128))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    if name == "int4":
+        scale = largest / 7.5
+        values = (blocks / scale).round().clamp(-8, 7)
+    elif name == "fp8":
+        scale = largest / 448
+        values = (blocks / scale).to(torch.float8_e4m3fn).float()
+    elif name == "mxfp4":
+        scale = 2.0 ** (largest.log2().floor() - 2)
+        values = four_bits((blocks / scale).clamp(-6, 6))
+    else:
+        whole = w.abs().max() / (448 * 6)
+        scale = (largest / 6 / whole).to(torch.float8_e4m3fn).float() * whole
+        values = four_bits((blocks / scale).clamp(-6, 6))
+    return scale.expand_as(blocks).reshape(w.shape), values.reshape(w.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("int4", 4.25), ("fp8", 8.25), ("mxfp4", 4.25), ("nvfp4", 4.5 + 32 / 16384)]
+)
+def test_a_format_s_codes_are_those_by_hand(name, bits):
+    (gate, *_), _ = drawn((128, 128), (128, 128), (128, 128))
+    w = gate.weight.detach()
+    scale, values = by_hand(name, w)
+    topic, at = ffncli.explain(name), (3, 1)
+    rows = {row[0]: row[1:] for row in topic.example.rows}
+    assert {*range(6)} <= {*rows}
+    for i, (value, scaled, code, means, stored, error) in rows.items():
+        assert value == float(w[3, i])
+        assert scaled == pytest.approx(float(w[3, i] / scale[3, i]), rel=1e-5)
+        assert (code % 16 if "fp4" in name else code) == code
+        assert means == float(values[3, i])
+        assert stored == pytest.approx(float(values[3, i] * scale[3, i]), rel=1e-5)
+        assert error == pytest.approx(stored - value, abs=1e-7)
+    lost = float((values * scale - w).norm() / w.norm())
+    assert f"{float(scale[at]):.4g}" in text(topic)
+    assert f"With scales that is {bits:.4g} bits a weight, and the error is {100 * lost:.3g} % of W1's norm." in text(
+        topic
+    )
+
+
+def test_scales_of_smaller_groups_are_more_and_hurt_fewer_channels():
+    (gate, *_), _ = drawn((128, 128), (128, 128), (128, 128))
+    w = gate.weight.detach().clone()
+    w[:, 3] *= 30
+    topic = ffncli.explain("scale")
+    assert column(topic, "scales") == [128 * 8, 128 * 4, 128 * 2, 128, 1]
+    assert column(topic, "bits a weight") == [4 + 32 * n / 16384 for n in column(topic, "scales")]
+    for words, median in zip(column(topic, "group size"), column(topic, "of the median channel %"), strict=True):
+        size = {"channel": 128, "tensor": 16384}.get(words) or int(words[1:])
+        blocks = w.reshape(-1, size)
+        scale = blocks.abs().amax(-1, keepdim=True) / 7.5
+        near = ((blocks / scale).round().clamp(-8, 7) * scale).reshape(w.shape)
+        errors = (near - w).norm(dim=0) / w.norm(dim=0)
+        assert median == pytest.approx(100 * float(errors.median()), rel=1e-3)
