@@ -76,9 +76,9 @@ def summary(rows: Rows) -> str:
     """Return a table of the runs inside the models, and one of the weights' shares."""
     models = [*dict.fromkeys(row["model"] for row in rows)]
     head = ("model", "format", "rounded", "error of a layer", "output", "KL, nats", "worst layers", "time", "memory")
-    lines = [_line(of(rows, model, "in model", name)) for model in models for name in formats(rows, model)]
+    lines = [model_line(of(rows, model, "in model", name)) for model in models for name in formats(rows, model)]
     order = ("model", "format", "W1", "W3", "W2", "layers with W2 > W3 > W1")
-    shares = [_shares(of(rows, model, "weights", name)) for model in models for name in formats(rows, model)]
+    shares = [order_line(of(rows, model, "weights", name)) for model in models for name in formats(rows, model)]
     return f"{script.table(head, lines)}\n\n{script.table(order, shares)}"
 
 
@@ -92,7 +92,7 @@ def of(rows: Rows, model: str, run: str, name: str) -> list[Row]:
     return [row for row in rows if (row["model"], row["run"], row["format"]) == (model, run, name)]
 
 
-def _line(rows: Sequence[Row]) -> tuple[object, ...]:
+def model_line(rows: Sequence[Row]) -> tuple[object, ...]:
     """Return a line on a run inside a model; the rows begin with the worst layer."""
     first = rows[0]
     errors = sorted(float(row["error_rel"]) for row in rows)
@@ -104,7 +104,7 @@ def _line(rows: Sequence[Row]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _shares(rows: Sequence[Row]) -> tuple[object, ...]:
+def order_line(rows: Sequence[Row]) -> tuple[object, ...]:
     """Return the mean share of each matrix, and in how many layers they are in order."""
     names = [name for name in ("W1", "W3", "W2") if rows[0][name]]
     held = sum(ordered([float(row[name]) for name in names]) for row in rows)

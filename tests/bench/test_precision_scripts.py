@@ -62,6 +62,17 @@ def test_the_order_of_shares_is_counted_layer_by_layer():
         {**base, "W1": "0.1", "W3": "0.3", "W2": "0.6"},
         {**base, "W1": "0.3", "W3": "0.3", "W2": "0.4"},
     ]
-    assert precision_models._shares(rows) == ("decoder", "int8", "20.0%", "30.0%", "50.0%", "1 of 2")
+    assert precision_models.order_line(rows) == ("decoder", "int8", "20.0%", "30.0%", "50.0%", "1 of 2")
     plain = [{**base, "W1": "0.4", "W3": "", "W2": "0.6"}]
-    assert precision_models._shares(plain) == ("decoder", "int8", "40.0%", "–", "60.0%", "1 of 1")
+    assert precision_models.order_line(plain) == ("decoder", "int8", "40.0%", "–", "60.0%", "1 of 1")
+
+
+def test_a_line_on_a_model_has_the_range_of_its_layers_and_the_worst():
+    base = {
+        "model": "decoder", "format": "int8", "rounded": "weights", "whole_output_error": "0.25", "seconds": "12.4",
+        "whole_kl": "0.00327", "peak_bytes": "1730000000",
+    }  # fmt: skip
+    rows = [{**base, "layer": layer, "error_rel": error} for layer, error in (("3", "0.02"), ("0", "0.005"))]
+    line = ("decoder", "int8", "weights", "0.50% to 2.00%", "25.00%", "0.00327", "3, 0", "12 s", "1.73 GB")
+    assert precision_models.model_line(rows) == line
+    assert precision_models.model_line([{**rows[0], "whole_kl": ""}])[5] == "–"
