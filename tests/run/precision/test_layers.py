@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import ffncli
 from ffncli.errors import FFNError
 from ffncli.run.precision import layers
+from ffncli.run.pretrained.prompt import layers_of
 from tests.oracles.prompted import IDS, PROMPT, WORDS, give_tokenizer, made, through
 
 pytestmark = pytest.mark.models
@@ -72,6 +73,12 @@ def test_a_mixture_inside_a_model_keeps_its_weights() -> None:
     assert [one.format for one in before.whole] == ["fp8", "int8"]
     assert before.whole[1].kl == again.whole[0].kl  # rounding to fp8 first left no trace
     assert all(row.kl is not None and row.kl < 1 for row in before.rows)
+
+
+def test_shared_experts_wider_than_the_routed_ones_are_measured_in_a_model() -> None:
+    found = ffncli.precision(made("deepseek_v3").path, prompt=PROMPT, layer="all", dtype="fp8", in_model=True)
+    assert {layer.spec.moe is None for layer in layers_of(found.model)} == {True, False}
+    assert all(row.kl is not None and 0 <= row.kl < 1 for row in found.rows)
 
 
 def test_a_corpus_is_the_inputs_of_its_texts() -> None:

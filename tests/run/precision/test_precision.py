@@ -115,6 +115,16 @@ def test_a_mixture_rounds_every_expert_and_never_the_router():
     assert (blocks["W1"], blocks["W2"]) == (5 * 64 * 1, 5 * 32 * 2)
 
 
+def test_a_shared_expert_may_be_wider_than_the_routed_ones():
+    wide = quantize(torch.ones(2, 64), "fp8")
+    narrow = torch.ones(2, 32)
+    narrow[:, 5] = 40.0
+    found = diagnose("hidden", [(narrow, quantize(narrow, "fp8")), (torch.ones(2, 64), wide)])
+    assert [(one.channel, one.times) for one in found.outliers] == [(5, 40.0)]
+    zeros = torch.zeros(2, 32)
+    assert diagnose("hidden", [(zeros, quantize(zeros, "fp8")), (torch.ones(2, 64), wide)]).outliers == ()
+
+
 def test_an_exact_output_has_no_shares():
     source = "16x16:relu"
     (row,) = ffncli.precision(source, dtype="fp8", input="zeros", tokens=2, bias=False).rows
