@@ -149,15 +149,15 @@ def _counted(mask: Tensor, what: str) -> str:
 
 def _outliers(fits: Sequence[_TensorFit]) -> tuple[Outlier, ...]:
     """Return the largest outliers among the channels; shared experts may have more channels than routed ones."""
-    total, found = sum(one.error for one in fits), list[Outlier]()
+    total, outliers = sum(one.error for one in fits), list[Outlier]()
     for width in dict.fromkeys(len(one.channels) for one in fits):
         alike = [one for one in fits if len(one.channels) == width]
         channels = torch.stack([one.channels for one in alike]).amax(0)
         errors = torch.stack([one.errors for one in alike]).sum(0)
         times = channels / channels.median()  # without a median channel, no figure is finite
-        found += [
+        outliers += [
             Outlier(at, float(times[at]), float(errors[at]) / total if total else None)
             for at in times.nan_to_num(0.0, posinf=0.0).topk(min(_MOST_OUTLIERS, width)).indices.tolist()
             if OUTLIER <= float(times[at]) < inf
         ]  # fmt: skip
-    return tuple(sorted(found, key=lambda one: -one.times)[:_MOST_OUTLIERS])
+    return tuple(sorted(outliers, key=lambda one: -one.times)[:_MOST_OUTLIERS])
