@@ -7,7 +7,6 @@ import pickle
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,12 +20,21 @@ from ffncli.bench.activity import Activity
 from ffncli.bench.records import CaseReport, Job
 from ffncli.errors import FFNError
 from ffncli.models.files.json_records import record_of
-from ffncli.system.child import PrintedBytes, end, exit_code, has_ended, passed_on, shared_memory, used_memory
+from ffncli.system.child import (
+    PrintedBytes,
+    end,
+    exit_code,
+    has_ended,
+    module_command,
+    passed_on,
+    shared_memory,
+    used_memory,
+)
 from ffncli.system.files import remove_process_folders
 from ffncli.system.host import affinity
 from ffncli.system.isolation import isolated
 
-WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
+WORKER = module_command("ffncli.bench.timing.worker")
 
 # How threads wait: torch's usual setting, with libgomp's default written out, so threads spin for a moment, then sleep.
 # Settings of the user are kept; either way, the results record the settings.

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,33 @@ ENDED = "ended processes"
 _REAPING = 10.0  # seconds; a process that waits for a driver cannot be killed until the driver answers
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 3, 4, 24, 36
 _CAP_SYS_PTRACE, _CAPABILITY_VERSION = 19, 0x20080522
+# `python -m`, but the folders of PYTHONPATH come after those of Python and of its packages, and the package ffncli is
+# this one, wherever it is
+_RUN = """
+import os, sys
+users = set(map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+sys.path.sort(key=users.__contains__)
+import importlib.machinery, importlib.util, runpy
+_, folder, name, *sys.argv[1:] = sys.argv
+spec = importlib.machinery.PathFinder.find_spec("ffncli", [folder])
+sys.modules["ffncli"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["ffncli"])
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+"""
 _DEATHS = {-11: "segmentation fault", -6: "aborted", -7: "bus error", -8: "arithmetic error", -4: "illegal instruction"}
+
+
+def module_command(name: str) -> tuple[str, ...]:
+    """Return a command that runs a module of ffn. As long as it has not called `see_users_folders`, no file in a folder
+    of the user takes the place of a module of Python or of a package."""
+    root = str(Path(__file__).parents[2])
+    return sys.executable, "-P", "-c", _RUN, root, name
+
+
+def see_users_folders() -> None:
+    """Find modules in the current folder and in those of PYTHONPATH first, as `python -m` does."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = dict.fromkeys([os.getcwd(), *filter(None, folders)])
 
 
 def settle() -> None:
@@ -286,6 +312,18 @@ def processor_times(threads: bool = True) -> dict[str, int]:
     times = {f"process {pid}": sum(busy_threads(str(pid)).values()) for pid in descendants(os.getpid())}
     times[ENDED] = int(1e9 * (ended.ru_utime + ended.ru_stime))
     return times | (busy_threads() if threads else {})
+
+
+def sleeps(known: Collection[str], threads: bool = True) -> int:
+    """Return how often the descendants of this process and, with `threads`, its own threads have gone to sleep, except
+    those that are `known` by their names in `processor_times`; 0 if the system does not report it."""
+    mine = {thread: f"self/task/{thread}" for thread in (busy_threads() if threads else ())}
+    others = {f"process {pid}": str(pid) for pid in descendants(os.getpid())}
+    count = 0
+    for name, place in {**mine, **others}.items():
+        lines = text(ROOT / f"proc/{place}/status").splitlines() if name not in known else []
+        count += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+    return count
 
 
 def used_memory(pid: int, root: Path = ROOT, *, shared_once: bool = False) -> int | None:

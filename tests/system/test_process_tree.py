@@ -37,6 +37,26 @@ def test_the_memory_of_all_threads_children(tmp_path):
     assert used_memory(6, tmp_path) is None
 
 
+@pytest.mark.parametrize("by", ["the current folder", "PYTHONPATH", "a relative PYTHONPATH"])
+def test_no_file_of_the_user_takes_the_place_of_a_module(tmp_path, monkeypatch, by):
+    """Modules of Python, of a package and of ffn, which a process loads before it watches what a user's file does."""
+    for name in ("statistics.py", "dataclasses.py", "typer.py", "ffncli/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('the file of the user')")
+    monkeypatch.setenv("PYTHONPATH", {"PYTHONPATH": str(tmp_path), "a relative PYTHONPATH": "."}.get(by, ""))
+    command = [*child.module_command("ffncli"), "params", "4x8:relu", "-q"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_afterwards_the_folders_of_the_user_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/one", "", "/two", "/one"]))
+    monkeypatch.setattr(sys, "path", ["/lib"])
+    child.see_users_folders()
+    assert sys.path == [str(tmp_path), "/one", "/two", "/lib"]
+
+
 HOLDER = """
 import os, sys, time
 if os.fork() == 0:

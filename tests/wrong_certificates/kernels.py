@@ -7,12 +7,13 @@ It is loaded by processes of kernels, never by the tests.
 import os
 import sys
 
+import torch
 from torch.nn.functional import linear, silu
 
 from ffncli.kernels.kernel import Kernel
 
 COUNTS = (1, 2, 3, 5, 17, 64, 127)
-CALLS = {}
+CALLS, PACKED = {}, {}
 
 
 def right(x, gate, up, down):
@@ -84,6 +85,30 @@ def wrong_after_many_calls(x, gate, up, down):
 # calls
 def wrong_in_some_calls(x, gate, up, down):
     return right_if(count("some") % 150, x, gate, up, down)
+
+
+# state
+def wrong_with_grad_mode_on(x, gate, up, down):
+    return right_if(not torch.is_grad_enabled(), x, gate, up, down)
+
+
+# weights
+def packs_its_weights_once(x, gate, up, down):
+    return right(x, *PACKED.setdefault(gate.shape, [w.clone() for w in (gate, up, down)]))
+
+
+# weights
+def clips_its_weights(x, gate, up, down):
+    return right(x, *(w.clip(-0.9, 0.9) for w in (gate, up, down)))
+
+
+# elsewhere
+def by_its_memory(x, gate, up, down):
+    with open("/proc/self/maps") as file:
+        places = [line.split(maxsplit=5) for line in file]
+    ranges = [(*(int(end, 16) for end in place[0].split("-")), place[5:]) for place in places]
+    shared = any("memfd" in str(of) for low, high, of in ranges if low <= x.data_ptr() < high)
+    return right_if(shared, x, gate, up, down)
 
 
 # elsewhere

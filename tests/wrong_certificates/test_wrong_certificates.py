@@ -20,7 +20,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse
 from ffncli.run.user.hosted import hosted
-from ffncli.run.verify.checks import drawn, elsewhere
+from ffncli.run.verify.checks import drawn, elsewhere, judged
 from ffncli.run.verify.checks.trial import KernelTrial
 from tests.run.verify.test_referee import block_of
 
@@ -28,7 +28,13 @@ pytestmark = pytest.mark.cheats
 
 FILE = Path(__file__).with_name("kernels.py")
 KERNELS = re.findall(r"^# (\w+)\n(?:def )?(\w+)", FILE.read_text(), re.M)
-CHECKS = {"drawn": drawn.drawn, "calls": drawn.calls, "elsewhere": elsewhere.elsewhere}
+CHECKS = {
+    "state": judged.state,
+    "drawn": drawn.drawn,
+    "calls": drawn.calls,
+    "elsewhere": elsewhere.elsewhere,
+    "weights": judged.weights,
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,7 @@ def host():
 
 
 def test_the_corpus_is_read():
-    assert len(KERNELS) == 16
+    assert len(KERNELS) == 20
 
 
 @pytest.mark.parametrize(("check", "name"), KERNELS, ids=[name for _, name in KERNELS])

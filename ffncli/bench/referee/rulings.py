@@ -40,6 +40,9 @@ TIMES = 4  # factor on the error of a passing baseline
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NOT_FINITE = Error(math.inf, math.inf)
 _WIDE = 16  # a token with at least this many values does not repeat by chance
+# How many tokens are compared at most, how many values they must have, and the least part of the dimensions that drawn
+# ones span. In 3,000 draws of 12 to 40 tokens, the part was at least 0.75.
+_SPAN_TOKENS, _SPAN_VALUES, _SPAN = 64, 512, 0.6
 
 
 def allowed(problem: Problem, math_mode: str = "highest") -> float:
@@ -74,6 +77,7 @@ class Rulings(Referee):
     ) -> None:
         self._problem, self._baseline, self.users = problem, baseline, users
         self._entered: set[tuple[str, bytes]] = set()  # (kernel, token): kernels may share inputs
+        self._tokens: dict[str, list[Tensor]] = {}  # the latest of each user's kernel
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
@@ -129,6 +133,8 @@ class Rulings(Referee):
             judged = [(e, s) for e, s in zip(errors, sound, strict=True) if e is not None and s.kernel == kernel]
             if not rulings[kernel].wrong and judged:
                 rulings[kernel] = self._of_samples(kernel, *zip(*judged, strict=True))
+            if not rulings[kernel].wrong:
+                rulings[kernel] = self._not_drawn(kernel) or rulings[kernel]
             self._keep(kernel, rulings[kernel], samples=sum(sample.kernel == kernel for sample in samples))
         return rulings
 
@@ -238,9 +244,33 @@ class Rulings(Referee):
         tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}
         again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)
         self._entered |= tokens
-        if not again or sample.kernel not in self.users:
+        if sample.kernel not in self.users:
+            return None
+        self._tokens[sample.kernel] = [*self._tokens.get(sample.kernel, []), *sample.x.float()][-_SPAN_TOKENS:]
+        if not again:
             return None
         return Ruling("an input of its timed calls was repeated", WrongCode.PATCHED_FFN)
+
+    def _not_drawn(self, kernel: str) -> Ruling | None:
+        """Check that the timed inputs span as many dimensions as independent normal numbers do. If they are nearly
+        equal, multiples of each other or in a plane, users' code has changed them, to know parts of the answers.
+
+        The dimensions are (Σ λ)² / Σ λ² over the eigenvalues λ of the tokens' inner products; n tokens of d normal
+        numbers have n · d / (n + d + 1).
+        """
+        tokens, case = self._tokens.get(kernel, []), self._problem.case
+        # prescribed experts move tokens in common directions
+        if len(tokens) * case.spec.d_model < _SPAN_VALUES or len(tokens) < 2 or case.routing:
+            return None
+        rows = torch.stack(tokens)
+        products = rows @ rows.T
+        span = float(products.trace() ** 2 / products.square().sum())
+        count, width = rows.shape
+        expected = count * width / (count + width + 1)
+        if span >= _SPAN * expected:
+            return None
+        text = f"the inputs of its timed calls span {span:.0f} dimensions, drawn ones {expected:.0f}"
+        return Ruling(text, WrongCode.PATCHED_FFN)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

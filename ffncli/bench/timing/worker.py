@@ -28,7 +28,7 @@ from ffncli.bench.launch import labels
 from ffncli.bench.records import Job, TimedUnit
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.errors import ExitCode, FFNError
-from ffncli.system.child import require_original, settle
+from ffncli.system.child import require_original, see_users_folders, settle
 from ffncli.system.gpu import gpu_errors
 from ffncli.system.host import affinity
 from ffncli.system.packages import package_error
@@ -117,16 +117,20 @@ def start_blas_threads(cores: Iterable[int]) -> None:
 def _measure(job: Job, send: Send, referee: RefereeProcess | None, start: float) -> bool:
     """Measure one case after another; return False if another worker must run the remaining cases. `start` is the
     seconds that the process took to start."""
+    entry_points = None
+    if job.ranks.world_size == 1 and not job.method.in_model and any(choice.file for choice in job.kernels):
+        from ffncli.bench.timing.cheating.entry_points import EntryPoints
+
+        entry_points = EntryPoints()
+    see_users_folders()
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
     if job.method.in_model:
         from ffncli.bench.timing.modes.in_model import measure_model
 
         return _each_case(job, send, partial(measure_model, job=job), start)
-    from ffncli.bench.timing.cheating.entry_points import EntryPoints
     from ffncli.bench.timing.measure_case import measure_case
 
-    entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
     measure = partial(measure_case, job=job, referee=referee, entry_points=entry_points)
     return _each_case(job, send, measure, start, referee)
 

@@ -67,10 +67,12 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class CallRequest:
-    """A request to call the kernel on the first `tokens` tokens of the input region with index `place`."""
+    """A request to call the kernel on the first `tokens` tokens of the input region with index `place`, in inference
+    mode or with `grad` mode on, though no tensor requires a gradient."""
 
     tokens: int
     place: int
+    grad: bool = False
 
 
 Layout = Literal["rows", "columns", "one row", "one value"]
@@ -104,6 +106,11 @@ def laid_out(upstream: Tensor, tokens: int, layout: Layout) -> Tensor:
 
 
 @dataclass(frozen=True)
+class TakeWeights:
+    """A request to go on with the weights that are in the shared memory now, as with those of another layer."""
+
+
+@dataclass(frozen=True)
 class ShowWeights:
     """A request to write the current weights back to the shared memory, because a GPU has its own copies."""
 
@@ -113,4 +120,4 @@ class ShowSurroundings:
     """A request for the files and the environment variables that the kernel's code has read."""
 
 
-HostRequest = LoadRequest | CallRequest | GradientRequest | ShowWeights | ShowSurroundings
+HostRequest = LoadRequest | CallRequest | GradientRequest | TakeWeights | ShowWeights | ShowSurroundings

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,16 +34,17 @@ from ffncli.run.user.host_requests import (
     Region,
     ShowSurroundings,
     ShowWeights,
+    TakeWeights,
     laid_out,
 )
 from ffncli.run.user.surroundings import MOST_FILES
 from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
-from ffncli.system.child import PrintedBytes, passed_on, unreadable
+from ffncli.system.child import PrintedBytes, module_command, passed_on, unreadable
 from ffncli.system.host import available_memory
 from ffncli.system.isolation import isolated, isolation
 
-HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
+HOST = module_command("ffncli.run.user.kernel_host")
 PLACES = 2  # input buffers for x
 _ALIGNMENT = 256  # bytes; some kernels round differently if a tensor is not aligned
 _START = 300.0  # seconds for Python and torch to start; long, because a disk may be slow
@@ -126,9 +126,10 @@ class HostedKernel:
         self.trains = answer.get("trains") is not False
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
-    def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """Copy x [tokens, d_model] to the input buffer of index `place`, call the kernel on it, return the output."""
-        return self._call(CallRequest(len(x), place), {place: x})[1]
+    def call(self, x: Tensor, place: int = 0, grad: bool = False) -> Tensor:
+        """Copy x [tokens, d_model] to the input buffer of index `place`, call the kernel on it (with `grad`, in grad
+        mode), return the output."""
+        return self._call(CallRequest(len(x), place, grad), {place: x})[1]
 
     def gradients(
         self,
@@ -157,7 +158,8 @@ class HostedKernel:
         for region in self.request.gradients.values():
             region.of(self.memory).fill_(torch.nan)
         inputs = {place: x} if then is None else {place: x, 1 - place: then}
-        request = GradientRequest(len(x), place, tuple(trained), layout, passes, None if then is None else 1 - place)
+        other = None if then is None else 1 - place
+        request = GradientRequest(len(x), place, True, tuple(trained), layout, passes, other)
         answer, output = self._call(request, inputs)
         if not same_bits(laid_out(upstream, len(g), layout), g):
             self.changed.add("the gradient of its output")
@@ -193,6 +195,17 @@ class HostedKernel:
         if answer.get("dtype") != dtype:
             raise KernelFailure(f"returns {_text(answer, 'dtype')}, expected {dtype}")
         return answer, output.clone()
+
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the loaded kernel other weights of the same shapes, without loading its file again."""
+        assert self.request is not None
+        assert self.memory is not None
+        self._weights = weights
+        for name, region in self.request.weights.items():
+            region.of(self.memory).copy_(weights[name])
+        answer = self._ask(TakeWeights(), self.limits.call, "did not prepare its weights within", "--call-time")
+        if "error" in answer:
+            raise KernelFailure("; ".join(filter(None, (_text(answer, "error"), _text(answer, "hint")))))
 
     def inspect(self) -> None:
         """Add to `changed` the weights that have changed since loading."""
@@ -283,8 +296,8 @@ def hosted(
     device: str = "cpu",
     threads: int | None = None,
     limits: TimeLimits = TimeLimits(),
-    command: Sequence[str] = HOST,
     isolate: bool = False,
+    command: Sequence[str] = HOST,
 ) -> Iterator[HostedKernel]:
     """Start a process for the kernel; at the end, stop it and all processes that it started. With `isolate`, it gives
     up rights before it loads anything; raises FFNError (exit 3) if this system cannot do that."""

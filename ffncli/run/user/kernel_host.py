@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.errors import FFNError, clean
 from ffncli.run.engine.threads import set_threads
 from ffncli.run.user.surroundings import Surroundings
-from ffncli.system.child import reads_memory, settle
+from ffncli.system.child import reads_memory, see_users_folders, settle
 from ffncli.system.gpu import use_device
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def serve(connection: Connection, memory_number: int) -> None:
     _limit(setup.most_bytes)
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # kernels are called with NaN, about which numpy warns
     set_threads(setup.threads)
+    see_users_folders()
     host = KernelHost(setup.device, memory_number)
     _send(connection, {"ready": True, "reads_memory": reads_memory(os.getppid())})
     while True:
@@ -85,12 +86,19 @@ class KernelHost:
     params: Params = ()
     request: LoadRequest | None = None
     weights: Mapping[str, Tensor] = field(default_factory=dict)
+    earlier: list[Mapping[str, Tensor]] = field(default_factory=list)
     inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     surroundings: Surroundings = field(default_factory=Surroundings)
 
     def answer(self, request: HostRequest) -> Answer:
         """Carry out a request and return the answer; an exception becomes an answer with `error`."""
-        from ffncli.run.user.host_requests import CallRequest, GradientRequest, LoadRequest, ShowSurroundings
+        from ffncli.run.user.host_requests import (
+            CallRequest,
+            GradientRequest,
+            LoadRequest,
+            ShowSurroundings,
+            TakeWeights,
+        )
 
         if dynamo := sys.modules.get("torch._dynamo"):
             dynamo.config.recompile_limit = _MOST_GRAPHS
@@ -99,6 +107,8 @@ class KernelHost:
                 return self._load(request)
             if isinstance(request, GradientRequest):
                 return self._gradients(request)
+            if isinstance(request, TakeWeights):
+                return self._take_weights()
             if isinstance(request, ShowSurroundings):
                 read = self.surroundings
                 return {"files": [*read.files], "variables": [*read.variables]}
@@ -117,7 +127,7 @@ class KernelHost:
         from ffncli.run.user.kernels import kernel_of
 
         use_device(self.device, torch)
-        self.compute, self.params, self.weights, self.inputs = None, (), {}, {}
+        self.compute, self.params, self.weights, self.inputs, self.earlier = None, (), {}, {}, []
         self.memory, self.request = mmap(self.memory_number, request.size), request
         self.surroundings.begin(None if request.choice.ref else request.choice.file)
         kernel = self.kernel = kernel_of(request.choice, request.steps, request.spec)
@@ -134,12 +144,26 @@ class KernelHost:
                 dynamo.config.recompile_limit = _MOST_GRAPHS
         return {"name": kernel.name, "refusal": refusal, "computes": kernel.computes, "trains": kernel.trains}
 
+    def _take_weights(self) -> Answer:
+        """Prepare other weights, which are new tensors; the first ones stay, so that none has the address of one."""
+        import torch
+
+        assert self.request is not None
+        assert self.memory is not None
+        assert self.kernel is not None
+        self.earlier.append(self.weights)
+        regions = self.request.weights.items()
+        self.weights = {name: region.of(self.memory).to(self.device, copy=True) for name, region in regions}
+        with torch.no_grad():
+            self.params = tuple(self.kernel.prepare(self.request.steps, self.weights))
+        return {}
+
     def _call(self, request: CallRequest) -> Answer:
         import torch
 
         assert self.compute is not None
         x = self._input(request.tokens, request.place)
-        with torch.inference_mode():
+        with torch.enable_grad() if request.grad else torch.inference_mode():
             out: object = self.compute(x, self.params)
         return self._answer_with(out, x, request)
 

@@ -50,6 +50,7 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "drawn": "matches float64 at drawn token counts and scales",
     "calls": "the same bits in a drawn number of calls",
     "elsewhere": "is as right in a process unlike the referee's",
+    "weights": "matches float64 for other weights, of other scales",
     "widths": "matches float64 at widths not divisible by 8",
     "experts": "the order of the experts does not matter",
 }

@@ -19,7 +19,7 @@ from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Verdict, environment, file_digest, now_utc
 
-# The last two checks load the kernel for another block, so they must come last.
+# The last three checks take other weights or load the kernel for another block, so they must come last.
 REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "shapes": judged.shapes,
     "repeats": judged.repeats,
@@ -37,6 +37,7 @@ REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "drawn": drawn.drawn,
     "calls": drawn.calls,
     "elsewhere": elsewhere.elsewhere,
+    "weights": judged.weights,
     "widths": judged.widths,
     "experts": judged.experts,
 }
@@ -76,7 +77,7 @@ def certify(
     computed = next(iter(ready.inputs.values())).dtype
     block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, computed, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
-    hosting = hosted(kernel, device_of(device), threads, limits or TimeLimits(), isolate=isolate)
+    hosting = hosted(kernel, device_of(device), threads, limits or TimeLimits(), isolate)
     with torch.no_grad(), hosting as host:
         rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant, passes, tokens)))
         files, variables = _surroundings(host, rows)

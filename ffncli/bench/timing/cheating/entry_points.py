@@ -119,7 +119,7 @@ class EntryPoints:
 
     def accept_settings(self) -> None:
         """Accept the current settings as right, after the threads and the math mode of a case have been set."""
-        self._values = [setting.read() for setting in self._settings]
+        self._values = [setting.now() for setting in self._settings]
 
     def add(self, function: object) -> None:
         """Record one more function, and the functions in its closure; used for a kernel's function once it is built."""
@@ -146,7 +146,7 @@ class EntryPoints:
     def quick_changes(self) -> Iterator[Change]:
         """Yield the changes that are found within some 10 ms."""
         for setting, value in zip(self._settings, self._values, strict=True):  # they may change attributes
-            if setting.read() != value:
+            if setting.now() != value:
                 yield Change(setting.code, f"{setting.name} changed")
         for name, module in self._modules.items():
             if (now := sys.modules.get(name)) is not module:
@@ -204,7 +204,7 @@ class EntryPoints:
         if _operators() != self._operators:
             _forget_libraries()
         for setting, before in zip(self._settings, self._values, strict=True):
-            if setting.write is not None and setting.read() != before:
+            if setting.write is not None and setting.now() != before:
                 setting.write(before)
 
 

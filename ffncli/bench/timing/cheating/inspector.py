@@ -26,7 +26,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
-from ffncli.system.child import ENDED, processor_times
+from ffncli.system.child import ENDED, processor_times, sleeps
 
 # s between looks in the mean: at everything that can be replaced, some 10 ms, and at processes, some 0.1 ms
 _LOOK, _COUNT = 0.4, 0.02
@@ -46,7 +46,9 @@ class Inspector:
         self._known: frozenset[str] = frozenset()
         self._ended = 0.0  # when the last block ended
         self._before: dict[str, int] | None = None  # the processor times then, if the next block is looked at
+        self._slept = 0  # how often threads and processes of users' files had gone to sleep before it
         self._beside = [0.0, 0.0]  # s of processor time of other processes during such blocks, and s of these blocks
+        self._waking: list[bool] = []  # for each of these blocks, whether such a thread or process woke
         self._asks = asks
         self.notes: list[str] = []
 
@@ -101,13 +103,19 @@ class Inspector:
             after = processor_times(threads=False)
             self._beside[0] += probes.by_others(self._before, after, self._known, processes=True) * 1e-9
             self._beside[1] += seconds
+            self._waking.append(self._sleeps() > self._slept)
         self._before = None
         if _by_chance(seconds, _LOOK):
             with torch.inference_mode(False), torch.enable_grad():  # as where settings are accepted
                 if next(self._entry_points.quick_changes(), None):
                     self.require_nothing_replaced(placed)
         if _by_chance(seconds, _COUNT):
+            self._slept = self._sleeps()
             self._before, self._ended = processor_times(threads=False), perf_counter()
+
+    def _sleeps(self) -> int:
+        # libraries start threads for the calls of a case with several
+        return sleeps(self._known, threads=torch.get_num_threads() == 1)
 
     def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
         """Return the kernel to blame if the responsible kernel is unknown: the first user's kernel, or else the first
@@ -167,7 +175,8 @@ class Inspector:
         source = Reservoir(problem)
         base = None if baseline in self._files else placed.get(baseline)
         cpu, seconds = self._beside
-        asked = probes.Probes(problem, source, self._known, base, blocks, cpu / seconds if seconds else 0.0)
+        cores = cpu / seconds if seconds else 0.0
+        asked = probes.Probes(problem, source, self._known, base, blocks, cores, self._waking)
         for one in users:
             before = rulings.get(one.name, Ruling())
             try:

@@ -40,6 +40,9 @@ _FASTER = 0.7  # minimum ratio of a timed call's time to a single call's, which 
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
 _STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum fraction of a kernel's blocks, and minimum number
 _STREAM_CALLS = 32
+# The largest share of blocks of others in which something of a file may wake, and the least number of looks. A thread
+# that goes to sleep after its kernel's block does so in the lead-in of the next, or at most in one of several blocks.
+_WAKING, _LOOKS = 0.6, 5
 _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, the number of tries, and the limit in cores
 _STARTING = 5.0  # s for which a process may compute after it was started, as torch.compile's do
 
@@ -120,7 +123,8 @@ class Probes:
     loaded.
 
     `baseline` is None if the baseline is a user's kernel too; `blocks` are the timed blocks. `other_cores` is how many
-    cores other processes kept busy during the blocks of the package's kernels.
+    cores other processes kept busy during the blocks of the package's kernels, and `waking` in which of those that were
+    looked at a thread or process of a file woke.
     """
 
     problem: Problem
@@ -129,6 +133,7 @@ class Probes:
     baseline: PlacedKernel | None
     blocks: Sequence[TimedBlock]
     other_cores: float = 0.0
+    waking: Sequence[bool] = ()
 
     def require_honest(self, placed: PlacedKernel) -> None:
         """Raise WrongResult for the first probe that detects cheating."""
@@ -152,6 +157,10 @@ class Probes:
         other_cores = max(self.other_cores, fmean(threads) if threads and self.problem.case.threads == 1 else 0.0)
         if other_cores > _BUSY:
             text = f"{other_cores:.1f} cores computed outside of its calls, while the baseline was timed"
+            raise WrongResult(Ruling(text, WrongCode.DEFERRED_WORK))
+        count, of = sum(self.waking), len(self.waking)
+        if of >= _LOOKS and count > _WAKING * of:
+            text = f"something that it has started wakes while others are timed, in {count} of {of} blocks"
             raise WrongResult(Ruling(text, WrongCode.DEFERRED_WORK))
 
     def _is_baselines(self, block: TimedBlock) -> bool:

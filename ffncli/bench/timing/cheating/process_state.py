@@ -39,6 +39,13 @@ class Setting:
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
 
+    def now(self) -> Any:
+        """Return the current value; the error's text if the system or torch refuses to tell it."""
+        try:
+            return self.read()
+        except (OSError, RuntimeError) as error:
+            return str(error)
+
 
 def settings_of_process() -> list[Setting]:
     """Return the settings that the operating system and the C library keep."""

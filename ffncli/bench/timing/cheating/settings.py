@@ -16,6 +16,10 @@ from torch.nn.modules import module as torch_module
 from ffncli.bench.timing.cheating.process_state import Setting, settings_of_process
 from ffncli.bench.verdict import WrongCode
 
+_PRODUCTS = [
+    ("generic", "all"),
+    *((backend, what) for backend in ("cuda", "mkldnn") for what in ("all", "matmul", "conv", "rnn")),
+]
 _SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
 
 
@@ -29,7 +33,12 @@ def settings() -> list[Setting]:
         Setting("the thread count of a library", WrongCode.THREADS_CHANGED,
                 lambda: [library.num_threads for library in libraries.lib_controllers],
                 lambda counts: _set_threads(libraries, counts)),
+        Setting("OpenMP's choice of the number of threads", WrongCode.THREADS_CHANGED,
+                lambda: [omp.omp_get_dynamic() for omp in _openmp(libraries)],
+                lambda flags: _set_openmp(libraries, flags)),
         Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
+        # first by the newer names; torch does not tell the older one's value while the two contradict each other
+        Setting("the precision of float32 products", changed, _precisions, _set_precisions),
         Setting("the precision of float32 matmuls", changed, torch.get_float32_matmul_precision,
                  torch.set_float32_matmul_precision),
         Setting("a GPU's arithmetic", changed, _gpu_arithmetic, _set_gpu_arithmetic),
@@ -66,6 +75,24 @@ def settings() -> list[Setting]:
 def _set_threads(libraries: Any, counts: list[int]) -> None:
     for library, count in zip(libraries.lib_controllers, counts, strict=True):
         library.set_num_threads(count)
+
+
+def _openmp(libraries: Any) -> list[Any]:
+    return [library.dynlib for library in libraries.lib_controllers if library.user_api == "openmp"]
+
+
+def _set_openmp(libraries: Any, flags: list[int]) -> None:
+    for omp, flag in zip(_openmp(libraries), flags, strict=True):
+        omp.omp_set_dynamic(flag)
+
+
+def _precisions() -> list[str]:
+    return [torch._C._get_fp32_precision_getter(*place) for place in _PRODUCTS]
+
+
+def _set_precisions(before: list[str]) -> None:
+    for place, precision in zip(_PRODUCTS, before, strict=True):
+        torch._C._set_fp32_precision_setter(*place, precision)
 
 
 def _gpu_arithmetic() -> tuple[object, ...]:

@@ -20,10 +20,12 @@ from ffncli.run.verify.checks.case import CheckRow, Judge
 from ffncli.run.verify.checks.causes import Trial, explained
 from ffncli.run.verify.checks.trial import KernelTrial, equal_bits, reported
 from ffncli.show.text import counted, percent, time_text
-from ffncli.system.host import busy_threads
+from ffncli.system.host import available_memory, busy_threads
 
 _FEW = 5  # tokens of a special input
 _ODD_WIDTHS = ((33, 70), (19, 101))  # d_model, d_ff
+_LOG2_SCALES, _LARGER = (-3.0, 2.0), 16.0  # of other weights, and how much larger a few values are
+_COPIES = 4  # of the weights, here and in the kernel's process
 _SOME = 17  # tokens in checks for which the token count does not matter
 
 
@@ -39,6 +41,41 @@ def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
         yield from explained(trial.block, tried)
         raise
     yield from explained(trial.block, tried)
+
+
+def weights(trial: KernelTrial) -> Iterator[CheckRow]:
+    """Check the loaded kernel with other weights, as of another layer: each matrix at a drawn scale, with a few large
+    values."""
+    judge, subject = trial.judge("weights"), "each at another scale"
+    size, free = sum(tensor.nbytes for tensor in trial.block.ffn_weights.values()), available_memory()
+    if free is not None and _COPIES * size > free:
+        yield judge.skips(subject, "there is no memory for more weights")
+        return
+    other = trial.with_block(trial.block.ffn, _rescaled(trial))
+    x = other.draw(_SOME)
+    reference = other.reference(x)
+    if not float(reference.abs().max()) <= torch.finfo(trial.block.dtype).max / 4:
+        yield judge.skips(subject, "the output would be too large for the dtype")
+        return
+    trial.host.take_weights(other.block.ffn_weights)
+    yield judge.equal(subject, other.call(x), reference)
+
+
+def _rescaled(trial: KernelTrial) -> dict[str, Tensor]:
+    """Return the weights with the values of each in another order, and matrices multiplied by a drawn power of 2. A
+    thousandth of their values is larger, as in trained models, except for a kernel of fewer bits."""
+    changed, generator = dict[str, Tensor](trial.block.ffn_weights), trial.generator
+    for name, tensor in changed.items():
+        if not tensor.is_floating_point():
+            continue
+        values = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)]
+        if tensor.ndim > 1:
+            low, high = _LOG2_SCALES
+            values *= 2.0 ** (low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64)))
+            if not trial.block.computes:
+                values[::1000] *= _LARGER
+        changed[name] = values.reshape(tensor.shape)
+    return changed
 
 
 def widths(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -186,6 +223,12 @@ def state(trial: KernelTrial) -> Iterator[CheckRow]:
     first, second = trial.call(x), trial.call(y)
     yield judge.equal("other numbers in the same buffer", second, trial.reference(y))
     yield equal_bits("state", "the same numbers in another buffer", trial.call(x, place=1), first)
+    try:
+        yield judge.equal("grad mode on", trial.host.call(x, grad=True), trial.reference(x))
+    except KernelFailure as failure:  # users see that, as with a buffer that was made in inference mode
+        if failure.gone:
+            raise
+        yield judge.skips("grad mode on", str(failure))
     inputs = [trial.draw(count) for count in trial.token_counts]
     outputs = [trial.call(tensor) for tensor in inputs]
     for count, tensor, output in reversed(list(zip(trial.token_counts, inputs, outputs, strict=True))):
