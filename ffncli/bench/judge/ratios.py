@@ -19,6 +19,7 @@ _ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this
 _UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
 
 _LEVEL = 0.8
+_SURE, _FEW_ROUNDS = 0.99, 4  # level of the interval over all rounds, if processes had fewer rounds than this
 
 Pair = tuple[TimedBlock, TimedBlock]  # a kernel's block and the baseline's block of the same round
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
@@ -56,6 +57,12 @@ class Means:
         """The standard error that the interval expresses."""
         return self.interval.half_width / statistics.t_quantile(0.5 + statistics.CONFIDENCE / 2, self.units - 1)
 
+    def at_level(self, level: float) -> "Means":
+        """Return the same value with an interval of this level instead of CONFIDENCE."""
+        degrees = self.units - 1
+        t, usual = (statistics.t_quantile(0.5 + one / 2, degrees) for one in (level, statistics.CONFIDENCE))
+        return self.widened(self.interval.half_width * (t / usual - 1)) if self.interval.bounded else self
+
     def widened(self, by: float) -> "Means":
         """Return the same value with an interval that is wider by this much at both ends."""
         return replace(self, interval=Interval(self.interval.value, self.interval.low - by, self.interval.high + by))
@@ -82,10 +89,11 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
         return replace(alone, clock="thread") if alone else None
     # Some kernels suffer more from other work than others, as do threads that wait for each other. The shortest blocks
     # suffered least: without undisturbed blocks, the interval has to hold their ratio, too.
-    shortest = _of_shortest(pairs)
+    shortest, calm = _of_shortest(pairs), _undisturbed(pairs)
+    # Of so few blocks, the shortest and the sums say little more than the mean.
+    every = every if every.rounds >= _FEW_ROUNDS * every.units else every.at_level(_SURE)
     if not _alike(pairs):
         return _bounded(every, shortest, _of_sums(mine, kernel))
-    calm = _undisturbed(pairs)
     if calm is None:
         return every.widened(abs(shortest - every.interval.value))
     shift = abs(calm.interval.value - every.interval.value) - every.interval.half_width
@@ -93,13 +101,13 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
 
 
 def _bounded(every: Means, shortest: float, sums: Interval) -> Means:
-    """Return the ratio of blocks of unlike durations: its interval holds all three estimates.
+    """Return the ratio of blocks of unlike durations: its interval holds all three estimates, and that of all rounds.
 
     The longer blocks are disturbed more often, so the median of the ratios is too high; the ratio of the sums of all
     times is not, but it is noisy, and too low if the shorter calls seldom meet a long disturbance.
     """
-    value = every.interval.value
-    return replace(every, interval=Interval(value, min(value, shortest, sums.low), max(value, shortest, sums.high)))
+    value, low, high = every.interval.value, every.interval.low, every.interval.high
+    return replace(every, interval=Interval(value, min(low, shortest, sums.low), max(high, shortest, sums.high)))
 
 
 def _log_ratios(pairs: Iterable[Pair], clock: Literal["wall", "thread"] = "wall") -> Nested:

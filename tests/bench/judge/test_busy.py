@@ -86,6 +86,17 @@ def test_unlike_blocks_widen_the_interval_until_it_holds_the_sum_of_all_times():
     assert narrow < 30
 
 
+def test_few_blocks_of_identical_code_among_many_busy_processes_get_no_verdict():
+    """Threads that wait for each other on oversubscribed cores: times are spread over two orders of magnitude, no block
+    is undisturbed, and a process has time for two rounds."""
+    draw, words = random.Random(7), []
+    for _ in range(300):
+        blocks = run_of(1.0, draw, rounds=2)
+        stalled = [replace(b, seconds=b.seconds * math.exp(draw.gauss(0, 2)), flags=("preempted",)) for b in blocks]
+        words.append(verdict(paired(stalled, "mine", "base").interval, 0.02))
+    assert sum(word in ("slower", "faster") for word in words) <= 3
+
+
 def test_a_kernel_that_suffers_more_from_other_work_is_not_called_slower():
     """Threads that wait for each other stall in nearly every block; the few short blocks show what the kernel takes."""
     draw = random.Random(5)
