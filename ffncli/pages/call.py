@@ -42,9 +42,9 @@ class Report:
 @dataclass(frozen=True, kw_only=True)
 class ReportQuestion(Options):
     """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
-    answers in JSON: of `ffn experts`, `ffn trace --layer all` or `--prompts`, and all that have `rows`, such as those
-    of `ffn verify`, `ffn compare`, `ffn params` and `ffn plan`. If there are several results, each is compared with the
-    next. `about` is the line under the title.
+    answers in JSON: of `ffn experts`, `ffn precision`, `ffn trace --layer all` or `--prompts`, and all that have
+    `rows`, such as those of `ffn verify`, `ffn compare`, `ffn params` and `ffn plan`. If there are several results,
+    each is compared with the next. `about` is the line under the title.
 
     If `output` ends in .json, a result of `ffn bench --by-step` becomes a trace of events for Perfetto or Chrome.
 
@@ -55,8 +55,8 @@ class ReportQuestion(Options):
         FilePath | Iterable[FilePath],
         Opt(
             accepts=PATHS, repeat=True,
-            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn experts, ffn trace"
-            " --layer all or --prompts, ffn verify, ffn compare, ffn params, ffn plan and others with rows.",
+            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn experts, ffn precision,"
+            " ffn trace --layer all or --prompts, ffn verify, ffn compare, ffn params, ffn plan and others with rows.",
         ),
     ] = field(kw_only=False)  # fmt: skip
     # other commands call their -o `out`

@@ -3,6 +3,7 @@
 import pytest
 
 import ffncli
+from tests.oracles.checkpoints import sensitive
 
 WORDS = ("precision", "32x32:swiglu", "--dtype", "fp8,nvfp4", "--tokens", "4")
 
@@ -43,6 +44,19 @@ def test_a_budget_shows_the_choice_beside_others(json_of, stdout_of, csv_of):
     labels = [line.split()[0] for line in out.splitlines() if line.startswith(("nvfp4 ", "fp8 ", "random ", "this "))]
     assert labels == ["this", "nvfp4", "fp8", *["random"] * 5]
     assert "what a matrix reads has its format too" in stdout_of(*words, "--what", "both")
+
+
+def test_a_recipe_is_written_once(call, tmp_path):
+    source, file = sensitive(tmp_path / "m", 10, 1, 0), tmp_path / "types.txt"
+    words = ("precision", source, "-l", "all", "-n", "2", "--dtype", "q8_0,q4_0", "--budget", "5")
+    code, _, err = call(*words, "--recipe", f"llama.cpp:{file}")
+    assert (code, err) == (0, f"note: wrote {file}\n")
+    assert len(file.read_text("utf-8").split()) == 36
+    file.write_text("kept", "utf-8")
+    code, _, err = call(*words, "--recipe", f"llama.cpp:{file}")
+    assert (code, err) == (2, f"error: {file} exists already; choose another --recipe FILE, or give --force\n")
+    assert call(*words, "--recipe", f"llama.cpp:{file}", "--force")[0] == 0
+    assert file.read_text("utf-8").startswith("^blk")
 
 
 def test_findings_are_lines_below_the_tables(stdout_of):

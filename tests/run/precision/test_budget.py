@@ -171,3 +171,25 @@ def test_divergences_are_those_of_transformers(texts):
         assert one.error == pytest.approx(divergence({(one.layer, one.tensor): one.format}), rel=1e-2, abs=1e-9)
     for one in found.uniform:
         assert one.measured == pytest.approx(divergence(dict.fromkeys(chosen, one.format)), rel=1e-2, abs=1e-9)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("name", "score"), [("llama", "kl"), ("mixtral", "kl"), ("bert", "output_error")])
+def test_one_format_for_all_is_the_whole_model_in_that_format(name, score, tmp_path):
+    """`--in-model` rounds layer by layer with the code of rows; without a head, both measure the model's output."""
+    from tests.oracles.prompted import PROMPT, give_tokenizer, made
+
+    source = made(name).path
+    if name == "bert":  # without its head
+        made(name).model.bert.save_pretrained(tmp_path)
+        source = give_tokenizer(tmp_path)
+    asked = {"layer": "all", "prompt": PROMPT, "dtype": ("fp8", "int8")}
+    for what in ("weights", "both"):
+        budget = ffncli.precision(source, budget=20, what=what, **asked).budget
+        whole = ffncli.precision(source, in_model=True, what=what, **asked).whole
+        measures = {one.format: one.kl if score == "kl" else one.output_error for one in whole}
+        assert budget.score == score
+        for one in budget.uniform:
+            assert one.measured == pytest.approx(measures[one.format], rel=1e-4, abs=1e-12)
+        add = (lambda x: x) if score == "kl" else (lambda x: x * x)
+        assert add(budget.predicted) == pytest.approx(sum(add(one.error) for one in budget.choices))
