@@ -73,16 +73,21 @@ def _named(subject: PrecisionSubject, layer: Layer, target: str) -> dict[str, tu
     located, checkpoint = located_weights(subject.model, layer), subject.model.checkpoint
     if located is None or checkpoint is None:
         raise FFNError(f"{option('recipe')} names tensors, so it needs a model's files", "give a directory or a file")
+    if checkpoint.gguf and target != "llama.cpp":
+        raise FFNError(
+            f"{option('recipe')}: a GGUF file has no names of {target}", "give the directory it was made from"
+        )
     labels, out = matrices(steps(layer.spec)), dict[str, tuple[str, ...]]()
     stored = {item.parameter: _joined(item.names) for item in located if item.parameter in labels}
     for parameter, name in stored.items():
         label = labels[parameter]
         alone = all(other != name or labels[key] == label for key, other in stored.items())
-        if target == "llama.cpp":
+        if checkpoint.gguf:
+            named = name
+        elif target == "llama.cpp":  # whose converter takes experts apart
             alone, named = alone or layer.spec.moe is not None, _in_gguf(subject, layer, parameter)
-            named = name if checkpoint.gguf else named
         else:
-            alone, named = alone and name.endswith(".weight") and not checkpoint.gguf, name.removesuffix(".weight")
+            alone, named = alone and name.endswith(".weight"), name.removesuffix(".weight")
         if not alone:
             what = f"{target} cannot give {label} a format of its own"
             raise FFNError(f"{option('recipe')}: {what}: the model's files have it in {clean(name)}")

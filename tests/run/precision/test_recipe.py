@@ -213,3 +213,19 @@ def test_matrices_in_one_tensor_are_refused(tmp_path):
         FFNError, match=r"cannot give W1 a format of its own: the model's files have it in .*gate_up_proj"
     ):
         written(tmp_path, "llama.cpp", ("q8_0", "q4_0"), 8, source=source)
+
+
+def test_a_gguf_file_has_its_own_names(tmp_path):
+    from tests.oracles.gguf_files import LAYERS, llama, write
+
+    source = str(write(tmp_path / "m.gguf", llama()))
+    _, text = written(tmp_path, "llama.cpp", "q8_0", 9, source=source)
+    parts = ("gate", "up", "down")
+    assert {word.replace("\\", "") for word in text.split()} == {
+        f"^blk.{i}.ffn_{part}.weight$=q8_0" for i in range(LAYERS) for part in parts
+    }
+    for target in ("modelopt", "llm-compressor"):
+        with pytest.raises(
+            FFNError, match=f"a GGUF file has no names of {target}; give the directory it was made from"
+        ):
+            written(tmp_path, target, "fp8", 9, source=source)
