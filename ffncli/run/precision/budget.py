@@ -66,9 +66,9 @@ def _matrix(of: Layer, layer: ExactLayer, name: str, question: PrecisionQuestion
 
 def formats_by_layer(mix: Mix, question: PrecisionQuestion) -> dict[Layer, dict[str, Format]]:
     """Return the formats of a mix, layer by layer and by the matrices' names."""
-    out: dict[Layer, dict[str, Format]] = {}
+    formats, out = dict(question.formats), dict[Layer, dict[str, Format]]()
     for (layer, name), form in mix.items():
-        out.setdefault(layer, {})[name] = dict(question.formats)[form]
+        out.setdefault(layer, {})[name] = formats[form]
     return out
 
 

@@ -210,14 +210,14 @@ def _budget(
             return budget_of(question, every, lambda mixes: loaded.mixed(mixes, question), score, remark)
 
     def in_layers(mixes: Sequence[Mix]) -> list[float]:
-        errors = [0.0] * len(mixes)
+        errors, every_mix = [0.0] * len(mixes), [formats_by_layer(mix, question) for mix in mixes]
 
         def measure(ready: Prepared) -> None:
             layer = exact_layer(ready)
             exact, _ = exact_output(layer)
             size = float(exact.square().sum()) * len(subject.layers)
-            for at, mix in enumerate(mixes):
-                formats = formats_by_layer(mix, question).get(ready.layer)
+            for at, by_layer in enumerate(every_mix):
+                formats = by_layer.get(ready.layer)
                 if formats and size:
                     error = mixed_output(layer, formats, question.what == "both") - exact
                     errors[at] += float(error.square().sum().nan_to_num(inf)) / size
