@@ -38,7 +38,7 @@ def format_topic(line: TopicLine) -> Topic:
             f"{form.name} stores a value as a code of {form.bits:g} bits: {_codes(form)}.",
             f"A block, {size}, shares a scale, which is stored as {form.scale}{whole}.",
             f"The scale fits the block's largest value: here |W1[{largest},{_UNIT}]| = {float(block.abs().max()):.4f} "
-            f"makes the scale {scale:.4g}, for a largest code of {form.largest:g}.",
+            f"makes the scale {scale:.4g}, {_fits(form)}.",
             "Rounding: each value is divided by the scale, and the nearest code is stored.",
             _steps(form),
             f"With scales that is {quantized.bits_per_weight:.4g} bits a weight, and the error is {lost} of W1's norm.",
@@ -58,6 +58,14 @@ def _codes(form: Format) -> str:
         return f"an integer from {form.lowest:g} to {form.largest:g}"
     exponent, mantissa = form.element[1], form.element[3]
     return f"a sign, {exponent} bits of exponent and {mantissa} of mantissa, up to {form.largest:g}"
+
+
+def _fits(form: Format) -> str:
+    """Return where the largest value lies among the codes."""
+    if form.element == "int":
+        steps = form.largest - form.lowest
+        return f"{steps / 2:g} times smaller: {steps:g} steps cover both signs"
+    return f"for a largest code of {form.largest:g}"
 
 
 def _steps(form: Format) -> str:
