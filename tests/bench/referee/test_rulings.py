@@ -13,7 +13,7 @@ from ffncli.bench.referee.rulings import TIMES, Rulings, allowed
 from ffncli.bench.verdict import Ruling, WrongCode
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
-from ffncli.run.engine.reference import output_and_experts
+from ffncli.run.engine.reference import in_float64, output_and_experts
 from ffncli.system.files import sha256_of
 from tests.bench.referee.test_problem import MIXTURE, RELU, SWIGLU, by_hand, problem_of, wide
 
@@ -147,6 +147,23 @@ def test_an_input_that_comes_twice_is_a_user_s_doing(kernel, wide, wrong):
         (ruling,) = rulings.timed().values()
         expected = "patched-ffn: an input of its timed calls was repeated" if wrong and block else ""
         assert ruling.note == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rank", "span"), [("mine", 64, None), ("mine", 8, 7), ("mine", 1, 1), ("eager", 1, 0)]
+)
+def test_inputs_span_the_dimensions_of_drawn_ones(kernel, rank, span):
+    """32 tokens of 64 normal numbers span 32 · 64 / 97 = 21 dimensions, of 8 numbers about 32 · 8 / 41, of one 1."""
+    problem = problem_of(FFNSpec(64, 12, "swiglu"))
+    rulings, generator = Rulings(problem, users=("mine",)), torch.Generator().manual_seed(0)
+    x = torch.randn(32, rank, generator=generator)
+    x = x if rank == 64 else x @ torch.linalg.qr(torch.randn(64, rank, generator=generator)).Q.T
+    out = in_float64(problem.steps, problem.weights, {problem.entry: x})[0].float()
+    for block, (some, given) in enumerate(zip(x.split(2), out.split(2), strict=True)):
+        rulings.show(CallSample(kernel, some, given, block=block))
+    (ruling,) = rulings.timed().values()
+    text = f"patched-ffn: the inputs of its timed calls span {span} dimensions, drawn ones 21"
+    assert ruling.note == (text if span else "")
 
 
 def test_rounding_is_that_of_the_samples_own_tokens():
