@@ -37,11 +37,11 @@ def settings() -> list[Setting]:
                 lambda: [omp.omp_get_dynamic() for omp in _openmp(libraries)],
                 lambda flags: _set_openmp(libraries, flags)),
         Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
-        # first by the newer names; torch does not tell the older one's value while the two contradict each other
-        Setting("the precision of float32 products", changed, _precisions, _set_precisions),
         Setting("the precision of float32 matmuls", changed, torch.get_float32_matmul_precision,
                  torch.set_float32_matmul_precision),
         Setting("a GPU's arithmetic", changed, _gpu_arithmetic, _set_gpu_arithmetic),
+        # by torch's newer names; while these contradict the older ones, torch does not tell the older ones' values
+        Setting("the precision of float32 products", changed, _precisions, _set_precisions),
         Setting("the current stream of a GPU", changed, _stream, _set_stream),
         Setting("the use of oneDNN", changed, torch_c._get_mkldnn_enabled, torch_c._set_mkldnn_enabled),
         Setting("the use of deterministic algorithms", changed, torch.are_deterministic_algorithms_enabled,
