@@ -113,6 +113,23 @@ def test_an_isolated_process_reads_and_writes_to_its_own_folder_and_does_nothing
     assert [path.name for path in place.file.parent.iterdir()] == ["file"]
 
 
+def test_landlock_alone_does_that_too(place: Place):
+    """As in a container whose root cannot become another user."""
+    folder = place.folder(place.file.parent.parent / "own")
+    alone = f"""
+import runpy, sys
+one = runpy.run_path({isolation.__file__!r})
+one["main"].__globals__["_become_nobody"] = lambda libc, folder: False
+sys.exit(one["main"](sys.argv[1], sys.argv[2:]))
+"""
+    before = [sys.executable, "-I", "-c", alone, folder]
+    kinds = subprocess.run(before, capture_output=True, text=True, check=False, **place.user).stdout
+    if LANDLOCK not in kinds:
+        pytest.skip("this system has no Landlock")
+    assert kinds == f"{LANDLOCK}\n"
+    assert place.allowed(*before) == HARMLESS
+
+
 def test_its_folder_has_its_caches_and_is_removed(tmp_path: Path):
     isolation.isolation()
     names = "print(*(os.environ[name] for name in ('TMPDIR', 'TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')))"
