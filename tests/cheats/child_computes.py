@@ -1,6 +1,6 @@
 """A child process on another core uses up the memory's bandwidth, but only while other kernels are called.
 
-code: deferred-work
+code: deferred-work | threads-changed
 """
 
 import mmap

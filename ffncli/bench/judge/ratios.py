@@ -19,7 +19,7 @@ _ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this
 _UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
 
 _LEVEL = 0.8
-_SURE, _FEW_ROUNDS = 0.99, 4  # level of the interval over all rounds, if processes had fewer rounds than this
+_SURE, _FEW_ROUNDS = 0.99, 2  # level of the interval over all rounds, if processes had fewer rounds than this
 
 Pair = tuple[TimedBlock, TimedBlock]  # a kernel's block and the baseline's block of the same round
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
