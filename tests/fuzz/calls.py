@@ -180,6 +180,8 @@ def drawn_call(draw: Random) -> tuple[list[str], FuzzAnswer]:
                 wrong = "not refused"
             elif len(words) == 1 and not is_right(answer):
                 wrong = f"not the right answer: {answer!r:.200}"
+            elif len(words) > 1 and name == "replace":
+                answer.restore()  # another call replaces the same layers
     except ffncli.FFNError as error:
         code, text = int(error.code), str(error)
         wrong = wrong_with(code, text) or ("right arguments refused" if len(words) == 1 else "")
