@@ -27,12 +27,12 @@ ENDED = "ended processes"
 _REAPING = 10.0  # seconds; a process that waits for a driver cannot be killed until the driver answers
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 3, 4, 24, 36
 _CAP_SYS_PTRACE, _CAPABILITY_VERSION = 19, 0x20080522
-# `python -m`, but the folders of PYTHONPATH come after those of Python and of its packages, and the package ffncli is
-# this one, wherever it is
+# `python -m`, but the folders of PYTHONPATH come after those of Python's own modules (and before those of packages, as
+# they may have the torch to use), and the package ffncli is this one, wherever it is
 _RUN = """
 import os, sys
-users = set(map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-sys.path.sort(key=users.__contains__)
+own = os.path.dirname(os.__file__)
+sys.path.sort(key=lambda folder: folder not in (own, os.path.join(own, "lib-dynload")))
 import importlib.machinery, importlib.util, runpy
 _, folder, name, *sys.argv[1:] = sys.argv
 spec = importlib.machinery.PathFinder.find_spec("ffncli", [folder])
@@ -45,7 +45,7 @@ _DEATHS = {-11: "segmentation fault", -6: "aborted", -7: "bus error", -8: "arith
 
 def module_command(name: str) -> tuple[str, ...]:
     """Return a command that runs a module of ffn. As long as it has not called `see_users_folders`, no file in a folder
-    of the user takes the place of a module of Python or of a package."""
+    of the user takes the place of a module of Python, nor one in the current folder that of a package."""
     root = str(Path(__file__).parents[2])
     return sys.executable, "-P", "-c", _RUN, root, name
 
