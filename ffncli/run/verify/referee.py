@@ -66,9 +66,8 @@ def certify(
 
     If `seed` is None, a seed is drawn; the certificate records it. `batch_invariant` turns the reported batch
     invariance into a demand; `passes` leaves the backward pass out, or demands it, and None judges it if the kernel has
-    one. `threads` is torch's thread count in the kernel's process; with `isolate`, that process gives up rights
-    (system/isolation.py). `tokens` are more token counts to try. A fault of the kernel is a failed row, not an
-    exception.
+    one. `threads` is torch's thread count in the kernel's process, which `isolate` takes rights from. `tokens` are more
+    token counts to try. A fault of the kernel is a failed row, not an exception.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
