@@ -36,6 +36,7 @@ class ActivationRow:
     aliases: tuple[str, ...] = ()
     native: tuple[str, Mapping[str, Any]] | None = None
     learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value; each is a single value
+    learned_slopes: Mapping[str, Function] = field(default_factory=dict)  # parameter → the derivative of f by it
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
@@ -108,6 +109,7 @@ _ROWS = (
         lambda x, m: m.where(x > 0, zero(x, m) + 1.0, zero(x, m) + m.weight),
         (),
         learned={"weight": 0.25},
+        learned_slopes={"weight": lambda x, m: m.where(x > 0, zero(x, m), x)},
         used_by="DAB-DETR",
         source="He et al. 2015, arXiv:1502.01852",
         kinks=((0.0, 1),),
@@ -253,6 +255,7 @@ _ROWS = (
         formulas.xielu_slope,
         (),
         learned={"alpha_p": formulas.inverse_softplus(0.8), "alpha_n": formulas.inverse_softplus(0.3)},
+        learned_slopes={"alpha_p": formulas.xielu_by_alpha_p, "alpha_n": formulas.xielu_by_alpha_n},
         used_by="Apertus",
         source="Huang & Schlag 2024, arXiv:2411.13010; initial values as in transformers",
         kinks=((formulas.XIELU_EPS, 1), (0.0, 0)),

@@ -156,6 +156,17 @@ def xielu_slope(x: Any, m: Any) -> Any:
     return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
 
 
+def xielu_by_alpha_p(x: Any, m: Any) -> Any:
+    """The derivative of xIELU by alpha_p."""
+    return m.where(x > 0, m.sigmoid(m.alpha_p) * x * x, zero(x, m))
+
+
+def xielu_by_alpha_n(x: Any, m: Any) -> Any:
+    """The derivative of xIELU by alpha_n."""
+    low = m.where(x < XIELU_EPS, x, zero(x, m) + XIELU_EPS)
+    return m.where(x > 0, zero(x, m), m.sigmoid(m.alpha_n) * (m.expm1(low) - x))
+
+
 def inverse_softplus(y: float) -> float:
     """Return the x with softplus(x) = y."""
     return math.log(math.expm1(y))

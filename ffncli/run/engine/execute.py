@@ -28,7 +28,7 @@ from ffncli.errors import ExitCode, FFNError, option
 @dataclass(frozen=True)
 class Mode:
     """The mode of a run, eval by default. In training, dropout keeps the values where `masks[name]` is True; if there
-    is no mask, dropout draws a mask from `generator`.
+    is no mask, dropout draws a mask from `generator`. Every mask in use is appended to the list `kept_masks`, if given.
 
     `reduce` sums a tensor over ranks, for sharded steps. `linear` computes a Linear from its step, its input, its
     weight and its bias.
@@ -37,6 +37,7 @@ class Mode:
     train: bool = False
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     generator: torch.Generator | None = None
+    kept_masks: list[Tensor] | None = None
     reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     linear: Callable[[Step, Tensor, Tensor, Tensor | None], Tensor] = lambda step, *x: functional.linear(*x)
 
@@ -225,6 +226,8 @@ def _dropout(name: str, op: ops.Dropout, x: Tensor, mode: Mode) -> Tensor:
     if keep is None:
         draws = torch.rand(x.shape, generator=mode.generator, device=mode.generator.device if mode.generator else None)
         keep = (draws >= op.p).to(x.device)
+    if mode.kept_masks is not None:
+        mode.kept_masks.append(keep)
     return torch.where(keep, x / (1 - op.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
@@ -233,37 +236,50 @@ def route(op: ops.Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tens
 
     `params` contains the correction, the factor and the table, if the op has them; `ids` [..., 1] are the token ids.
     """
-    correction = params.get("correction")
     work = logits if op.score_dtype == "input" else logits.float()
     if not (op.chooses or op.renormalise):  # a softmax over the whole axis, such as a vocabulary; nothing is chosen
-        return (_scores(op, work) * op.scale).to(logits.dtype)
+        return (scores_of(op, work) * op.scale).to(logits.dtype)
+    scores = scores_of(op, work) if op.order == "score_first" else work
+    chosen = experts_of(op, params, scores, ids)
     if op.order == "one_by_one":
-        chosen, values = one_by_one(op, work)
+        values = one_by_one(op, work)[1]
     elif op.order == "choose_first":
-        choice = work if correction is None else work + correction.to(work.dtype)
-        chosen = choice.topk(op.top_k, -1).indices
-        values = _scores(op, work.gather(-1, chosen))
+        values = scores_of(op, work.gather(-1, chosen))
     else:
-        scores = _scores(op, work)
-        if ids is None:
-            choosable = scores[..., : op.experts.size - op.always]
-            choice = choosable if correction is None else choosable + correction.to(scores.dtype)
-            chosen = _within_groups(op, choice).topk(op.top_k, -1).indices
-        else:
-            chosen = params["lookup"][ids.squeeze(-1)]
-        if op.always:
-            last = torch.arange(op.experts.size - op.always, op.experts.size, device=chosen.device)
-            chosen = torch.cat([chosen, last.expand(*chosen.shape[:-1], -1)], -1)
         values = scores.gather(-1, chosen)
         if op.renormalise:
             values = values / (values.sum(-1, keepdim=True) + op.eps)
     values = values if op.scale == 1 else values * op.scale
-    values = values * params["factor"].to(values.dtype) if op.learned_scale else values
+    values = values * learned_scale(op, params, chosen).to(values.dtype) if op.learned_scale else values
     # scatter_add, because a table may repeat an expert.
     return torch.zeros_like(work).scatter_add(-1, chosen, values).to(logits.dtype)
 
 
-def _scores(op: ops.Route, logits: Tensor) -> Tensor:
+def experts_of(op: ops.Route, params: Mapping[str, Tensor], scores: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Return the indices [..., taken] of each token's experts, from the scores [..., experts], or from the logits if
+    the choice comes first. No gradient passes through the choice."""
+    if op.order == "one_by_one":
+        return one_by_one(op, scores)[0]
+    if ids is None:
+        choosable, correction = scores[..., : op.experts.size - op.always], params.get("correction")
+        choice = choosable if correction is None else choosable + correction.to(scores.dtype)
+        choice = choice if op.order == "choose_first" else _within_groups(op, choice)
+        chosen = choice.topk(op.top_k, -1).indices
+    else:
+        chosen = params["lookup"][ids.squeeze(-1)]
+    if op.always:
+        last = torch.arange(op.experts.size - op.always, op.experts.size, device=chosen.device)
+        chosen = torch.cat([chosen, last.expand(*chosen.shape[:-1], -1)], -1)
+    return chosen
+
+
+def learned_scale(op: ops.Route, params: Mapping[str, Tensor], chosen: Tensor) -> Tensor:
+    """Return the learned factor of the chosen experts' weights: one value, or one for each chosen expert."""
+    return params["factor"][chosen] if op.expert_scale else params["factor"]
+
+
+def scores_of(op: ops.Route, logits: Tensor) -> Tensor:
+    """Return the scores [..., experts] of router logits."""
     return logits.softmax(-1) if op.score == "softmax" else function(op.score)(logits)
 
 
@@ -274,7 +290,7 @@ def one_by_one(op: ops.Route, logits: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(op.top_k):
         best, expert = left.max(-1, keepdim=True)
         close = best - left <= op.threshold * torch.maximum(logits.abs(), best)
-        values.append(_scores(op, left.masked_fill(~close, -torch.inf)).gather(-1, expert))
+        values.append(scores_of(op, left.masked_fill(~close, -torch.inf)).gather(-1, expert))
         chosen.append(expert)
         left = left.scatter(-1, expert, -torch.inf)
     return torch.cat(chosen, -1), torch.cat(values, -1)
