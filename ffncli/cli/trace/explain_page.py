@@ -44,9 +44,7 @@ def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> s
 
 def _parts(one: Explanation, result: Trace, digits: int, tokens: Sequence[str]) -> list[Part]:
     token = _token(one, result.steps[0].shape[:-1], tokens)
-    parts: list[Part] = [
-        Heading(one.place if one.op == "input" else f"{one.place} in {one.name} = {one.formula}", token)
-    ]
+    parts: list[Part] = [Heading(_title(one), token)]
     precise = digits + 1
     if one.experts:
         parts.append(_experts(one, precise))
@@ -59,6 +57,12 @@ def _parts(one: Explanation, result: Trace, digits: int, tokens: Sequence[str]) 
         parts.append(Line(_rounding(one), quiet=True))
     parts.append(Line(f"{one.place} = {_printed(one, result, digits)}, in full {one.value!r}"))
     return parts
+
+
+def _title(one: Explanation) -> str:
+    if one.op == "input":
+        return one.place
+    return f"{one.place} in {one.formula}" if one.op == "gradient" else f"{one.place} in {one.name} = {one.formula}"
 
 
 def _dot_product(one: Explanation, digits: int) -> Table:
@@ -122,8 +126,10 @@ def _terms(one: Explanation, digits: int) -> list[str]:
         f"{place}  {value}{' = ' + result if result else ''}"
         for place, value, result in zip(places, values, results, strict=True)
     ]
+    if one.others:
+        lines.append(f"{one.others:,} others".ljust(len(places[0])) + f"  {_text(one.others_sum, digits)}")
     if len(one.terms) > 1:
-        total = sum(term.value for term in one.terms)
+        total = sum(term.value for term in one.terms) + one.others_sum
         lines.append(f"{'sum':{len(places[0])}}  {_text(total, digits)}")
     return lines
 
@@ -151,7 +157,7 @@ _COPIES = ("dropout", "allreduce")
 
 def _printed(one: Explanation, result: Trace, digits: int) -> str:
     """Return the value as the trace's page prints it, formatted together with its neighbours."""
-    for record in result.steps:
+    for record in result.steps if one.op != "gradient" else ():
         if record.name == one.name:
             return Excerpt(record.shape, record.values_index, record.values, digits).text(one.value)
     return number_text(one.value, digits)  # inside an expert whose values are not shown

@@ -11,6 +11,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.steps import Experts
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.summaries import agreement_text, csv_table, dimensions_text, in_json, labels, listed
+from ffncli.cli.trace.backward_page import step_json, step_parts
 from ffncli.cli.trace.explain_page import change_parts, explanation_parts
 from ffncli.cli.trace.layers_page import routing_parts
 from ffncli.cli.trace.ranks_page import ranks_parts
@@ -45,6 +46,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
         "flow": session.flow,
         "not_finite": in_json(session.not_finite),
         "steps": steps,
+        **step_json(session.training_step),
     }
     names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
@@ -53,7 +55,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
     for record in session.steps if with_steps else ():
         picture = HeatMap(*session.heat_map(record.name, *_CELLS)) if heatmap else None
         parts += _step(record, session.trace, digits, labels(session.tokens), picture)
-    page = Answer("trace", body, rows, parts, CONVENTIONS)
+    page = Answer("trace", body, rows, [*parts, *step_parts(session, digits)], CONVENTIONS)
     return (
         page.with_section("model_run", in_json(session.model_run))
         .with_section("routes", in_json(session.routes) or None, routes_table(session))

@@ -191,7 +191,7 @@ def _activation(
     text = d if op.function == "identity" else f"{d} ⊙ {op.function}'({name})"
     if not replace(op, plus=0.0).unlimited:
         text = f"{d} ⊙ f'({name}), f({name}) = {replace(op, plus=0.0).formula((name,), str)}"
-    share = text, (upstream * limited_slope(op, wide, m)).to(x.dtype)
+    share = text, (upstream * limited_slope(op, wide, m) + 0.0).to(x.dtype)  # turns -0 into 0
     inside = clipped(op, wide, m)
     counts = 1.0 if op.most is None else (unlimited(op, inside, m) <= op.most)
     of_parameters = {

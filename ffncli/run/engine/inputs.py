@@ -81,20 +81,22 @@ def make_input(
     If `leading` is None, a file or an array keeps its own shape. Raises FFNError for an unknown name, for values that
     do not fill whole tokens of d_model, and for a file without values.
     """
-    if isinstance(source, os.PathLike):
-        source = os.fspath(source)
-    if not isinstance(source, str):
-        return _shaped(_copied(source), leading, d_model).to(dtype)
-    text, shape = source, (*(leading or (4,)), d_model)
-    if text in NAMED:
-        return _named(text, shape, generator).to(dtype)
+    if isinstance(source, str) and source in NAMED:
+        return _named(source, (*(leading or (4,)), d_model), generator).to(dtype)
+    return _shaped(given_values(source, "input"), leading, d_model).to(dtype)
+
+
+def given_values(source: InputSource, field: str) -> Tensor:
+    """Return the values of an array, a string of numbers, a file or standard input (`-`), in their own shape. Errors
+    name the option `field`."""
+    if not isinstance(source, (str, os.PathLike)):
+        return _copied(source, field)
+    text = os.fspath(source)
     if text == "-":
-        values = _parse(_stdin(), "standard input")
-    elif _LIST.fullmatch(text) and not os.path.exists(text):
-        values = _parse(text, option("input"))
-    else:
-        values = _file(Path(os.path.expanduser(text)), text)
-    return _shaped(values, leading, d_model).to(dtype)
+        return _parse(_stdin(field), "standard input")
+    if _LIST.fullmatch(text) and not os.path.exists(text):
+        return _parse(text, option(field))
+    return _file(Path(os.path.expanduser(text)), text, field)
 
 
 def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -105,9 +107,9 @@ def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     return torch.zeros(shape) if name == "zeros" else torch.ones(shape)
 
 
-def _stdin() -> str:
+def _stdin(field: str) -> str:
     if sys.stdin is None:
-        raise FFNError(f"{option('input', '-')}: standard input is closed")
+        raise FFNError(f"{option(field, '-')}: standard input is closed")
     no_text = FFNError("standard input is not text", "give numbers or JSON; name .npy and .safetensors files")
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
@@ -179,18 +181,18 @@ def _json(text: str, where: str) -> object:
         raise FFNError(f"{where} is not JSON: {str(error)[:80]}") from None
 
 
-def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
+def _copied(values: Sequence[Any] | NDArray[Any] | Tensor, field: str) -> Tensor:
     """Copy a caller's values, so that later changes do not matter; raise FFNError for anything but numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
-            raise FFNError("input contains complex numbers, not real numbers")
+            raise FFNError(f"{field} contains complex numbers, not real numbers")
         return values.detach().to_dense().clone() if values.is_sparse else values.detach().clone()
     import numpy
 
     try:
-        return _from_numpy(numpy.array(values), "input")
+        return _from_numpy(numpy.array(values), field)
     except (ValueError, TypeError, RuntimeError):
-        raise FFNError("input is not a regular array of numbers", "give [tokens, d_model] or [d_model]") from None
+        raise FFNError(f"{field} is not a regular array of numbers", "give [tokens, d_model] or [d_model]") from None
 
 
 def _from_numpy(array: NDArray[Any], where: str) -> Tensor:
@@ -218,16 +220,17 @@ def _is_float(word: str) -> bool:
     return True
 
 
-def _file(path: Path, text: str) -> Tensor:
+def _file(path: Path, text: str, field: str) -> Tensor:
     where = shown_path(path)
     if not text or not os.path.isfile(path):
         if "/" in text or path.suffix in (".npy", ".json", ".csv", ".safetensors", ".txt"):
             raise FFNError(
-                f"{option('input')}: {shown(text)} does not exist"
+                f"{option(field)}: {shown(text)} does not exist"
                 + (", or is not a file" if os.path.exists(path) else "")
             )
-        hint = did_you_mean(text, list(NAMED), f"use {', '.join(NAMED)}, numbers like 0.1,0.2, a file, or -")
-        raise FFNError(f"{option('input')}: {shown(text)} is neither a name nor a file", hint)
+        names = list(NAMED) if field == "input" else []
+        hint = did_you_mean(text, names, f"use {', '.join([*names, 'numbers like 0.1,0.2, a file, or -'])}")
+        raise FFNError(f"{option(field)}: {shown(text)} is neither a name nor a file", hint)
     try:
         if path.suffix == ".npy":
             return _npy(path, where)

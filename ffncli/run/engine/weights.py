@@ -183,6 +183,12 @@ def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
 
 
+def packed_parameters(resolved: Resolved, layer: Layer) -> dict[str, str]:
+    """Return a mapping from each of a layer's parameters that the files store packed to its format."""
+    located = located_weights(resolved, layer) or ()
+    return {item.parameter: name for item in located for name in packed_formats([item])}
+
+
 def read_located(
     checkpoint: Checkpoint,
     located: Sequence[layout.Located],

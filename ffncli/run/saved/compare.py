@@ -12,7 +12,7 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
 from ffncli.run.engine.execute import halves_by_turns, turns_as_halves
-from ffncli.run.measure.gap import gap, narrower, ulps
+from ffncli.run.measure.gap import gap, narrower, size, ulps
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.saved.saved import Saved, SavedStep
 from ffncli.show.page.document import record_table
@@ -127,6 +127,9 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
         else:
             row = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
             rows.append(_named(row, step.name, step.op, step.formula))
+    of_gradients, unlike = _gradient_rows(base, new, tolerance)
+    rows += of_gradients
+    mismatches += unlike
     names = {step.name for step in base.steps}
     mismatches += [TraceMismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in names]
     weights = tuple(_weight_row(base, new, name, tolerance) for name in base.weights if name in new.weights)
@@ -138,10 +141,45 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
         why = [
             f"{m.field} is {m.base} in BASE, {m.new} in NEW" for m in mismatches if m.field.startswith(f"{first.step}:")
         ]
+        if first.op == "gradient":
+            why = _gradient_causes(base, new, first)
         why = why or causes(base, new, first.step, differing, first.tolerance)
     return TraceComparison(
         not inputs, tuple(mismatches), first.step if first else None, tuple(why), tuple(rows), weights
     )
+
+
+def _gradient_rows(base: Saved, new: Saved, tolerance: float | None) -> tuple[list[TensorRow], list[TraceMismatch]]:
+    """Compare every gradient that both traces have, in the order of BASE's backward pass; return the rows, and the
+    gradients that only one trace has or that have other shapes."""
+    ours, theirs = ({one.name: one for one in saved.gradients} for saved in (base, new))
+    rows, unlike = [], []
+    for name, one in ours.items():
+        other = theirs.get(name)
+        if other is None or one.shape != other.shape:
+            what = "not saved" if other is None else f"shape {[*other.shape]}"
+            unlike.append(TraceMismatch(one.symbol, "saved" if other is None else f"shape {[*one.shape]}", what))
+            continue
+        row = difference(new.gradient(name), base.gradient(name), tolerance)
+        rows.append(_named(row, f"d {name}", "gradient", one.formula))
+    unlike += [TraceMismatch(one.symbol, "not saved", "saved") for name, one in theirs.items() if name not in ours]
+    return rows, unlike if ours and theirs else []
+
+
+def _gradient_causes(base: Saved, new: Saved, row: TensorRow) -> list[str]:
+    """Return the likely cause of a wrong gradient, seen in its values."""
+    name = row.step.removeprefix("d ")
+    b, n = base.gradient(name).double(), new.gradient(name).double()
+    if b.dim() > 1 and b.shape[-1] == b.shape[-2] and _same(n, b.transpose(-1, -2), row.tolerance):
+        return [f"{row.step} is transposed"]
+    b, n = (t.reshape(-1, t.shape[-1]) for t in (b, n))
+    wrong = ((n - b).abs().amax(-1) > row.tolerance * size(b)).nonzero().flatten().tolist()
+    if 0 < len(wrong) < len(b):
+        few = ", ".join(map(str, wrong[:8])) + (", …" if len(wrong) > 8 else "")
+        return [f"{len(wrong)} of the {len(b)} rows of {row.step} differ: {few}"]
+    if cause := _single(b[:, :_MOST_VALUES], n[:, :_MOST_VALUES], row.step, "rows", row.tolerance):
+        return [cause]
+    return [f"all rows of {row.step} differ, though the forward pass agrees: the backward pass itself differs"]
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:

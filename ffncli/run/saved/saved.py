@@ -23,7 +23,8 @@ from ffncli.version import __version__
 
 SMALL_WEIGHTS = 64_000_000  # maximum bytes of weights that are saved by default
 _FORMAT = 1
-_WEIGHTS, _TOKENS = "weights/", "tokens/"
+_WEIGHTS, _TOKENS, _GRADIENTS = "weights/", "tokens/", "gradients/"
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 _MOST_WEIGHT_DIMS = 3  # experts, rows, columns
 
 
@@ -94,8 +95,20 @@ class SavedStep:
 
 
 @dataclass(frozen=True)
+class SavedGradient:
+    """A saved gradient: the name of its tensor (`up`, `x`, `up.weight`), the formula's left-hand side and formula."""
+
+    name: str
+    symbol: str
+    formula: str
+    shape: tuple[Count, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class _TraceRecord:
-    """The record in a file, as `save` writes it; files of earlier versions have no `prompt` and no `tokens`."""
+    """The record in a file, as `save` writes it; files of earlier versions have no `prompt` and no `tokens`, and only
+    those of a backward pass have `gradients`."""
 
     format: int
     ffncli: str
@@ -106,6 +119,7 @@ class _TraceRecord:
     steps: tuple[SavedStep, ...]
     prompt: str | None = None
     tokens: tuple[Token, ...] = ()
+    gradients: tuple[SavedGradient, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,12 @@ class Saved:
     container: Container
     prompt: str | None = None
     prompt_tokens: tuple[Token, ...] = ()
+    gradients: tuple[SavedGradient, ...] = ()
+
+    def gradient(self, name: str) -> Tensor:
+        """Return the gradient of a tensor in its dtype."""
+        dtype: torch.dtype = getattr(torch, next(one.dtype for one in self.gradients if one.name == name))
+        return self.container.tensor(_GRADIENTS + name).to(dtype)
 
     def tensor(self, step: str) -> Tensor:
         """Return a step's values in its dtype."""
@@ -172,15 +192,17 @@ def save(
     weights: Mapping[str, Tensor],
     prompt: str | None = None,
     tokens: Sequence[Token] = (),
+    gradients: Sequence[tuple[SavedGradient, Tensor]] = (),
 ) -> None:
     """Write the trace with these weights, atomically. `result` must have every recorded tensor; `tokens` are those of
-    the prompt, one per row of the input."""
+    the prompt, one per row of the input; `gradients` are those of a backward pass, last step first."""
     tensors = {record.name: result.tensors[record.name] for record in result.steps}
     for record in result.steps:
         if record.tokens is not None:
             expert = record.name.rpartition(".")[0]
             tensors[_TOKENS + expert] = torch.tensor(record.tokens, dtype=torch.int64)
     tensors |= {_WEIGHTS + name: tensor for name, tensor in weights.items()}
+    tensors |= {_GRADIENTS + one.name: tensor for one, tensor in gradients}
     details = {step.output: _fields(step) for step in steps}
     details |= {r.name: {"inside": "expert"} for r in result.steps if r.tokens is not None}
     programs = {step.output: _program(step.op.program) for step in steps if isinstance(step.op, Experts)}
@@ -200,6 +222,7 @@ def save(
             for r in result.steps
         ],
         **({"prompt": prompt, "tokens": [asdict(token) for token in tokens]} if tokens else {}),
+        **({"gradients": [asdict(one) for one, _ in gradients]} if gradients else {}),
     }  # fmt: skip
     with written_whole(path) as file:
         write(file, path.suffix, tensors, about)
@@ -267,7 +290,14 @@ def open_saved(path: Path) -> Saved:
     names = [step.name for step in record.steps]
     if not names or len({*names}) != len(names):
         raise FFNError(f"{where}: a step is duplicated, or there is none")
-    saved = Saved(where, record.block, record.fingerprint, record.steps, container, record.prompt, record.tokens)
+    saved = Saved(
+        where, record.block, record.fingerprint, record.steps, container, record.prompt, record.tokens, record.gradients
+    )
+    for one in record.gradients:
+        if not one.shape or one.dtype not in _FLOATS or container.shapes.get(_GRADIENTS + one.name) != one.shape:
+            raise FFNError(
+                f"{where}: the gradient of {shown(one.name, 120)} has another shape or dtype than its tensor"
+            )
     for step in record.steps:
         _check_step(step, container, where)
     _check_experts(record.steps, where)

@@ -25,6 +25,7 @@ from ffncli.run.corpus.question import TABLES
 from ffncli.run.engine.changes import Change, changes_of
 from ffncli.run.explain.place import StepIndex, place_of
 from ffncli.run.pretrained.prompt import DIMENSIONS, PROMPT_RULES, Prompt, prompt_of
+from ffncli.run.trace.step_question import STEP_RULES, StepOptions
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Input, ModelSource
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable
@@ -57,7 +58,7 @@ def _kept(value: Any) -> bool | tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(Dimensions):
+class Question(Dimensions, StepOptions):
     """Run one layer's FFN step by step, as `ffn trace` does, and return all results of the run.
 
     >>> import ffncli
@@ -257,6 +258,7 @@ class SurveyQuestion(Dimensions):
 _PROMPT = "prompt input_ids"
 RULES = (
     *PROMPT_RULES,
+    *STEP_RULES,
     Conflict("train=True", contradicts=_PROMPT, why="the model is run in eval mode"),
     Conflict("vocab", contradicts=_PROMPT, why=f"{option('unembed')} uses the model's own head"),
     Conflict("position", needs=f"{_PROMPT} unembed"),
@@ -466,6 +468,8 @@ def _check_save(question: Question) -> None:
     if suffix in TABLES and question.save_weights:
         what = f"{option('save_weights')}: a table of values ({suffix}) has no weights"
         raise FFNError(what, "save as .safetensors")
+    if suffix in TABLES and question.backward:
+        raise FFNError(f"{save}: a table of values ({suffix}) has no gradients", "save as .safetensors")
     if suffix == ".parquet":
         require_extra("pyarrow", "parquet")
     check_writable(str(question.save_path), question.force, option("save"))

@@ -6,7 +6,7 @@ Modules that few questions need are imported inside functions, which saves a ten
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,20 @@ from ffncli.block.analysis.flow import flow
 from ffncli.block.steps import Step, ffn_span, ffn_sum, routes
 from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Resolved
+from ffncli.options import conflicts
 from ffncli.run.corpus.question import TABLES
 from ffncli.run.corpus.results import save_table
 from ffncli.run.engine.changes import NoUnit
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import BlockSummary, Prepared, Token, block_summary, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
+from ffncli.run.explain.place import StepIndex
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.statistics import NotFinite, cells_of, largest, values_of_a_cell
 from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.question import TERMS, TOP_TOKENS, Question, TraceSubject
 from ffncli.run.trace.routing import Chosen, Routing, Sampling, chosen_experts, routing_of, sampling
+from ffncli.run.trace.step_question import STEP_RULES, StepOptions
 from ffncli.show.page.document import record_table
 from ffncli.system.packages import package_errors
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from ffncli.run.pretrained.what_if import PredictionChange, StepChange
     from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
+    from ffncli.run.trace.training_step import TrainingStep
     from ffncli.run.trace.unembed import PromotedTokens, PromotingUnits
 
 
@@ -60,7 +64,8 @@ class Session:
 
     `session["act"]` is a step's tensor, `session.step("act")` the step's record and `session.frame("act")` its values
     as rows; `tensors` contains the complete tensors that were kept, by step name. `prepared` contains the layer, its
-    steps, weights and inputs as they ran. `notes` are the remarks on the run, in order.
+    steps, weights and inputs as they ran; `mask_state` is its generator's state before dropout drew masks. `notes` are
+    the remarks on the run, in order.
     """
 
     question: Question
@@ -82,6 +87,9 @@ class Session:
     changes: tuple[StepChange, ...] | None = None
     prediction: PredictionChange | None = None
     over_ranks: RankTrace | None = None
+    training_step: TrainingStep | None = None
+    subject: TraceSubject | None = None
+    mask_state: Tensor | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -130,6 +138,21 @@ class Session:
             keep = frozenset([name])
             events = execute(prepared.steps, prepared.weights, prepared.inputs, prepared.mode, keep)
             return next(event.tensor for event in events if event.name == name)
+
+    def backward(self, **options: Any) -> TrainingStep:
+        """Return the gradients of every step and weight; the options are those of `ffn trace --backward`: `loss`,
+        `target`, `lr` and `kernel`.
+
+        >>> import ffncli
+        >>> step = ffncli.trace("4x8:relu", input=[1, 2, 3, 4]).backward(loss="mse", lr=0.1)
+        >>> step["up.weight"].shape, step.gradient("up").formula
+        (torch.Size([8, 4]), "d act ⊙ relu'(up)")
+        """
+        from ffncli.run.trace.training_step import training_step
+
+        asked = StepOptions(backward=True, **options)
+        conflicts.check(STEP_RULES, asked, {} if self.model_run is None else {"prompt": self.model_run.prompt})
+        return training_step(self.model, self.prepared, asked, self.question.values_shown, None, self.mask_state)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the steps: `{name: session[name] for name in session}`."""
@@ -196,14 +219,19 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
             device=question.device, seed=question.seed, train=question.train, vocab=question.vocab,
         )  # fmt: skip
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
+    gradient_places, subject = _gradient_places(question, subject, prepared)
     keep = _needed_tensors(question, subject, prepared)
+    mask_state = prepared.mode.generator.get_state() if prepared.mode.train and prepared.mode.generator else None
     ran = (prepared.steps, prepared.weights, prepared.inputs, prepared.mode)
     result = trace(*ran, question.values_shown, subject.experts, keep, question.top_units or 0)
     remark(*_remarks(question, subject, result))
     not_finite = find_not_finite(result, prepared.weights)
     block = block_summary(model, prepared, question.device)
+    step = _training_step(question, subject, prepared, mask_state) if question.backward else None
+    if step is not None:
+        remark(*step.notes)
     if question.save is not None:
-        remark(_save(question, subject, block, prepared, result))
+        remark(_save(question, subject, block, prepared, result, step))
     probs = result.tensors.get("probs")
     return Session(
         question, model, prepared, block, result, not_finite,
@@ -214,9 +242,12 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
         sampling=None if probs is None else sampling(probs, *question.sets, question.values_shown),
         flow=flow(prepared.steps, model.example.aliases if model.example else {}),
         **_text(question, subject, prepared),
-        explain=_explain(question, subject, prepared, result) if subject.places else None,
+        explain=_explain(question, subject, prepared, result, step, gradient_places),
         **_what_if(question, subject, prepared),
         over_ranks=_over_ranks(question, prepared, result),
+        training_step=step,
+        subject=subject,
+        mask_state=mask_state,
         notes=tuple(notes),
     )  # fmt: skip
 
@@ -269,9 +300,12 @@ def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[s
     return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
 
 
-def _save(question: Question, subject: TraceSubject, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
+def _save(
+    question: Question, subject: TraceSubject, block: BlockSummary, prepared: Prepared, result: Trace,
+    step: TrainingStep | None,
+) -> str:  # fmt: skip
     """Save the trace with a description of its block; return a note on the saved file."""
-    from ffncli.run.saved.saved import SMALL_WEIGHTS, save
+    from ffncli.run.saved.saved import SMALL_WEIGHTS, SavedGradient, save
 
     if question.save_path.suffix in TABLES:
         count = save_values(question.save_path, result.steps, result.tensors, prepared.tokens, prepared.layer.index)
@@ -281,11 +315,20 @@ def _save(question: Question, subject: TraceSubject, block: BlockSummary, prepar
     seed = prepared.mode.generator.initial_seed() if prepared.mode.generator else None
     about = {**asdict(block), "seed": seed, "dtype": result.steps[0].dtype}
     weights, prompt = prepared.weights if with_weights else {}, subject.prompt.text if subject.prompt else None
-    save(question.save_path, prepared.steps, result, about, weights, prompt, prepared.tokens)
-    left = "" if with_weights else ", without weights"
+    gradients = (
+        []
+        if step is None
+        else [
+            (SavedGradient(one.name, one.symbol, one.formula, one.shape, one.dtype), step[one.name])
+            for one in step.gradients
+        ]
+    )
+    save(question.save_path, prepared.steps, result, about, weights, prompt, prepared.tokens, gradients)
+    left = f" and {len(gradients)} gradients" if gradients else ""
+    left = f"{left} to {question.save}" + ("" if with_weights else ", without weights")
     if not with_weights and question.save_weights is None:
         left += f" ({size / 1e6:,.0f} MB; {option('save_weights')} adds them)"
-    return f"saved {len(result.steps)} tensors to {question.save}{left}"
+    return f"saved {len(result.steps)} tensors{left}"
 
 
 def _model_run(subject: TraceSubject, prepared: Prepared, result: Trace) -> ModelRun | None:
@@ -334,16 +377,48 @@ def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, resul
     }
 
 
-def _explain(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
-    """Explain how each requested value was computed."""
+def _gradient_places(
+    question: Question, subject: TraceSubject, prepared: Prepared
+) -> tuple[list[StepIndex], TraceSubject]:
+    """Return (the requested elements of gradients, the subject with the other elements)."""
+    if not question.backward or not subject.places:
+        return [], subject
+    from ffncli.run.explain.gradients import gradient_name
+
+    named = [(gradient_name(prepared.steps, name), index) for name, index in subject.places]
+    others = tuple(place for place, (name, _) in zip(subject.places, named, strict=True) if name is None)
+    return [(name, index) for name, index in named if name is not None], replace(subject, places=others)
+
+
+def _training_step(
+    question: Question, subject: TraceSubject, prepared: Prepared, mask_state: Tensor | None
+) -> TrainingStep:
+    """Go back through the block, from a loss of its output or, if a model ran on a prompt, of its next tokens."""
+    from ffncli.run.trace.training_step import training_step
+
+    return training_step(subject.model, prepared, question, question.values_shown, subject.experts, mask_state)
+
+
+def _explain(
+    question: Question, subject: TraceSubject, prepared: Prepared, result: Trace, step: TrainingStep | None,
+    gradients: Sequence[StepIndex],
+) -> tuple[Explanation, ...] | None:  # fmt: skip
+    """Explain how each requested value was computed: first values of steps, then values of gradients."""
+    if not (subject.places or gradients):
+        return None
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 
     scene = Scene(prepared.steps, prepared.weights, result.tensors, prepared.mode)
-    terms, depth = question.terms or TERMS, question.depth or 1
-    return tuple(
-        one for name, index in subject.places for one in explain(scene, name, index, terms, depth, option("explain"))
-    )
+    terms, depth, asked = question.terms or TERMS, question.depth or 1, option("explain")
+    values = [one for name, index in subject.places for one in explain(scene, name, index, terms, depth, asked)]
+    if step is not None and step.ran is not None and gradients:
+        from ffncli.run.explain.gradients import GradientScene, explain_gradient
+
+        backward = GradientScene(prepared.steps, step.ran, step.tensors)
+        for name, index in gradients:
+            values += explain_gradient(backward, name, index, terms, depth, asked)
+    return tuple(values)
 
 
 def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
