@@ -36,7 +36,7 @@ Share: TypeAlias = tuple[str, Tensor]  # a summand of a gradient: its formula an
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardPass:
     """A finished forward pass: its weights, every tensor and dropout mask by printed name, and the flat indices of each
     expert's tokens by the expert's printed name (`experts.3`)."""
 
@@ -72,7 +72,7 @@ class StepGradients:
 
 def forward(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
-) -> Forward:
+) -> ForwardPass:
     """Run the steps and keep all that a backward pass needs."""
     drawn: list[Tensor] = []
     tensors, masks, tokens = dict(inputs), dict[str, Tensor](), dict[str, Tensor]()
@@ -83,10 +83,10 @@ def forward(
                 masks[event.name] = drawn.pop()
             if event.tokens is not None:
                 tokens[event.name.rpartition(".")[0]] = event.tokens
-    return Forward(weights, tensors, masks, tokens)
+    return ForwardPass(weights, tensors, masks, tokens)
 
 
-def backward(steps: Sequence[Step], ran: Forward, upstream: Mapping[str, Share]) -> Iterator[Gradient]:
+def backward(steps: Sequence[Step], ran: ForwardPass, upstream: Mapping[str, Share]) -> Iterator[Gradient]:
     """Yield the gradient of each tensor that the loss depends on: steps from last to first, each followed by its
     weights, then the block's inputs. A step inside an expert comes after the Experts step.
 
@@ -101,7 +101,7 @@ def backward(steps: Sequence[Step], ran: Forward, upstream: Mapping[str, Share])
 
 
 def _walk(
-    steps: Sequence[Step], ran: Forward, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
+    steps: Sequence[Step], ran: ForwardPass, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
     shares: dict[str, list[Share]], prefix: str = "", tokens: Tensor | None = None,
 ) -> Iterator[Gradient]:  # fmt: skip
     """Go through a program backwards, adding to `shares`, the summands of each gradient by name in the program."""
@@ -144,7 +144,7 @@ def step_gradients(
     match op:
         case ops.Linear():
             bias = {"bias": (f"Σ {d}", _over_tokens(dy))} if op.bias else {}
-            weight = dy.flatten(0, -2).mT @ x[0].flatten(0, -2)
+            weight = (dy.flatten(0, -2).mT @ x[0].flatten(0, -2)).add_(0.0)  # turns -0 into 0
             return StepGradients(
                 ((f"{d} · {symbols['weight']}ᵀ", dy @ params["weight"]),),
                 {"weight": (f"{step.inputs[0]}ᵀ · {d}", weight), **bias},
@@ -351,7 +351,7 @@ def _through_choices(op: ops.Route, logits: Tensor, g: Tensor) -> Tensor:
 
 
 def _experts(
-    step: Step, op: ops.Experts, ran: Forward, weights: Mapping[str, Tensor], dy: Tensor
+    step: Step, op: ops.Experts, ran: ForwardPass, weights: Mapping[str, Tensor], dy: Tensor
 ) -> Generator[Gradient, None, StepGradients]:
     """Yield the gradients inside every expert with tokens; return those of x, of the route and of all experts' weights.
 

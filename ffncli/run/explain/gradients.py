@@ -14,7 +14,7 @@ from ffncli.block import steps as ops
 from ffncli.block.steps import Step, block_inputs
 from ffncli.block.symbols import weight_symbol
 from ffncli.errors import FFNError, shown
-from ffncli.run.engine.backward import Forward, Gradient, step_gradients
+from ffncli.run.engine.backward import ForwardPass, Gradient, step_gradients
 from ffncli.run.engine.changes import weight_at
 from ffncli.run.explain.arithmetic import Factor, Quantity, Term
 from ffncli.run.explain.explain import Explanation
@@ -40,7 +40,7 @@ class GradientScene:
     """A block's steps, its forward pass, and its gradients by the tensors' names."""
 
     steps: Sequence[Step]
-    ran: Forward
+    ran: ForwardPass
     gradients: Mapping[str, Gradient]
 
 

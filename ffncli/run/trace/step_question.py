@@ -20,15 +20,13 @@ class StepOptions(Options):
 
     backward: Annotated[
         bool,
-        _step(
-            "--backward", accepts=FLAG, daily=True, help="Show the gradient of every step and weight, last to first."
-        ),
+        _step("--backward", accepts=FLAG, help="Show the gradient of every step and weight, last to first."),
     ] = False
     loss: Annotated[
         Loss | None,
         _step(
             "--loss", accepts=choice(*get_args(Loss)),
-            help="sum, mse (mean square error) or cross-entropy of the output. [default: sum; of a model: of its next"
+            help="Loss of the output: sum, mse (mean square error) or cross-entropy. [default: sum; of a model: of its next"
             " tokens]",
         ),
     ] = None  # fmt: skip

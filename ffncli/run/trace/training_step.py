@@ -16,7 +16,7 @@ from ffncli.block.symbols import weight_symbol
 from ffncli.errors import FFNError, option, shown
 from ffncli.kernels.choice import parse
 from ffncli.models.model import Resolved
-from ffncli.run.engine.backward import Forward, Gradient, backward, forward
+from ffncli.run.engine.backward import ForwardPass, Gradient, backward, forward
 from ffncli.run.engine.inputs import given_values
 from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.trace import excerpt
@@ -93,7 +93,7 @@ class TrainingStep:
     notes: tuple[str, ...] = ()
     tensors: Mapping[str, Gradient] = field(default_factory=dict)
     weights: Mapping[str, Tensor] = field(default_factory=dict)
-    ran: Forward | None = None
+    ran: ForwardPass | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the complete gradient of a step, an input or a weight, by the tensor's name."""
@@ -297,7 +297,7 @@ def _shown(one: Gradient, inside: frozenset[int] | None) -> bool:
     return one.tokens is None or inside is None or int(one.name.split(".")[1]) in inside
 
 
-def _run(prepared: Prepared, weights: Mapping[str, Tensor], mask_state: Tensor | None) -> Forward:
+def _run(prepared: Prepared, weights: Mapping[str, Tensor], mask_state: Tensor | None) -> ForwardPass:
     """Run the block again, with the dropout masks of its first run."""
     if mask_state is not None and prepared.mode.generator is not None:
         prepared.mode.generator.set_state(mask_state)
