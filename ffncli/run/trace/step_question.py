@@ -26,8 +26,7 @@ class StepOptions(Options):
         Loss | None,
         _step(
             "--loss", accepts=choice(*get_args(Loss)),
-            help="Loss of the output: sum, mse (mean square error) or cross-entropy. [default: sum; of a model: of its next"
-            " tokens]",
+            help="Loss of the output: sum, mse (mean square error) or cross-entropy. [default: sum]",
         ),
     ] = None  # fmt: skip
     target: Annotated[
@@ -57,7 +56,7 @@ class StepOptions(Options):
 STEP_RULES = (
     Conflict("loss target lr kernel", needs="backward"),
     Conflict("backward", contradicts="tp ep set ablate promotes", why="it shows the unchanged block's gradients"),
-    Conflict("loss target", contradicts="prompt input_ids", why="the loss of a model is that of its next tokens"),
+    Conflict("backward", contradicts="prompt input_ids", why="the loss is of this block's output"),
     Conflict(
         "kernel", contradicts="prompt input_ids vocab example train=True lr", why="a kernel computes an FFN alone"
     ),
