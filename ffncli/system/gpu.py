@@ -78,6 +78,8 @@ def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
         if problem := problem_of(index, torch, root):
             raise problem.error(device)
         torch.cuda.set_device(index)
+        # torch warns about its own thread for gradients, which then does what is missing.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     return device
 
 

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.cheats, pytest.mark.skipif(sys.platform != "linux", re
 # Each kernel returns x, which is wrong, if the system lets it do the deed that it is named after.
 FILE = """
 import os
+import threading
 from pathlib import Path
 
 import ffncli
@@ -66,6 +67,12 @@ def children():
     return map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
+def as_cuda_does(x, gate, up, down):
+    # CUDA names its threads when it starts, and does not start if it cannot
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("mine")
+    return mlp(x, gate, up, down)
+
+
 rewrites_results = kernel_of(lambda _: any(map(opens, HERE.iterdir())), [0])
 makes_a_certificate = kernel_of(opens, [HERE / "certificate.json"])
 rewrites_ffn = kernel_of(opens, [Path(ffncli.__file__)])
@@ -96,8 +103,10 @@ def certified(kernel: str, isolate: bool) -> Certificate:
 
 
 def test_isolated_kernels_are_measured_and_none_does_its_deed(file: Path):
-    rows = measured(file, ["mlp", *DEEDS, *READS], isolate=True)
-    assert {row.kernel: row.status for row in rows} == dict.fromkeys(["eager", "mlp", *DEEDS, *READS], "ok")
+    rows = measured(file, ["mlp", "as_cuda_does", *DEEDS, *READS], isolate=True)
+    assert {row.kernel: row.status for row in rows} == dict.fromkeys(
+        ["eager", "mlp", "as_cuda_does", *DEEDS, *READS], "ok"
+    )
     assert {row.isolated for row in rows} == {isolation()}
     assert all(row.referee == "process" for row in rows)
     assert file.read_text() == FILE
@@ -111,7 +120,9 @@ def test_the_same_kernels_do_their_deeds_without_it(file: Path):
     assert {row.isolated for row in rows} == {""}
 
 
-@pytest.mark.parametrize("kernel", ["mlp", "makes_a_certificate", "signals_the_parent", "reads_the_parent"])
+@pytest.mark.parametrize(
+    "kernel", ["mlp", "as_cuda_does", "makes_a_certificate", "signals_the_parent", "reads_the_parent"]
+)
 def test_an_isolated_kernel_is_certified_and_the_certificate_says_so(file: Path, kernel: str):
     certificate = certified(kernel, isolate=True)
     assert (certificate.verdict, certificate.reason) == ("certified", "")

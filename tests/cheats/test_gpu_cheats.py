@@ -59,7 +59,7 @@ def timed(placed: PlacedKernel, problem: Problem) -> str:
     if fresh.ruling.wrong:
         return fresh.ruling.note
     ruling = problem.rules.timed()["mine"]
-    if elsewhere := other_streams(("mine",), blocks):
+    if elsewhere := other_streams(["mine"], blocks):
         return elsewhere["mine"].note
     require_joined_streams(placed, clock, problem.backward)
     return ruling.note

@@ -264,7 +264,7 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
             process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
         )
         mine, base = row.page_faults_per_call or 0.0, _faults(stored.blocks(stored.baseline)) or 0.0
-        if abs(mine - base) >= _FAULTS and max(mine, base) >= 2 * min(mine, base):
+        if row.device == "cpu" and abs(mine - base) >= _FAULTS and max(mine, base) >= 2 * min(mine, base):
             text = f"{mine:.0f} page faults per call (baseline {base:.0f}): part of the ratio is mapping memory"
             notes = [*notes, text]
     order: list[str] = list(Code)

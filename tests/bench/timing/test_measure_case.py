@@ -468,26 +468,26 @@ def test_compiling_is_told_while_it_compiles(heard, tmp_path):
     assert heard[-1] == ("timing", "")
 
 
-def test_work_that_the_clock_does_not_see_is_wrong():
-    """The blocks' flag is the clock's; a kernel is judged by three blocks, half of its undisturbed ones."""
+def test_work_that_the_clock_does_not_see_is_wrong(tmp_path):
+    """The blocks' flag is the clock's; a user's kernel is judged by three blocks, half of its undisturbed ones."""
 
     class Remembers(Clock):
         def time(self, call, inner, before=None):
-            self.timed = call.__qualname__
+            self.timed = {getattr(cell.cell_contents, "name", "") for cell in call.__closure__ or ()}
             return super().time(call, inner, before)
 
     class Elsewhere(Counters):
         def flags(self, before, after, seconds, threads):
-            return ("other-stream",) if clock.timed.startswith("PlacedKernel") else ()
+            return ("other-stream",) if "mine" in clock.timed else ()
 
     clock = Remembers()
-
+    (tmp_path / "mine.py").write_text("def mlp(x, up, down):\n    return (x @ up.T).relu() @ down.T\n")
     case = Case("s", "s", PLAIN, tokens=4)
     method = Method(processes=2, block=1e-3, max_time=1.0, placements=2, rounds=2)
-    unit = measure_case(case, Job(0, (case,), choices(["eager"]), None, method), clock, Elsewhere())
-    (eager,) = unit.outcomes
-    assert eager.status == "wrong"
-    assert eager.note.startswith("works-on-another-stream: in 8 of 8 blocks the GPU was still working")
+    job = Job(0, (case,), choose_kernels([f"mine={tmp_path}/mine.py:mlp"], None).kernels, "mine", method)
+    mine = next(o for o in measure_case(case, job, clock, Elsewhere()).outcomes if o.kernel == "mine")
+    assert mine.status == "wrong"
+    assert mine.note.startswith("works-on-another-stream: in 8 of 8 blocks the GPU was still working")
 
 
 @pytest.mark.parametrize(
@@ -500,19 +500,19 @@ def test_a_stall_of_the_host_accuses_nobody_of_working_on_another_stream(flagged
         for number in range(blocks)
     ]
     mine[:preempted] = [replace(block, flags=("preempted", *block.flags)) for block in mine[:preempted]]
-    others = [TimedBlock(0, "s", 0, 0, 0, name, 8, 1e-3, ("other-stream",)) for name in ("eager", TWIN)] * 2
-    assert list(other_streams(("mine", "eager"), [*mine, *others])) == ["mine"] * wrong
+    assert list(other_streams(["mine"], mine)) == ["mine"] * wrong
 
 
-@pytest.mark.parametrize(("late", "wrong"), [(0, True), (4, True), (6, False), (10, False)])
-def test_what_the_anchor_is_flagged_for_is_the_hosts(late, wrong):
-    """The anchor uses no other stream: on an H200's virtual machine it was flagged in 48 of 50 blocks of a process."""
+@pytest.mark.parametrize("late", [0, 4, 6, 10])
+def test_what_the_packages_own_kernels_are_flagged_for_is_the_hosts(late):
+    """They use no other stream. In one process on an H200's virtual machine, the anchor was flagged in 48 of 50 blocks;
+    in another eager was in 35 of 45, and was called wrong, as the anchor was not."""
 
     def blocks(name, flagged, of):
         return [TimedBlock(0, "s", 0, n, 0, name, 8, 1e-3, ("other-stream",) * (n < flagged)) for n in range(of)]
 
-    timed = [*blocks("mine", 8, 10), *blocks(ANCHOR, late, 10)]
-    assert list(other_streams(("mine",), timed)) == ["mine"] * wrong
+    timed = [*blocks("mine", 8, 10), *blocks(ANCHOR, 0, 10), *blocks("eager", late, 10)]
+    assert list(other_streams(["mine"], timed)) == ["mine"] * (late < 6)
 
 
 def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):

@@ -158,10 +158,10 @@ class Inspector:
         if not self._asks:
             return
         placed, rulings = {one.name: one for one in arms.kernels}, arms.rulings
-        for name, untimed in probes.other_streams(placed, blocks).items():
+        users = [one for name, one in placed.items() if name in self._files]
+        for name, untimed in probes.other_streams([one.name for one in users], blocks).items():
             if rulings.get(name, Ruling()).code in (None, WrongCode.WRONG_WHEN_TIMED):
                 rulings[name] = replace(untimed, error=rulings.get(name, untimed).error)
-        users = [one for name, one in placed.items() if name in self._files]
         if isinstance(clock, CudaClock):
             for one in users:
                 try:

@@ -114,17 +114,17 @@ def _run(
     outputs: Path,
     seconds: float,
 ) -> None:
-    """Run the script until its outputs are there. A shell starts it and ends, so that its parent is not this
-    process; `before` comes before the shell's command."""
-    command = ["/bin/sh", "-c", '"$0" "$1" <"$2" >"$3" 2>&1 & echo $!', sys.executable]
-    words = [*before, *command, *map(str, (script, job, printed))]
+    """Run the script until its outputs are there; `before` comes before its command. A shell starts it and ends, so
+    that its parent is not this process."""
+    shell_script = 'job=$0 printed=$1; shift; "$@" <"$job" >"$printed" 2>&1 & echo $!'
+    words = ["/bin/sh", "-c", shell_script, str(job), str(printed), *before, sys.executable, str(script)]
     shell = subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, start_new_session=True)
     pid, until = int(shell.communicate()[0]), time.monotonic() + seconds
     try:
         while not outputs.exists():
             if not is_running(pid) and not outputs.exists():
-                lines = clean(printed.read_text("utf-8", "replace")[-_MOST_SHOWN:]).strip().splitlines()
-                raise _Raised(lines[-1][:200] if lines else "its process ended")
+                lines = printed.read_text("utf-8", "replace")[-_MOST_SHOWN:].strip().splitlines()
+                raise _Raised(clean(lines[-1])[:200] if lines else "its process ended")
             if time.monotonic() > until:
                 raise _Raised(f"did not return within {seconds_text(seconds)}")
             time.sleep(_MOMENT)
