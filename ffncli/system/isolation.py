@@ -132,8 +132,8 @@ def _restrict(libc: ctypes.CDLL, folder: str) -> bool:
     if rules < 0:
         return False
     devices = (path for pattern in _DEVICES for path in glob.glob(pattern) if not os.path.isdir(path))
-    own = f"/proc/{os.getpid()}"  # CUDA names its threads there, and does not start if it cannot
-    for path, rights in ((folder, of_folders), *((allowed, of_files) for allowed in (own, *devices))):
+    process = f"/proc/{os.getpid()}"  # CUDA names its threads there, and does not start if it cannot
+    for path, rights in ((folder, of_folders), *((allowed, of_files) for allowed in (process, *devices))):
         number = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = ctypes.create_string_buffer(rights.to_bytes(8, sys.byteorder) + number.to_bytes(4, sys.byteorder), 12)
         libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0)

@@ -10,7 +10,7 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in, eager
-from ffncli.kernels.compiled import CompileCache, cache, recompiles
+from ffncli.kernels.compiled import _FREEZING, CompileCache, cache, recompiles
 from ffncli.kernels.kernel import cxx, kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.weights import random_weights
@@ -148,25 +148,34 @@ def test_compiled_is_the_reference_and_its_gradients(monkeypatch):
     assert recompiles() == one + 1
 
 
-@pytest.mark.parametrize(("dtype", "label"), [(torch.float32, "gated"), (torch.bfloat16, "bias")])
-def test_frozen_weights_are_constants_of_the_graph(dtype, label, monkeypatch):
-    """Right for several sets of weights, tokens and modes; what was compiled once is not compiled again."""
+@pytest.mark.parametrize(
+    ("dtype", "label", "tuned", "cases"),
+    [
+        (torch.float32, "gated", False, [(9, 1), (9, -1)]),
+        (torch.float32, "gated", True, [(1, 1)]),
+        (torch.bfloat16, "bias", True, [(1, 1)]),
+    ],
+)
+def test_frozen_weights_are_constants_of_the_graph(dtype, label, tuned, cases, monkeypatch):
+    """Right for several token counts, sets of weights and modes; what was compiled once is not compiled again. Most of
+    the time goes into tuning, which does not depend on these."""
     import torch._inductor.freezing as freezing
 
     frozen, freeze = [], freezing.freeze
     monkeypatch.setattr(freezing, "freeze", lambda *given: frozen.append(given) or freeze(*given))
+    monkeypatch.setitem(_FREEZING, "max_autotune", tuned)
     kernel, (block, weights) = built_in("frozen"), block_of(GATED[label], dtype)
-    call, other = kernel.build(block, "cpu", dtype), {name: -tensor for name, tensor in weights.items()}
-    params = {id(one): kernel.prepare(block, one) for one in (weights, other)}
-    few, many = tokens(1, 6, dtype), tokens(9, 6, dtype)
-    cases = [(few, weights), (many, weights), (many, other)]
-    for x, one in cases:
-        assert right(block, one, x, call(x, params[id(one)]), 24)
+    call, sets = kernel.build(block, "cpu", dtype), {1: weights, -1: {name: -one for name, one in weights.items()}}
+    params, inputs = {}, {}
+    for count, sign in cases:
+        params.setdefault(sign, kernel.prepare(block, sets[sign]))
+        x = inputs.setdefault(count, tokens(count, 6, dtype))
+        assert right(block, sets[sign], x, call(x, params[sign]), 24)
     before = recompiles()
-    for x, one in cases:
+    for count, sign in cases:
         with torch.inference_mode():
-            out = call(x, params[id(one)])
-        assert right(block, one, x, out, 24)
+            out = call(inputs[count], params[sign])
+        assert right(block, sets[sign], inputs[count], out, 24)
     assert recompiles() == before
     assert len(frozen) == len(cases)
 
