@@ -22,6 +22,7 @@ from ffncli.models import catalog
 from ffncli.models.counting import assertions
 from ffncli.models.counting.count import require_determined
 from ffncli.models.counting.figures import KEYS, FigureQuestion
+from ffncli.models.counting.training import TRAINING_RULES
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved, ranges
 from ffncli.options.accept import COUNT, TEXTS
@@ -116,7 +117,7 @@ def command(
         return
     load_limit.apply()
     conditions = assertions.parse([*counted.asserted, *_lines_of(counted.assert_file)], KEYS)
-    check(CONFLICTS, given(counted, question))
+    check((*CONFLICTS, *TRAINING_RULES), given(counted, question))
     if counted.sweep:
         _require_one(counted, question)
         models, answer, lines = _swept(counted, dimensions, question)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ffncli.models.counting.parallel import ExpertExchange, Split
     from ffncli.models.counting.sweep import Point
     from ffncli.models.counting.traffic import DeviceFloor, TokenCost
+    from ffncli.models.counting.training import TrainingMemory
 
 Row = tuple[object, ...]
 _MOST_COLUMNS = 12  # with more sources than this, a row per source is easier to read than a column
@@ -35,8 +36,41 @@ def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
     splits = [one.split for one in reports if one.split]
     parts += [_splits(splits)] if len(splits) > _MOST_COLUMNS else [p for s in splits for p in _split(s, several)]
     parts += [_exchange(one.exchange, several) for one in reports if one.exchange]
+    parts += [part for one in reports if one.training for part in _training(one.count.name, one.training, several)]
     parts += [part for one in reports for part in _floors(one, several)]
     return parts + [_ridge(one.count.name, ridge) for one in reports for ridge in one.ridges if not ridge.device]
+
+
+def _training(name: str, one: TrainingMemory, several: bool) -> list[Part]:
+    """Show the bytes of rank 0 and the FLOPs, what each kind of layer keeps, and what others count differently."""
+    split = ", ".join(f"{key} {n}" for key, n in (("tp", one.tp), ("ep", one.ep), ("dp", one.dp)) if n > 1)
+    about = [f"{one.tokens:,} {plural('token', one.tokens)}", one.dtype, *([f"rank 0 of {split}"] if split else [])]
+    about += [f"ZeRO {one.zero}"] if one.zero else []
+    about += [f"recompute {one.recompute}"] if one.recompute != "none" else []
+    flops = {
+        "forward": one.forward_matmul_flops, "backward": one.backward_matmul_flops, "computed again": one.recomputed_flops
+    }  # fmt: skip
+    sizes = (
+        ("weights", one.weight_bytes), ("gradients", one.gradient_bytes), ("optimizer state", one.optimizer_bytes),
+        ("kept for backward", one.kept_bytes), ("in all", one.total_bytes),
+    )  # fmt: skip
+    rows: list[Row] = [(what, size, bytes_text(size)) for what, size in sizes]
+    rows += [(f"{what}, FLOPs", count, "") for what, count in flops.items() if count]
+    title = f"training {name if several else ''} with {one.optimizer}".replace("  ", " ")
+    parts: list[Part] = [Table(("quantity", "value", " "), rows, f"{title}: {', '.join(about)}", frozenset({4}))]
+    for layer in one.layers:
+        where = f", {layer.stack} {ranges(layer.layers)}" if layer.stack != "block" else ""
+        kept: list[Row] = [(row.step, row.tensor, row.bytes) for row in layer.kept]
+        kept.append(("one layer" if where else "total", "", layer.kept_bytes))
+        title = f"kept for backward{where}"
+        parts.append(Table(("step", "keeps", "bytes"), kept, title, frozenset({len(kept) - 1})))
+    if one.simplifications:
+        parts.append(Heading("what others count"))
+        parts += [
+            Line(f"{other.name}: {bytes_text(other.bytes)}; here {bytes_text(other.exact_bytes)}", quiet=True)
+            for other in one.simplifications
+        ]
+    return parts
 
 
 # --- one source -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from ffncli.block.dtypes import DType, storage
@@ -13,10 +13,11 @@ from ffncli.errors import FFNError, option, shown
 from ffncli.models.config.quantized import UnknownPacking
 from ffncli.models.counting.count import ModelCount, count, storage_of
 from ffncli.models.counting.traffic import DeviceFloor, TokenCost, device_floors, ridge_of, ridge_tokens, token_costs
+from ffncli.models.counting.training import TrainingMemory, TrainingOptions, training_memory
 from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Model, Resolved
 from ffncli.options.accept import ABOVE_ZERO, FORMATS, Accepts, comma_list, listed
-from ffncli.options.opt import COMPUTE, Opt, Options
+from ffncli.options.opt import COMPUTE, Opt
 from ffncli.options.shared import Batch, ExpertParallel, SeqLen, TensorParallel, TokenList
 from ffncli.system.hardware import Device, named
 
@@ -38,11 +39,16 @@ _OF_EXCHANGE = {
     "expert_ranks": "ranks", "experts_per_rank": "experts", "dispatch_bytes_per_token": "dispatch_bytes_per_token",
     "combine_bytes_per_token": "combine_bytes_per_token",
 }  # fmt: skip
+_OF_TRAINING = (
+    "weight_bytes", "gradient_bytes", "optimizer_bytes", "kept_bytes", "total_bytes", "forward_matmul_flops",
+    "backward_matmul_flops", "recomputed_flops",
+)  # fmt: skip
 _OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
 _OF_FLOOR = tuple(f.name for f in fields(DeviceFloor) if f.name not in ("tokens", "ranks", "flops_per_byte"))
 KEYS = (
     *(name for name in _OF_COUNT if name not in ("evidence", "citation")),
     *_OF_COST, *_OF_SPLIT, *_OF_EXCHANGE, *_OF_RIDGE, *_OF_FLOOR, *_ADDED[:1],
+    *(f"training_{name}" for name in _OF_TRAINING),
 )  # fmt: skip
 
 
@@ -73,6 +79,7 @@ class CostReport:
     floors: tuple[DeviceFloor, ...] = ()
     devices: tuple[str, ...] = ()
     exchange: ExpertExchange | None = None
+    training: TrainingMemory | None = None
 
     @property
     def count(self) -> ModelCount:
@@ -84,6 +91,7 @@ class CostReport:
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
         more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
         more |= {"expert_parallel": asdict(self.exchange)} if self.exchange else {}
+        more |= {"training": asdict(self.training)} if self.training else {}
         if self.devices:
             more["floors"] = [{**asdict(floor), **self._ridge_tokens(floor.device)} for floor in self.floors]
         elif self.ridges:
@@ -95,6 +103,8 @@ class CostReport:
         fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
         if self.exchange:
             fixed |= {column: getattr(self.exchange, name) for column, name in _OF_EXCHANGE.items()}
+        if self.training:
+            fixed |= {f"training_{name}": getattr(self.training, name) for name in _OF_TRAINING}
         return [
             {name: getattr(counted, name) for name in _OF_COUNT}
             | {name: getattr(self.costs[i], name) if self.costs else None for name in _OF_COST}
@@ -118,7 +128,7 @@ class CostReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureQuestion(Options):
+class FigureQuestion(TrainingOptions):
     """The figures to report besides counts: ranks, ridges, formats (default: stored), token counts (default: 1)."""
 
     tp: TensorParallel = None
@@ -194,7 +204,13 @@ class FigureQuestion(Options):
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
         """Compute the figures of one model in one format; `tokens` overrides the requested token counts."""
         numbers = (tokens,) if tokens else self.token_counts or (1,)
-        return figures(model, format, numbers, self.tp, self.flops_per_byte, self.devices, self.ep)
+        report = figures(model, format, numbers, self.tp, self.flops_per_byte, self.devices, self.ep)
+        if self.training is None:
+            return report
+
+        weights = storage_of(model, format)
+        memory = training_memory(model.model, self, weights, numbers[0], self.tp or 1, self.ep or 1)
+        return replace(report, training=memory)
 
 
 def _is_number(word: str) -> bool:
