@@ -42,6 +42,7 @@ SAMPLES = {
         "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "mixtral-8x7b --ep 4",
         "gpt2 --sweep d_ff=1x,2x", "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown",
         "t5-v1.1-xxl", "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
+        "mixtral-8x7b --training adamw --ep 8 --zero 1 --tokens 32 --recompute act",
     ],
     "plan": [
         "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8 --simulate", "4x8:relu", "--device list",

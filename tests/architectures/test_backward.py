@@ -33,21 +33,31 @@ class Leaves:
         self.given: dict[str, Tensor] = {}
         self.state: dict[str, Tensor] = {}
         self.made: dict[str, Tensor] = {}
-        enters = {live.enters for live in places.values()}
+        enters = {live.enters: live.enters for live in places.values()}
+        for layer, live in places.items():  # gate and up read the same tensor
+            if layer.spec.moe is None and live.enters in live.owners.values():
+                enters |= {
+                    live.owners[name]: live.enters for name in ("gate.weight", "up.weight") if name in live.owners
+                }
         self.hooks = [
-            model.get_submodule(n).register_forward_pre_hook(self._enter(n), with_kwargs=True) for n in enters
+            model.get_submodule(n).register_forward_pre_hook(self._enter(n, first), with_kwargs=True)
+            for n, first in enters.items()
         ]
         leaves = {name for live in places.values() for name in live.leaves}
         self.hooks += [model.get_submodule(n).register_forward_hook(self._leave(n)) for n in leaves]
 
-    def _enter(self, name: str) -> Any:
+    def _enter(self, name: str, of: str) -> Any:
+        called: list[str] = []
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if name in self.given:
+            if called:
                 return None
+            called.append(name)
             everything = [*args, *kwargs.values()]
             first, second = [*(t for t in everything if isinstance(t, Tensor)), None, None][:2]
             assert first is not None
-            leaf = self.given[name] = first.detach().clone().requires_grad_()
+            leaf = self.given.setdefault(of, first.detach().clone().requires_grad_())
+            assert torch.equal(leaf, first)
             if second is not None:
                 self.state[name] = second.detach()
             changed = [leaf if one is first else one for one in everything]

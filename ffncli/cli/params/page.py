@@ -48,7 +48,8 @@ def _training(name: str, one: TrainingMemory, several: bool) -> list[Part]:
     about += [f"ZeRO {one.zero}"] if one.zero else []
     about += [f"recompute {one.recompute}"] if one.recompute != "none" else []
     flops = {
-        "forward": one.forward_matmul_flops, "backward": one.backward_matmul_flops, "computed again": one.recomputed_flops
+        "matmuls forward": one.forward_matmul_flops, "matmuls backward": one.backward_matmul_flops,
+        "computed again": one.recomputed_flops,
     }  # fmt: skip
     sizes = (
         ("weights", one.weight_bytes), ("gradients", one.gradient_bytes), ("optimizer state", one.optimizer_bytes),

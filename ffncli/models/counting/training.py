@@ -158,9 +158,10 @@ def training_memory(
         one.kept_bytes * len(one.layers) * group.runs for one, group in zip(layers, model.groups, strict=True)
     )
     parts = (sharded(sizes, 3), sharded(sizes, 2), sharded(state, 1), kept_bytes)
+    held = 2 * sum(sizes.values()) + sum(state.values())
     return TrainingMemory(
         options.training, weights.name, tokens, recompute, zero, tp, ep, dp, sum(numbers.values()), *parts, sum(parts),
-        forward, 2 * forward, again, tuple(layers), _simplifications(model, ranks, width, tokens, numbers),
+        forward, 2 * forward, again, tuple(layers), _simplifications(model, ranks, width, tokens, numbers, held),
     )  # fmt: skip
 
 
@@ -207,22 +208,21 @@ def _again_flops(steps: Sequence[Step], tokens: int, prefix: str = "") -> int:
 
 
 def _simplifications(
-    model: Model, ranks: Ranks, width: int, tokens: int, numbers: Mapping[str, int]
+    model: Model, ranks: Ranks, width: int, tokens: int, numbers: Mapping[str, int], held: int
 ) -> tuple[Simplification, ...]:
     """Return the simplifications that give other bytes for this model."""
-    params = sum(numbers.values())
-    out = [Simplification("fp32 master weights, gradients and AdamW states next to bf16 weights: 18 bytes a parameter",
-                          params * _MASTER, params * (width * 2))]  # fmt: skip
+    out = [Simplification("fp32 master weights, gradients and AdamW states next to bf16 weights, 18 bytes a parameter",
+                          sum(numbers.values()) * _MASTER, held)]  # fmt: skip
     active = exact = 0
     for group in model.groups:
-        mixed = next((step.op for step in group.steps if isinstance(step.op, Experts) and not step.op.always), None)
+        steps = steps_of(group, 0, ranks)
+        mixed = next((step.op for step in steps if isinstance(step.op, Experts) and not step.op.always), None)
         if mixed is None or group.spec.moe is None:
             continue
-        every = sum(one.bytes for one in kept(mixed.program, tokens, width)) * mixed.experts.size
         times = len(group.layers) * group.runs
-        active += times * round(every * group.spec.moe.top_k / mixed.experts.size)
+        active += times * group.spec.moe.top_k * sum(one.bytes for one in kept(mixed.program, tokens, width))
         exact += times * sum(
-            one.bytes for one in kept(group.steps, tokens, width) if one.step.startswith(("experts", "route"))
+            one.bytes for one in kept(steps, tokens, width) if one.step.startswith(("experts", "route"))
         )
     if active:
         out.append(Simplification("activations of all experts, scaled by the active share: leaves out the router's"
