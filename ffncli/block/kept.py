@@ -24,7 +24,7 @@ _OUTPUT_KEPT = ("relu", "sigmoid", "tanh")  # functions of torch that keep their
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """One tensor that is kept: the step that keeps it first (`experts[e].act` inside experts), the tensor's name, or
     what it is if no step returns it, and its bytes. Inside experts, bytes are summed over experts."""
 
@@ -34,10 +34,10 @@ class Kept:
 
 
 @dataclass(eq=False)
-class _Value:
+class _TapedValue:
     """A tensor on the tape: its number of elements, the bytes of each, and whether it needs a gradient."""
 
-    tape: "_Tape"
+    tape: "_SavingTape"
     elements: int
     size: int
     label: str = "inside"
@@ -45,42 +45,44 @@ class _Value:
     parameter: bool = False
     made_by: str = ""
 
-    def new(self, *others: Any, size: int | None = None, grad: bool | None = None, label: str = "inside") -> "_Value":
+    def new(
+        self, *others: Any, size: int | None = None, grad: bool | None = None, label: str = "inside"
+    ) -> "_TapedValue":
         """Return a new tensor computed from this one and others, broadcast."""
-        every = [self, *(one for one in others if isinstance(one, _Value))]
+        every = [self, *(one for one in others if isinstance(one, _TapedValue))]
         needs = any(one.grad for one in every) if grad is None else grad
         count = max(one.elements for one in every)
         width = max(one.size for one in every if one.elements == count) if size is None else size
-        return _Value(self.tape, count, width, label, needs, made_by=self.tape.step)
+        return _TapedValue(self.tape, count, width, label, needs, made_by=self.tape.step)
 
-    def saving(self, *saved: "_Value", **options: Any) -> "_Value":
+    def saving(self, *saved: "_TapedValue", **options: Any) -> "_TapedValue":
         """Return a new tensor, computed by an operation that keeps these tensors."""
         for one in saved:
             self.tape.save(one)
         return self.new(**options)
 
-    def __mul__(self, other: Any) -> "_Value":
-        if isinstance(other, _Value):
+    def __mul__(self, other: Any) -> "_TapedValue":
+        if isinstance(other, _TapedValue):
             if other.grad:
                 self.tape.save(self)
             if self.grad:
                 self.tape.save(other)
         return self.new(other)
 
-    def __truediv__(self, other: Any) -> "_Value":
-        if isinstance(other, _Value):
+    def __truediv__(self, other: Any) -> "_TapedValue":
+        if isinstance(other, _TapedValue):
             self.tape.save(other)
             if other.grad:
                 self.tape.save(self)
         return self.new(other)
 
-    def __add__(self, other: Any) -> "_Value":
+    def __add__(self, other: Any) -> "_TapedValue":
         return self.new(other)
 
-    def __neg__(self) -> "_Value":
+    def __neg__(self) -> "_TapedValue":
         return self.new()
 
-    def __gt__(self, other: Any) -> "_Value":
+    def __gt__(self, other: Any) -> "_TapedValue":
         return self.new(other, size=1, grad=False)
 
     __radd__ = __sub__ = __rsub__ = __add__
@@ -90,25 +92,25 @@ class _Value:
     def __eq__(self, other: object) -> Any:
         return self.new(other, size=1, grad=False)
 
-    def to(self, size: int, label: str = "inside") -> "_Value":
+    def to(self, size: int, label: str = "inside") -> "_TapedValue":
         """Return the tensor with values of this size: itself if it has that size."""
         return self if size == self.size else self.new(size=size, label=label)
 
 
-def _where(condition: _Value, a: Any, b: Any) -> _Value:
-    first = next(one for one in (a, b) if isinstance(one, _Value))
-    if any(one.grad for one in (a, b) if isinstance(one, _Value)):
+def _where(condition: _TapedValue, a: Any, b: Any) -> _TapedValue:
+    first = next(one for one in (a, b) if isinstance(one, _TapedValue))
+    if any(one.grad for one in (a, b) if isinstance(one, _TapedValue)):
         condition.tape.save(condition)
     return first.new(a, b, condition, size=first.size)
 
 
-def _keeps_result(x: _Value) -> _Value:
+def _keeps_result(x: _TapedValue) -> _TapedValue:
     y = x.new()
     x.tape.save(y)
     return y
 
 
-def _keeps_argument(x: _Value) -> _Value:
+def _keeps_argument(x: _TapedValue) -> _TapedValue:
     return x.saving(x)
 
 
@@ -119,15 +121,15 @@ _NAMESPACE = SimpleNamespace(
 
 
 @dataclass
-class _Tape:
+class _SavingTape:
     """What has been kept so far, by storage; `step` is the step that runs. What the steps `again` compute is not kept,
     because they run again."""
 
     again: frozenset[str] = frozenset()
-    kept: dict[int, tuple[_Value, str]] = field(default_factory=dict)
+    kept: dict[int, tuple[_TapedValue, str]] = field(default_factory=dict)
     step: str = ""
 
-    def save(self, value: _Value) -> None:
+    def save(self, value: _TapedValue) -> None:
         """Keep a tensor, unless it is a parameter or is computed again."""
         if not value.parameter and value.made_by not in self.again:
             self.kept.setdefault(id(value), (value, self.step))
@@ -136,25 +138,25 @@ class _Tape:
 def kept(
     steps: Sequence[Step], tokens: int = 1, width: int = 4, recompute: Recompute = "none",
     loads: Mapping[str, Sequence[int]] | None = None, train: bool = False,
-) -> tuple[Kept, ...]:  # fmt: skip
+) -> tuple[KeptTensor, ...]:  # fmt: skip
     """Return what is kept for `tokens` tokens, with activations of `width` bytes a value.
 
     `loads` maps an Experts step to the tokens of each of its experts (by default spread evenly). With `recompute` =
     "act", the elementwise steps between the projections run again from their inputs, which are kept; with "block", only
     the block's inputs are kept. `train`: dropout is on.
     """
-    tape, ids = _Tape(elementwise(steps) if recompute == "act" else frozenset()), id_inputs(steps)
+    tape, ids = _SavingTape(elementwise(steps) if recompute == "act" else frozenset()), id_inputs(steps)
     values = {
-        name: _Value(tape, prod(shape), _INDEX if name in ids else width, name, name not in ids)
+        name: _TapedValue(tape, prod(shape), _INDEX if name in ids else width, name, name not in ids)
         for name, shape in input_shapes(steps, (tokens,)).items()
     }
     if recompute == "block":
-        return tuple(Kept(name, name, one.elements * one.size) for name, one in values.items())
-    _Run(tape, width, train, loads or {}, experts_per_token(steps)).run(steps, values, tokens)
+        return tuple(KeptTensor(name, name, one.elements * one.size) for name, one in values.items())
+    _TapedRun(tape, width, train, loads or {}, experts_per_token(steps)).run(steps, values, tokens)
     rows: dict[tuple[str, str], int] = {}
     for value, step in tape.kept.values():
         rows[step, value.label] = rows.get((step, value.label), 0) + value.elements * value.size
-    return tuple(Kept(*at, size) for at, size in rows.items())
+    return tuple(KeptTensor(*at, size) for at, size in rows.items())
 
 
 def elementwise(steps: Sequence[Step], prefix: str = "") -> frozenset[str]:
@@ -173,10 +175,10 @@ def elementwise(steps: Sequence[Step], prefix: str = "") -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TapedRun:
     """One run on the tape, with a branch per op, as in `execute.apply`."""
 
-    tape: _Tape
+    tape: _SavingTape
     width: int
     train: bool
     loads: Mapping[str, Sequence[int]]
@@ -187,15 +189,15 @@ class _Run:
         """Bytes of a value in at least float32."""
         return max(4, self.width)
 
-    def value(self, elements: int, size: int, label: str, grad: bool = True) -> _Value:
+    def value(self, elements: int, size: int, label: str, grad: bool = True) -> _TapedValue:
         """Return a tensor that an operation makes."""
-        return _Value(self.tape, elements, size, label, grad, made_by=self.tape.step)
+        return _TapedValue(self.tape, elements, size, label, grad, made_by=self.tape.step)
 
-    def parameter(self, elements: int) -> _Value:
+    def parameter(self, elements: int) -> _TapedValue:
         """Return a parameter of the step."""
-        return _Value(self.tape, elements, self.width, "parameter", parameter=True)
+        return _TapedValue(self.tape, elements, self.width, "parameter", parameter=True)
 
-    def run(self, steps: Sequence[Step], values: dict[str, _Value], rows: int, prefix: str = "") -> _Value:
+    def run(self, steps: Sequence[Step], values: dict[str, _TapedValue], rows: int, prefix: str = "") -> _TapedValue:
         """Run a program on `rows` tokens; return its last tensor. `values` gets every tensor by name."""
         out = next(iter(values.values()))
         for step in steps:
@@ -210,7 +212,7 @@ class _Run:
             values[step.output] = out
         return out
 
-    def _step(self, step: Step, x: Sequence[_Value], rows: int, prefix: str) -> _Value:
+    def _step(self, step: Step, x: Sequence[_TapedValue], rows: int, prefix: str) -> _TapedValue:
         op = step.op
         match op:
             case ops.Linear():
@@ -241,7 +243,7 @@ class _Run:
             case _:
                 raise AssertionError(f"kept has no branch for {type(op).__name__}")
 
-    def _activation(self, op: ops.Activation, x: _Value) -> _Value:
+    def _activation(self, op: ops.Activation, x: _TapedValue) -> _TapedValue:
         row = TABLE[op.function]
         learned = {name: self.parameter(1) for name in row.learned}
         m = with_learned(_NAMESPACE, learned) if learned else _NAMESPACE
@@ -254,7 +256,7 @@ class _Run:
         y = y if op.most is None else y.saving(y)
         return y.new() if op.plus else y
 
-    def _norm(self, op: ops.Norm, x: _Value, rows: int) -> _Value:
+    def _norm(self, op: ops.Norm, x: _TapedValue, rows: int) -> _TapedValue:
         weight = None if op.weight == "none" else self.parameter(op.axis.size)
         if op.weigh == "input" and weight is not None:
             factor = self.value(op.axis.size, self.wide, "weight in float32")
@@ -279,13 +281,13 @@ class _Run:
         out = normed if weight is None else normed * weight
         return out.new() if op.bias else out
 
-    def _scores(self, op: ops.Route, logits: _Value) -> _Value:
+    def _scores(self, op: ops.Route, logits: _TapedValue) -> _TapedValue:
         if op.score == "softmax":
             return _keeps_result(logits)
         row = TABLE[op.score]
         return _keeps_result(logits) if row.native else row.f(logits, _NAMESPACE)
 
-    def _route(self, op: ops.Route, logits: _Value, rows: int) -> _Value:
+    def _route(self, op: ops.Route, logits: _TapedValue, rows: int) -> _TapedValue:
         work = logits if op.score_dtype == "input" else logits.to(4)
         size, count = work.size, rows * op.taken
         if not (op.chooses or op.renormalise):
@@ -319,13 +321,13 @@ class _Run:
             values = values * factor.to(size, "factor in float32")
         return self.value(work.elements, size, "weights of all").to(logits.size)
 
-    def _named(self, value: _Value, label: str) -> _Value:
+    def _named(self, value: _TapedValue, label: str) -> _TapedValue:
         value.label = label
         return value
 
     def _experts(
-        self, step: Step, op: ops.Experts, x: _Value, route: _Value, rows: int, prefix: str
-    ) -> _Value:  # fmt: skip
+        self, step: Step, op: ops.Experts, x: _TapedValue, route: _TapedValue, rows: int, prefix: str
+    ) -> _TapedValue:  # fmt: skip
         here, features = self.tape.step, x.elements // rows
         if op.identity:
             self.tape.save(x)

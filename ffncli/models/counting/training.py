@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from ffncli.block.cost import cost, step_costs
 from ffncli.block.dtypes import DType
-from ffncli.block.kept import Kept, Recompute, elementwise, kept
+from ffncli.block.kept import KeptTensor, Recompute, elementwise, kept
 from ffncli.block.shard import Ranks
 from ffncli.block.steps import Experts, Step, experts_per_token, input_shapes, untied_parameters
 from ffncli.errors import FFNError, option
@@ -74,7 +74,7 @@ class TrainedLayer:
 
     stack: str
     layers: tuple[int, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptTensor, ...]
     kept_bytes: int
 
 
@@ -158,10 +158,10 @@ def training_memory(
         one.kept_bytes * len(one.layers) * group.runs for one, group in zip(layers, model.groups, strict=True)
     )
     parts = (sharded(sizes, 3), sharded(sizes, 2), sharded(state, 1), kept_bytes)
-    held = 2 * sum(sizes.values()) + sum(state.values())
+    unsharded = 2 * sum(sizes.values()) + sum(state.values())
     return TrainingMemory(
         options.training, weights.name, tokens, recompute, zero, tp, ep, dp, sum(numbers.values()), *parts, sum(parts),
-        forward, 2 * forward, again, tuple(layers), _simplifications(model, ranks, width, tokens, numbers, held),
+        forward, 2 * forward, again, tuple(layers), _simplifications(model, ranks, width, tokens, numbers, unsharded),
     )  # fmt: skip
 
 
@@ -208,11 +208,11 @@ def _again_flops(steps: Sequence[Step], tokens: int, prefix: str = "") -> int:
 
 
 def _simplifications(
-    model: Model, ranks: Ranks, width: int, tokens: int, numbers: Mapping[str, int], held: int
+    model: Model, ranks: Ranks, width: int, tokens: int, numbers: Mapping[str, int], unsharded: int
 ) -> tuple[Simplification, ...]:
     """Return the simplifications that give other bytes for this model."""
     out = [Simplification("fp32 master weights, gradients and AdamW states next to bf16 weights, 18 bytes a parameter",
-                          sum(numbers.values()) * _MASTER, held)]  # fmt: skip
+                          sum(numbers.values()) * _MASTER, unsharded)]  # fmt: skip
     active = exact = 0
     for group in model.groups:
         steps = steps_of(group, 0, ranks)
