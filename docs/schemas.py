@@ -76,7 +76,8 @@ SAMPLES = {
         "4x8:relu --as torch", "gpt2 --as latex --tokens 1,4", "mixtral-8x7b --as flashinfer-trace",
         "4x8:gelu --as torch -o block.py",
     ],
-    "experts": ["./my-mixture -p Paris -p 'the cat sat on the mat'", "./my-mixture -p Paris --ablate-texts 0"],
+    "experts": ["./my-mixture -p Paris -p 'the cat sat on the mat'", "./my-mixture -p Paris --ablate-texts 0",
+                "./my-mixture -p Paris -p cat --ep 2 --redundant 2 --cache lru,best"],
     "precision": [
         "4x8:relu --dtype fp8 --sums", "64x128:swiglu --dtype nvfp4,int4:g64 --explain W1[0,3]",
         f"./my-model --layer 1 {PROMPT}", f"./my-model --layer all {PROMPT} --in-model", "64x64:relu --budget 6",

@@ -21,6 +21,7 @@ from ffncli.show.text import in_percent, plural
 
 if TYPE_CHECKING:
     from ffncli.run.corpus.experts import ExpertFigures, ExpertsSurvey, LayerExperts
+    from ffncli.run.corpus.placement import PlacementWorth
 
 
 _MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6
@@ -31,6 +32,14 @@ CONVENTIONS = {
     "the distribution with it, over the texts that were read again",
     "hit_rates": "share of the choices that a cache of 1, 2, ... experts would serve, if it evicts the expert chosen "
     "longest ago; a token's experts are chosen one after the other, heaviest first",
+    "saliency": "REAP's: the norm of the expert's output times its router weight, mean over the tokens routed to it",
+    "caches": "share of the choices that find their expert in a cache of `slots` experts of the layer, empty at first. "
+    "lru evicts the expert whose use is longest ago, lfu the one used least since the start; pin holds only those used "
+    "most in the whole replay; best is Belady's: whose next use is farthest, the requested one included",
+    "placement": "deepseek-ai/EPLB's, by the load on all texts; imbalance: the busiest rank's choices divided by the "
+    "mean over ranks, copies of an expert sharing its choices evenly",
+    "worth": "share of the MoE time saved in the second half of the texts, if a layer takes as long as its busiest "
+    "rank has rows: `saved` by a placement for that half itself, `kept` by the placement for the first half",
     "lift": "how often two experts are chosen together, divided by how often they would be if choices were independent",
 }
 
@@ -54,6 +63,8 @@ def command(*, prompt: _Prompt = (), question: ExpertsQuestion, show: OutputOpti
       ffn experts ./my-mixture -p "The cat sat" -l 2      # one layer, one text
       ffn experts ./my-mixture -p "The cat" --ablate-texts 0 --csv
       ffn experts ./my-mixture --prompts texts.txt -l 2 --save-routes r.safetensors
+      ffn experts ./my-mixture --prompts texts.txt --ep 8 --redundant 8  # who goes where
+      ffn experts ./my-mixture --prompts texts.txt --cache lru,best --slots 2,4
     """
     output = show.output()
     conflicts.check(ONE_OR_MANY, {"prompt": prompt}, question)
@@ -73,6 +84,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
         "model": {"name": survey.model.model.name, "source": survey.model.source},
         "corpus": {name: getattr(survey, name) for name in figures},
         "layers": [asdict(layer) for layer in survey.layers],
+        "worth": None if survey.worth is None else asdict(survey.worth),
     }
     experts = [expert for layer in survey.layers for expert in layer.experts]
     csv = csv_table([vars(expert) for expert in experts])
@@ -82,6 +94,8 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
         Line(f"{survey.where}: {read}"),
         _layers(survey),
         Line("hits: share of the choices that a cache of half the experts would serve", quiet=True),
+        *_placement(survey),
+        *_cache_table(survey),
         *(part for layer in survey.layers for part in _layer(survey, layer)),
     ]
     if survey.ablated_texts:
@@ -104,6 +118,50 @@ def _layers(survey: ExpertsSurvey) -> Table:
     return Table(columns, rows)
 
 
+def worth_text(worth: PlacementWorth) -> str:
+    """Return what a placement is worth: `worth 12 % of the MoE time at 8 ranks; the placement of ...`."""
+    copies = f" with {worth.redundant} copies" if worth.redundant else ""
+    text = f"a placement by load{copies} is worth {_points(worth.saved)} % of the MoE time at {worth.ranks} ranks"
+    if worth.kept is None:
+        return f"{text}; give several texts to see how much of it holds on others"
+    does = f"keeps {_points(worth.kept)} of it" if worth.kept >= 0 else f"costs {_points(-worth.kept)} % more time"
+    return f"{text}; the placement of the first half of the texts {does} on the second"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.2g}" if abs(share) < 0.1 else f"{100 * share:.0f}"
+
+
+def _placement(survey: ExpertsSurvey) -> list[Part]:
+    """Show each layer's rank imbalance, experts in order against placed, and what the placement is worth."""
+    if survey.worth is None:
+        return []
+    rows = [
+        (layer_name(layer, survey.model.model), p.imbalance_in_order, p.imbalance, p.second_half, p.second_half_placed)
+        for layer in survey.layers if (p := layer.placement) is not None
+    ]  # fmt: skip
+    columns = ("layer", "in order", "placed", "2nd half in order", "placed by the 1st")
+    title = "The busiest rank's load divided by the mean"
+    return [Table(columns, rows, title), Line(worth_text(survey.worth))]
+
+
+def _cache_table(survey: ExpertsSurvey) -> list[Part]:
+    """Show the hit rates of caches, over the choices of all layers."""
+    choices, hits = sum(layer.choices for layer in survey.layers), dict[tuple[str, int], float]()
+    for layer in survey.layers:
+        for one in layer.caches:
+            hits[one.policy, one.slots] = hits.get((one.policy, one.slots), 0.0) + (one.hit_rate or 0.0) * layer.choices
+    if not hits:
+        return []
+    slots = list(dict.fromkeys(size for _, size in hits))
+    rows = [
+        (policy, *(in_percent(hits[policy, size] / max(1, choices)) for size in slots))
+        for policy in dict.fromkeys(policy for policy, _ in hits)
+    ]
+    title = f"Hits %, with caches of so many experts {'per' if len(survey.layers) > 1 else 'of the'} layer"
+    return [Table(("evicts", *map(str, slots)), rows, title, side_by_side=True)]
+
+
 def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     """Show a layer's most important experts, the pairs chosen together, and the hit rates of caches."""
     title = f"Layer {layer_name(layer, survey.model.model)}"
@@ -111,7 +169,8 @@ def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     order = sorted(layer.experts, key=_worth)[:_MOST_EXPERTS]
     by = "that change the prediction most" if known else "that add most to the output"
     rows = [_row(expert, known) for expert in order if expert.tokens]
-    columns = ("expert", "tokens", "share %", "× even", "weight", "output %", *(("nats", "argmax %") if known else ()))
+    columns = ("expert", "tokens", "share %", "× even", "weight", "output %", "saliency",
+               *(("nats", "argmax %") if known else ()))  # fmt: skip
     parts: list[Part] = [Table(columns, rows, f"{title}: the experts {by}")]
     pairs = [
         f"{p.first} and {p.second} for {p.tokens:,} {plural('token', p.tokens)} ({p.lift:.2f} × chance)"
@@ -131,7 +190,7 @@ def _worth(expert: ExpertFigures) -> tuple[float, float]:
 def _row(expert: ExpertFigures, known: bool) -> tuple[object, ...]:
     row = (
         str(expert.expert), expert.tokens, in_percent(expert.share), expert.times_even, expert.mean_weight,
-        in_percent(expert.output_change),
+        in_percent(expert.output_change), expert.saliency,
     )  # fmt: skip
     return (*row, expert.divergence, in_percent(expert.argmax_changed)) if known else row
 

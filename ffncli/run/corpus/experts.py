@@ -17,7 +17,17 @@ from ffncli.block.steps import ffn_steps
 from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
-from ffncli.run.corpus.question import ExpertsQuestion, ReadingModel
+from ffncli.run.corpus.placement import (
+    CacheHits,
+    ExpertParallelism,
+    LayerPlacement,
+    PlacementWorth,
+    cache_hits,
+    layer_placement,
+    spread_of,
+    worth,
+)
+from ffncli.run.corpus.question import POLICIES, ExpertsQuestion, ReadingModel
 from ffncli.run.corpus.run import CorpusReader, reader_of
 from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.changes import changes_of
@@ -44,7 +54,8 @@ class ExpertFigures:
     output for these tokens by `output_change` of the output's norm, on average. The other two figures cover the texts
     that were read again, and are None if not measured: `divergence` is the mean Kullback-Leibler divergence, in nats,
     from the next-token distribution with the expert to the distribution without it; `argmax_changed` is the share of
-    tokens whose likeliest next token changes.
+    tokens whose likeliest next token changes. `saliency` is REAP's: the mean norm of the expert's output times its
+    router weight over the tokens routed to it. `ranks` hold a copy of the expert, if a placement was requested.
     """
 
     stack: str
@@ -57,6 +68,8 @@ class ExpertFigures:
     output_change: float | None
     divergence: float | None = None
     argmax_changed: float | None = None
+    saliency: float | None = None
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,8 @@ class LayerExperts:
     often chosen together, and how soon an expert is used again.
 
     `hit_rates[n - 1]` is the share of choices that hit a cache of n experts with least-recently-used eviction; the
-    first choice of an expert never hits.
+    first choice of an expert never hits. `caches` are the hit rates by other rules, and `placement` says where the
+    experts should live, if requested.
     """
 
     stack: str
@@ -101,6 +115,8 @@ class LayerExperts:
     pairs: tuple[ExpertPair, ...]
     coverage: tuple[Coverage, ...]
     hit_rates: tuple[float, ...]
+    caches: tuple[CacheHits, ...] = ()
+    placement: LayerPlacement | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ class ExpertsSurvey:
     each expert.
 
     `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count the texts and tokens that were
-    read again for each expert, with that expert removed.
+    read again for each expert, with that expert removed. `worth` says what a placement over ranks saves, if requested.
     """
 
     model: Resolved
@@ -122,6 +138,7 @@ class ExpertsSurvey:
     seconds: float
     layers: tuple[LayerExperts, ...]
     notes: tuple[str, ...]
+    worth: PlacementWorth | None = None
 
     @package_errors()
     def frame(self) -> DataFrame:
@@ -143,9 +160,12 @@ def experts_of(
     question: ExpertsQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> ExpertsSurvey:
     """Answer a question about experts; `note` and `advance` are as in `corpus_of`."""
-    keep = question.routes_path is not None
+    moes = {layer: layer.spec.moe for layer in reading.layers if layer.spec.moe}
+    splits = {layer: spread_of(question, moe.experts, moe.groups) for layer, moe in moes.items()}
+    keep = Keep(question.routes_path is not None, bool(question.cache or question.slots))
     with reader_of(question, reading, note) as reader:
-        sums = {layer: RouteSums(layer.spec.moe.experts, keep) for layer in reading.layers if layer.spec.moe}
+        half = (sum(1 for _ in reader.corpus) + 1) // 2 if question.ep else 0
+        sums = {layer: RouteSums(moe.experts, keep, half) for layer, moe in moes.items()}
         reader.load(in_order=True)
         progress = Progress()
         reader.read(sums, progress, advance)
@@ -153,10 +173,12 @@ def experts_of(
             (layer,) = reading.layers
             reader.remark(save_routes(question.routes_path, layer, torch.cat(sums[layer].routes)))
         texts, worths = _ablated(question, reader, sums)
-        figures = tuple(_layer(layer, one, worths) for layer, one in sums.items())
+        figures = tuple(_layer(layer, one, worths, question, splits[layer]) for layer, one in sums.items())
+        split = next(iter(splits.values()))
         return ExpertsSurvey(
             reading.model, reader.corpus.where, progress.texts, progress.tokens, progress.cut, len(texts),
             sum(len(text.ids) for text in texts), progress.seconds, figures, tuple(reader.notes),
+            None if split is None else worth([one.halves for one in sums.values()], split),
         )  # fmt: skip
 
 
@@ -184,7 +206,11 @@ def _ablated(
     return texts, expert_worths(loaded, reader.reading.model, question.device, texts, used)
 
 
-def _layer(layer: Layer, sums: RouteSums, worths: Worths) -> LayerExperts:
+def _layer(
+    layer: Layer, sums: RouteSums, worths: Worths, question: ExpertsQuestion, split: ExpertParallelism | None
+) -> LayerExperts:
+    placement = None if split is None else layer_placement(sums.halves, split)
+    slots = question.slots or ((sums.experts + 1) // 2,)
     load: list[int] = sums.chosen.tolist()
     choices, most = sum(load), max(load)
     shares = [tokens / choices for tokens in load if tokens]
@@ -200,21 +226,27 @@ def _layer(layer: Layer, sums: RouteSums, worths: Worths) -> LayerExperts:
         entropy_bits=sum(-share * log2(share) for share in shares) if choices else None,
         max_entropy_bits=log2(len(load)),
         identity_choices=sums.identity,
-        experts=tuple(_expert(layer, sums, expert, choices, worths) for expert in range(len(load))),
+        experts=tuple(_expert(layer, sums, expert, choices, worths, placement) for expert in range(len(load))),
         pairs=_pairs(sums),
         coverage=tuple(Coverage(*one) for one in dict([*sums.coverage, (sums.tokens, sums.covered)]).items()),
         hit_rates=tuple(sums.hit_rates()),
+        caches=cache_hits(sums.order, question.cache or POLICIES, slots) if sums.keep.order else (),
+        placement=placement,
     )
 
 
-def _expert(layer: Layer, sums: RouteSums, expert: int, choices: int, worths: Worths) -> ExpertFigures:
-    tokens, worth = int(sums.chosen[expert]), worths.get((layer, expert))
+def _expert(
+    layer: Layer, sums: RouteSums, expert: int, choices: int, worths: Worths, placement: LayerPlacement | None
+) -> ExpertFigures:
+    tokens, (divergence, changed) = int(sums.chosen[expert]), worths.get((layer, expert), (None, None))
+    ranks = enumerate(placement.ranks) if placement else ()
     return ExpertFigures(
         layer.stack, layer.index, expert, tokens, tokens / choices if choices else 0.0,
         tokens * sums.experts / choices if choices else 0.0,
         float(sums.weight[expert]) / tokens if tokens else None,
         float(sums.change[expert]) / tokens if tokens else None,
-        *(worth or (None, None)),
+        divergence, changed, float(sums.norm[expert]) / tokens if tokens else None,
+        tuple(rank for rank, experts in ranks if expert in experts),
     )  # fmt: skip
 
 
@@ -231,6 +263,14 @@ def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
     return tuple(out)
 
 
+@dataclass(frozen=True)
+class Keep:
+    """What is kept besides sums: the router's weights as `routes`, and the `order` of the choices."""
+
+    routes: bool = False
+    order: bool = False
+
+
 MOST_ROUTES = 1 << 20  # the largest number of tokens whose routes are kept for a file
 
 
@@ -240,16 +280,20 @@ class RouteSums(Receiver):
     weight; texts are processed in the order of the corpus.
 
     `coverage` pairs a count of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for each
-    expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens.
+    expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens, and `norm` the former.
+    `halves` [2, experts] counts the choices in texts before text `half` and in the others; `order` lists all choices.
     """
 
-    def __init__(self, experts: int, keep: bool) -> None:
-        self.experts, self.tokens, self.first, self._keep = experts, 0, 0, keep
+    def __init__(self, experts: int, keep: Keep, half: int) -> None:
+        self.experts, self.tokens, self.first, self.keep, self._half = experts, 0, 0, keep, half
         self.chosen = torch.zeros(experts, dtype=torch.int64)
         self.weight = torch.zeros(experts, dtype=torch.float64)
         self.pairs = torch.zeros(experts, experts, dtype=torch.float64)
         self.distances = torch.zeros(experts, dtype=torch.int64)
         self.change = torch.zeros(experts, dtype=torch.float64)
+        self.norm = torch.zeros(experts, dtype=torch.float64)
+        self.halves = torch.zeros(2, experts, dtype=torch.int64)
+        self.order: list[int] = []
         self.coverage: list[tuple[int, int]] = []
         self.identity = 0
         self.routes: list[Tensor] = []
@@ -264,10 +308,12 @@ class RouteSums(Receiver):
         weights = weights[:, : self.experts]
         chosen = weights != 0
         self.chosen += chosen.sum(0)
+        later = (places[:, 0] >= self._half).cpu()
+        self.halves += torch.stack([chosen[~later].sum(0), chosen[later].sum(0)])
         self.weight += weights.double().sum(0)
         one = chosen.float()
         self.pairs += one.t().double() @ one.double()
-        if self._keep and sum(map(len, self.routes)) < MOST_ROUTES:
+        if self.keep.routes and sum(map(len, self.routes)) < MOST_ROUTES:
             self.routes.append(weights)
         order = weights.double().abs().argsort(dim=1, descending=True, stable=True)
         for row, count in zip(order, chosen.sum(1).tolist(), strict=True):
@@ -275,6 +321,8 @@ class RouteSums(Receiver):
 
     def _token(self, experts: Tensor) -> None:
         """Add one token's experts, in order of decreasing weight."""
+        if self.keep.order:
+            self.order += experts.tolist()
         last = self._last[experts]
         # Other experts chosen since its last choice: a least-recently-used cache hits if it holds more than `since`.
         since = (self._last[None] > last[:, None]).sum(1)
@@ -302,6 +350,7 @@ class RouteSums(Receiver):
         whole = torch.linalg.vector_norm(output.double(), dim=-1).clamp_min(1e-300)
         for expert, tokens, norm in self._norms:
             self.change[expert] += float((norm / whole[tokens]).sum())
+            self.norm[expert] += float(norm.sum())
         self._norms.clear()
 
     def hit_rates(self) -> list[float]:

@@ -10,8 +10,22 @@ from typing import Annotated, Any
 from ffncli.errors import FFNError, option
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved, folder_of
-from ffncli.options import shared
-from ffncli.options.accept import ABOVE_ZERO, COUNT, PATH, TEXT, Accepts, several, text, whole
+from ffncli.options import conflicts, shared
+from ffncli.options.accept import (
+    ABOVE_ZERO,
+    COUNT,
+    COUNTS,
+    NATURAL,
+    PATH,
+    RANKS,
+    TEXT,
+    Accepts,
+    choice,
+    comma_list,
+    several,
+    text,
+    whole,
+)
 from ffncli.options.opt import INPUT, SOURCE, Opt, Options
 from ffncli.run.pretrained.prompt import layers_of
 from ffncli.run.user.load import load
@@ -160,6 +174,8 @@ def check_files(question: CorpusQuestion) -> None:
 
 ABLATE_TEXTS = 4
 SUFFIX = ".safetensors"
+POLICIES = ("lru", "lfu", "pin", "best")  # which expert a cache evicts; see run/corpus/placement.py
+_where = partial(Opt, group="Where experts live")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +187,11 @@ class ExpertsQuestion(ReadingQuestion):
     `layers` has a record for each layer with experts: the load of each expert, pairs chosen together, the number of
     experts chosen within the first n tokens, and the hit rate of a cache of n experts; `frame()` has a row for each
     expert. `ablate_texts` texts (default 4) are read again for each expert, with that expert removed, to measure how
-    the predictions change; 0 skips this. `save_routes` writes the routes of the given `layer` for `ffn bench
-    --routing`. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
+    the predictions change; 0 skips this. With `ep` ranks, `placement` says which experts each rank should hold, with
+    `redundant` copies more than experts, and `worth` what this saves; `groups` of experts (default: the router's) stay
+    on one of the `nodes`. `cache` policies (`lru`, `lfu`, `pin`, `best`) of `slots` experts per layer give `caches`.
+    `save_routes` writes the routes of the given `layer` for `ffn bench --routing`. Raises FFNError for
+    whatever the command line refuses, and for an argument of the wrong type.
     """
 
     source: Annotated[Source | None, Opt(accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")] = (
@@ -200,14 +219,41 @@ class ExpertsQuestion(ReadingQuestion):
         ),
     ] = None  # fmt: skip
 
+    ep: Annotated[
+        int | None,
+        _where("--ep", "--expert-parallel", accepts=RANKS, help="Place the experts on N ranks by their load."),
+    ] = None
+    redundant: Annotated[
+        int, _where("--redundant", accepts=NATURAL, help="Copies of busy experts, in addition to the experts.")
+    ] = 0
+    groups: Annotated[
+        int | None,
+        _where("--groups", accepts=COUNT, help="Groups of experts that stay on one node. [default: the router's]"),
+    ] = None
+    nodes: Annotated[int, _where("--nodes", accepts=COUNT, help="Nodes that the ranks are on.")] = 1
+    cache: Annotated[
+        Sequence[str],
+        _where(
+            "--cache", accepts=comma_list(choice(*POLICIES), f"one or more of {', '.join(POLICIES)}"),
+            help="Replay the choices through caches that evict by these rules; best is Belady's bound.",
+        ),
+    ] = ()  # fmt: skip
+    slots: Annotated[
+        Sequence[int], _where("--slots", accepts=COUNTS, help="Experts of a layer in a cache. [default: half of them]")
+    ] = ()
+
     @property
     def routes_path(self) -> Path | None:
         """The path for the routes."""
         return None if self.save_routes is None else Path(os.path.expanduser(self.save_routes))
 
 
+EXPERTS_RULES = (conflicts.Conflict("redundant groups nodes", needs="ep", why="they say where the ranks' experts go"),)
+
+
 def mixture(question: ExpertsQuestion) -> ReadingModel:
     """Return the model of a question about experts, and its layers with experts; refuse a model without experts."""
+    conflicts.check(EXPERTS_RULES, question)
     if (path := question.routes_path) is not None:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")

@@ -3,6 +3,8 @@
 import pytest
 
 import ffncli
+from ffncli.cli.experts import worth_text
+from ffncli.run.corpus.placement import PlacementWorth
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.prompted import made
 
@@ -44,6 +46,27 @@ def test_a_file_of_texts_and_routes(call, mixtral, tmp_path):
     assert "Layer 0: the experts that change the prediction most" in out
     assert f"saved the routes of 10 tokens to {routes}" in err
     assert routes.exists()
+
+
+def test_where_experts_live(json_of, stdout_of, mixtral):
+    asked = ("experts", mixtral, *SEVERAL, "--ep", "2", "--cache", "lru,best", "--slots", "2", "--ablate-texts", "0")
+    found, survey = json_of(*asked), ffncli.experts(mixtral, TEXTS, ep=2, cache="lru,best", slots=2, ablate_texts=0)
+    assert found["worth"] == vars(survey.worth)
+    assert found["layers"][0]["placement"]["ranks"] == [list(rank) for rank in survey.layers[0].placement.ranks]
+    assert worth_text(survey.worth) in stdout_of(*asked)
+
+
+@pytest.mark.parametrize(
+    ("worth", "words"),
+    [
+        (PlacementWorth(8, 32, 1, 1, 0.12, 0.09), "with 32 copies is worth 12 % of the MoE time at 8 ranks; the "
+         "placement of the first half of the texts keeps 9 of it on the second"),
+        (PlacementWorth(8, 0, 1, 1, 0.12, -0.03), "costs 3 % more time on the second"),
+        (PlacementWorth(8, 0, 1, 1, 0.12, None), "give several texts"),
+    ],
+)  # fmt: skip
+def test_what_a_placement_is_worth(worth, words):
+    assert words in worth_text(worth)
 
 
 @pytest.mark.parametrize(
