@@ -9,10 +9,15 @@ matrix product, the time from the same roofline; for an all-reduce, the time of 
 Limits: the figures are only as good as their sources; most are the fastest of several kernels that ran in a loop.
 
     python -m benchmarks.plan_published [--save FILE]
+    python -m benchmarks.plan_published --products FILE.csv --mixtures FILE.csv
 
-The exit code is 1 if the median absolute error is above 20 %.
+The second form judges the plan by measured products and mixtures, in CSVs (gz too) with the columns of the public
+repository ai-dynamo/aiconfigurator: median errors and what share of times is in its 80 % interval, by device, class of
+formats and bound. The exit code is 1 if the median absolute error is above 20 %, or a target of the second form is
+missed.
 """
 
+import argparse
 import csv
 import io
 import statistics
@@ -21,6 +26,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +34,14 @@ from benchmarks import script
 from benchmarks.script import Mark, cell
 from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.shard import Ranks
-from ffncli.block.traffic import Traffic, time_floor
+from ffncli.block.traffic import Traffic
+from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import Accelerators, Assumptions, assumed, cluster_of
+from ffncli.models.counting.fit import Measured
+from ffncli.models.counting.fitted import Fitted, fitted, skew_exponent
 from ffncli.models.counting.plan import Planner
+from ffncli.models.counting.published import Found, read_csv
+from ffncli.models.counting.times import Chip, Kernel, Loads, chip_of, kernel_time
 from ffncli.models.counting.traffic import model_traffic
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.source import load
@@ -139,7 +150,8 @@ def predicted(figure: Figure) -> Prediction:
     row = figure.planner.row(cluster, Ranks(), figure.tokens)
     assert row.time_s is not None, row.refused
     moved = model_traffic(figure.planner.model, figure.planner.weights, figure.tokens).moved(fused=True)
-    return Prediction(figure, row.time_s, str(row.bound), row.bound == "memory" and moved <= device.llc_bytes)
+    bound = "memory" if row.bound == "launch" else str(row.bound)
+    return Prediction(figure, row.time_s, bound, bound == "memory" and moved <= device.llc_bytes)
 
 
 def all_predictions() -> tuple[Prediction, ...]:
@@ -148,11 +160,14 @@ def all_predictions() -> tuple[Prediction, ...]:
 
 
 def _product(figure: Figure, device: Device, cluster: Accelerators) -> Prediction:
-    rates = cluster.speeds.rates(storage(figure.dtype), figure.work)
-    assert rates is not None, f"{figure.device} has no rate in {figure.dtype}"
-    moved = figure.work.moved(fused=True)
-    floor = time_floor(figure.work.matmul_flops, moved, rates.flops_per_s, rates.bytes_per_s)
-    return Prediction(figure, floor.seconds, floor.bound, floor.bound == "memory" and moved <= device.llc_bytes)
+    tokens, (k, n) = figure.tokens, figure.shape
+    work = figure.work
+    kernel = Kernel(work.matmul_flops, work.weight_bytes_read, 0, int(k), int(n), Loads.of([(tokens, 1)]))
+    timed = cluster.speeds.timed(storage(figure.dtype), [kernel])
+    assert timed is not None, f"{figure.device} has no rate in {figure.dtype}"
+    bound = "compute" if work.flops_per_byte(fused=True) > timed.rates.ridge else "memory"
+    cached = bound == "memory" and work.moved(fused=True) <= device.llc_bytes
+    return Prediction(figure, timed.kernels[0].seconds, bound, cached)
 
 
 def row(prediction: Prediction) -> dict[str, str]:
@@ -211,9 +226,142 @@ def summary(predictions: Sequence[Prediction]) -> str:
     return script.marks(lines)
 
 
+# --- measured products and mixtures -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A measured time and its prediction: `error` is log(predicted ÷ measured); `low` and `high` are the ends of the
+    interval ÷ measured. `what` is `product`, or how tokens fall on a mixture's experts."""
+
+    device: str
+    kind: str
+    what: str
+    bound: str
+    error: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, row: Measured, cell: tuple[str, str], by: Fitted, chip: Chip, skew: float) -> "Judged":
+        """Predict a row."""
+        times = [(kernel_time(one, chip, by.constants, skew), one.routed) for one in row.kernels]
+        ends = [[time.seconds * end for end in by.ends(routed, time.bound)] for time, routed in times]
+        low, high = (sum(values) / row.seconds for values in zip(*ends, strict=True))
+        error = log(sum(time.seconds for time, _ in times) / row.seconds)
+        return cls(*cell, row.distribution or "product", row.bound(chip, by.constants), error, low, high)
+
+    @property
+    def mixture(self) -> bool:
+        """Whether it is a mixture."""
+        return self.what != "product"
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured time is in the interval."""
+        return self.low <= 1 <= self.high
+
+
+def figures_of(rows: Sequence[Judged]) -> tuple[float, float, float, float]:
+    """Return the median error, its median with its sign, the share in the interval, and the interval's mean width over
+    the predicted time."""
+    errors = [exp(one.error) - 1 for one in rows]
+    inside = sum(one.inside for one in rows) / len(rows)
+    width = statistics.mean((one.high - one.low) / exp(one.error) for one in rows)
+    return statistics.median(map(abs, errors)), statistics.median(errors), inside, width
+
+
+TARGETS = (  # what, the rows, the largest median error
+    ("bf16 products", lambda one: (one.kind, one.mixture) == ("bf16", False), 0.07),
+    *((f"{name} products", lambda one, name=name: (one.kind, one.mixture) == (name, False), most)
+      for most, names in ((0.07, ("fp8", "fp8_block", "fp8_static", "nvfp4")),
+                          (0.10, ("int4_weights", "int8_weights", "int8"))) for name in names),
+    ("mixtures, balanced", lambda one: one.what == "balanced", 0.14),
+    ("mixtures, power law 1.2", lambda one: one.what == "power_law_1.2", 0.16),
+)  # fmt: skip
+LEAST = 100  # rows of a device and class for which the interval is judged
+
+
+def cells_of(rows: Sequence[Judged]) -> dict[tuple[str, str, bool], list[Judged]]:
+    """Return the rows by device, class, and whether they are mixtures."""
+    out: dict[tuple[str, str, bool], list[Judged]] = {}
+    for one in rows:
+        out.setdefault((one.device, one.kind, one.mixture), []).append(one)
+    return out
+
+
+def verdicts(rows: Sequence[Judged]) -> Iterator[tuple[str, str, bool]]:
+    """Yield what is judged, its figure, and whether the target is reached."""
+    for what, of, most in TARGETS:
+        if some := [one for one in rows if of(one)]:
+            middle = figures_of(some)[0]
+            yield what, f"{100 * middle:.1f} % (at most {100 * most:.0f} %)", middle <= most
+    inside = figures_of(rows)[2]
+    yield "in the 80 % interval", f"{100 * inside:.1f} % (78 to 82 %)", 0.78 <= inside <= 0.82
+    large = [some for some in cells_of(rows).values() if len(some) >= LEAST]
+    held = sum(0.70 <= figures_of(some)[2] <= 0.90 for some in large)
+    if large:
+        yield "cells with 70 to 90 %", f"{held} of {len(large)} (at least 9 of 10)", held >= 0.9 * len(large)
+
+
+def missed(rows: Sequence[Judged]) -> list[str]:
+    """Return the targets that are missed."""
+    return [what for what, _, good in verdicts(rows) if not good]
+
+
+def judged_text(rows: Sequence[Judged], bounds: bool = True) -> str:
+    """Return a line for each device, class and bound (or each class), and a last line with the figures of all."""
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for one in rows:
+        what = "mixtures" if one.mixture else "products"
+        key = (one.device, one.kind, what, one.bound) if bounds else (one.kind, what)
+        groups.setdefault(key, []).append(one)
+    names = ("device", "class", "work", "bound") if bounds else ("class", "work")
+    lines = [(*key, len(some), *_percents(some)) for key, some in sorted(groups.items())]
+    text = script.table((*names, "n", "median error", "signed median", "in the interval", "mean width"), lines)
+    if not bounds:
+        return text
+    whole = "; ".join(f"{what} {figure}{'' if good else ' MISSED'}" for what, figure, good in verdicts(rows))
+    return f"{text}\n\nall {len(rows):,}: median error {100 * figures_of(rows)[0]:.1f} %; {whole}"
+
+
+def _percents(rows: Sequence[Judged]) -> tuple[str, ...]:
+    middle, signed, inside, width = figures_of(rows)
+    return (f"{100 * middle:.1f} %", f"{100 * signed:+.1f} %", f"{100 * inside:.0f} %", f"{100 * width:.0f} %")
+
+
+def judged_files(products: str | None, mixtures: str | None) -> tuple[list[Judged], Mapping[str, int]]:
+    """Judge the rows of the files by the plan's constants; also return how many were left out for each reason."""
+    found = Found()
+    for path, kind in ((products, "product"), (mixtures, "mixture")):
+        if path:
+            read_csv(path, kind, found)
+    out = []
+    for (device, name), parts in found.cells.items():
+        known = next(one for one in devices() if one.name == device)
+        chip, by = chip_of(known, name), fitted(known, name)
+        assert chip is not None
+        out += [Judged.of(one.measured, (device, name), by, chip, skew_exponent()) for part in parts for one in part]
+    return out, found.left_out
+
+
 def main() -> int:
-    """Predict every figure, print the summary, and write the rows to --save FILE."""
-    options, predictions = script.options_of(__doc__), all_predictions()
+    """Predict every figure, print the summary, and write the rows to --save FILE; or judge --products, --mixtures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE")
+    parser.add_argument("--products", metavar="FILE")
+    parser.add_argument("--mixtures", metavar="FILE")
+    options = parser.parse_args()
+    if options.products or options.mixtures:
+        try:
+            judged, left_out = judged_files(options.products, options.mixtures)
+        except (FFNError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 2
+        print(*(f"left out: {number} rows: {why}" for why, number in left_out.items()), sep="\n")
+        print(judged_text(judged) if judged else "no row can be used")
+        return int(not judged or bool(missed(judged)))
+    predictions = all_predictions()
     if options.save:
         Path(options.save).write_text(csv_of(predictions), "utf-8")
     print(summary(predictions))

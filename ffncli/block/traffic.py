@@ -57,10 +57,14 @@ class Traffic(Additive):
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """The work of one kernel; `routed` is True if it computes experts that tokens are routed to."""
+    """The work of one kernel; `routed` is True if it computes experts that tokens are routed to, `shared` if it
+    computes shared experts. A product maps each row's `k` values to `n`; both are 0 for elementwise steps."""
 
     work: Traffic
     routed: bool = False
+    shared: bool = False
+    k: int = 0
+    n: int = 0
 
 
 def traffic(
@@ -172,7 +176,11 @@ def _launches(
             parameter_bytes(name, axes, dtype)
             for step in group if step in body for name, axes in step.parameters().items()
         )  # fmt: skip
-        yield KernelTraffic(Traffic(weights, moved, moved, sum(costs[name].matmul_flops for name in made)))
+        work = Traffic(weights, moved, moved, sum(costs[name].matmul_flops for name in made))
+        shared = all(step.output.startswith("shared.") for step in group)
+        product = isinstance(group[0].op, ops.Linear)
+        k, n = (known[group[0].inputs[0]][-1], sum(known[name][-1] for name in made)) if product else (0, 0)
+        yield KernelTraffic(work, shared=shared, k=k, n=n)
 
 
 def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
@@ -205,10 +213,10 @@ def _expert_launches(
         names = tuple(f"{step.prefix}{inner.output}." for inner in group)
         sizes = {n: parameter_bytes(n, axes, dtype) for n, axes in step.parameters().items() if n.startswith(names)}
         read = _read_of(step, sizes, top_k, tokens, touched)
-        yield KernelTraffic(replace(one.work, weight_bytes_read=read), routed=not op.always)
+        yield replace(one, work=replace(one.work, weight_bytes_read=read), routed=not op.always, shared=op.always)
     out = prod(known[step.output])
     mixed = width * (out * top_k + out)
-    yield KernelTraffic(Traffic(0, mixed, mixed), routed=not op.always)
+    yield KernelTraffic(Traffic(0, mixed, mixed), routed=not op.always, shared=op.always)
 
 
 def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:

@@ -27,7 +27,8 @@ class Device:
 
     `approx` lists the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
     published measurement of a GEMM in TFLOP/s. `link` connects the `per_node` accelerators of a node; `network` is a
-    typical network between nodes. Both are names in `links`, or empty if unknown. The efficiencies are planning
+    typical network between nodes. Both are names in `links`, or empty if unknown. `units` are the SMs or CUs that
+    compute a product's tiles, 0 if unknown. The efficiencies are planning
     defaults for devices without measurements: shares of the peak and of the bandwidth.
     """
 
@@ -45,6 +46,7 @@ class Device:
     link: str = ""
     per_node: int = 1
     network: str = ""
+    units: int = 0
     gemm_efficiency: float
     memory_efficiency: float
 
@@ -125,9 +127,9 @@ class PlanningDefaults:
 
 
 @cache
-def _sections() -> tuple[str, Mapping[str, Sequence[str]]]:
-    """Return the part of the file before the first row, and the unparsed rows by kind: parsing all takes 20 ms."""
-    text = files("ffncli.system").joinpath("hardware.toml").read_text("utf-8")
+def _sections(name: str = "hardware.toml") -> tuple[str, Mapping[str, Sequence[str]]]:
+    """Return the part of a file before the first row, and the unparsed rows by kind: parsing all takes 20 ms."""
+    text = files("ffncli.system").joinpath(name).read_text("utf-8")
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
     rows: dict[str, list[str]] = {}
@@ -163,13 +165,31 @@ def _device_of(name: str) -> Device:
     planning, row = planning_defaults(), tomllib.loads(_devices_by_name()[name])
     shares = {"gemm_efficiency": planning.gemm_efficiency, "memory_efficiency": planning.memory_efficiency}
     approx, memory = frozenset(row.get("approx", ())), tuple(row.get("memory_gb", ()))
-    return _record(Device, shares | row, approx=approx, memory_gb=memory)
+    return _record(Device, shares | row, approx=approx, memory_gb=memory, units=_units(row))
+
+
+def _units(row: Mapping[str, Any]) -> int:
+    """Return the number of units, of the device named by `like` if the row has no derivation; 0 if unknown."""
+    if "derive" in row:
+        return int(row["derive"]["units"])
+    return _units(tomllib.loads(_devices_by_name()[row["like"]])) if "like" in row else 0
 
 
 @cache
 def devices() -> tuple[Device, ...]:
     """Return every accelerator, in the file's order."""
     return tuple(map(_device_of, _devices_by_name()))
+
+
+@cache
+def fitted_rows() -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Return the head of `times.toml`, and its unparsed rows by the names of the devices that they are for."""
+    head, rows = _sections("times.toml")
+    named_rows: dict[str, str] = {}
+    for text in rows["fitted"]:
+        lines = [json.loads(line.split("=", 1)[1]) for line in text.split("\n", 2)[:2]]
+        named_rows |= dict.fromkeys((lines[0], *lines[1]), text)
+    return tomllib.loads(head), named_rows
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +12,14 @@ from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.summaries import devices_answer, in_json
-from ffncli.cli.plan.page import collectives_parts, difference_text, measured_parts, parts_of
+from ffncli.cli.plan.page import collectives_parts, difference_text, held_out_parts, measured_parts, parts_of
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models.config.quantized import UnknownPacking
-from ffncli.models.counting.cluster import CPU, Assumptions, MeasuredBlock, MeasuredSpeeds, predictions
+from ffncli.models.counting.cluster import CPU, Assumptions
 from ffncli.models.counting.cluster_plan import ClusterPlan, plan_model
 from ffncli.models.counting.count import require_determined
 from ffncli.models.counting.plan import PlanRow
+from ffncli.models.counting.speeds import FittedSpeeds, MeasuredBlock, MeasuredSpeeds, Speeds, predictions
 from ffncli.options.opt import Opt
 from ffncli.options.shared import Strict
 from ffncli.run.user.load import ModelPlanQuestion, load
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
     from ffncli.models.model import Resolved
     from ffncli.run.ranks.simulate import CollectiveCheck
 
+_FOLDER = "aiconfigurator:"
 CONVENTIONS: Mapping[str, str] = {
     "time_s": "forward pass, summed over layers: kernels (matrix products, elementwise steps) run one after another,"
-    " each for max(matmul FLOPs / rate, traffic / bandwidth); the time of the collectives is added",
+    " each for launch + quantizing x + (compute^p + memory^p)^(1/p); the time of the collectives is added",
+    "time_low_s": "end of the 80 % interval, from the errors on measured shapes that were not fitted; for collectives,"
+    " from 16 published all-reduces",
     "all_reduce": "time of a ring: 2 (n - 1) / n × bytes / the link's usable bandwidth, plus the latencies of a call"
     " and of 2 (n - 1) steps; it uses the fastest of NCCL's protocols",
-    "all_to_all": "dispatch and combine: (n - 1) / n × tokens × top_k × width; link and network send at the same time",
+    "all_to_all": "dispatch and combine: (n - 1) / n × tokens × rows per token × width, of the larger of what the"
+    " busiest device sends and receives; link and network send at the same time",
     "needed_bytes": "weights of one rank (those outside the FFNs are divided by tp), and one layer's intermediates",
 }
 
@@ -57,7 +62,8 @@ class EvidenceOptions(Assumptions):
         str | None,
         Opt(
             "--measured", metavar="FILE,...", group="Assumptions", daily=True,
-            help="Predict from CSVs of ffn bench --save instead of shares of the peak; --device cpu needs this.",
+            help="Predict from CSVs of ffn bench --save, or from parquet files in aiconfigurator:DIR;"
+            " --device cpu needs this.",
         ),
     ] = None  # fmt: skip
     strict: Strict = False
@@ -113,7 +119,7 @@ def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) 
     ]
 
 
-def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None) -> Answer:
+def answer_of(plan: ClusterPlan, speeds: Mapping[str, Speeds] | None = None) -> Answer:
     """Build the answer: rows for JSON and CSV, and the page; if speeds were measured, the answer also shows how well
     they predict each other."""
     columns = ("name", *(field.name for field in fields(PlanRow)))
@@ -125,26 +131,47 @@ def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None
         "cheapest": in_json(plan.cheapest),
         "would_fit": in_json(plan.would_fit),
         "assumed": in_json(plan.assumed),
+        "crossings": in_json(plan.crossings),
     }
     answer = Answer("plan", body, flat, parts_of(plan), CONVENTIONS)
     if speeds is None:
         return answer
-    rows = list(predictions(speeds))
-    return answer.with_section("measured", in_json(rows), measured_parts(rows))
+    if rows := list(predictions({name: one for name, one in speeds.items() if isinstance(one, MeasuredSpeeds)})):
+        answer = answer.with_section("measured", in_json(rows), measured_parts(rows))
+    if held_out := [row for one in speeds.values() if isinstance(one, FittedSpeeds) for row in one.held_out]:
+        answer = answer.with_section("held_out", in_json(held_out), held_out_parts(held_out))
+    return answer
 
 
 # --- measured speeds --------------------------------------------------------------------------------------------------
 
 
-def measured_speeds(paths: str) -> dict[str, MeasuredSpeeds]:
-    """Read CSVs of `ffn bench`; return, for `cpu` or an accelerator's name, its fastest kernel for each forward case.
+def measured_speeds(paths: str) -> dict[str, Speeds]:
+    """Read CSVs of `ffn bench` and folders `aiconfigurator:DIR`; return, for `cpu` or an accelerator's name, its times:
+    of the fastest kernel for each forward case, or constants fitted to the folder.
 
-    Raises FFNError if a file cannot be read, and if the files contain no usable measurement.
+    Raises FFNError if a file cannot be read, if the files contain no usable measurement, and for two kinds of one
+    device.
     """
+    names = [os.path.expanduser(path) for path in filter(None, paths.split(","))]
+    folders = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
+    files = [name for name in names if not name.startswith(_FOLDER)]
+    found: dict[str, Speeds] = {**_blocks(files, paths)} if files or not folders else {}
+    for folder in folders:
+        from ffncli.models.counting.published import own_fits
+
+        for name, own in own_fits(folder).items():
+            if name in found:
+                raise FFNError(f"{option('measured')} has two kinds of times of {name}", "give one of them")
+            found[name] = FittedSpeeds(own.device, own=own)
+    return found
+
+
+def _blocks(paths: Sequence[str], given: str) -> dict[str, MeasuredSpeeds]:
     from ffncli.bench.results.csv_file import read_rows
 
     best: dict[tuple[str, str, int, str], tuple[str, MeasuredBlock]] = {}
-    for row in (row for path in filter(None, paths.split(",")) for row in read_rows(os.path.expanduser(path))):
+    for row in (row for path in paths for row in read_rows(path)):
         block = _block(row)
         if block is None:
             continue
@@ -153,7 +180,7 @@ def measured_speeds(paths: str) -> dict[str, MeasuredSpeeds]:
         if key not in best or block.time_s < best[key][1].time_s:
             best[key] = (device, block)
     if not best:
-        what = f"{option('measured')} {shown(paths)}: no forward time of a block on one device"
+        what = f"{option('measured')} {shown(given)}: no forward time of a block on one device"
         raise FFNError(what, "use a CSV of ffn bench --save")
     names = dict.fromkeys(device for device, _ in best.values())
     return {name: MeasuredSpeeds(tuple(block for device, block in best.values() if device == name)) for name in names}

@@ -3,22 +3,23 @@ against measurements and a simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ffncli.block.shard import Ranks
 from ffncli.models.model import ranges
 from ffncli.show.parts import Heading, Line, Part, Table
-from ffncli.show.text import bytes_text, percent, plural, time_text
+from ffncli.show.text import bytes_text, percent, plural, rounded, time_text
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.cluster import Assumed, PredictedRow
+    from ffncli.models.counting.cluster import Assumed
     from ffncli.models.counting.cluster_plan import ClusterPlan
     from ffncli.models.counting.plan import Collectives, PlanRow
+    from ffncli.models.counting.published import HeldOutRow
+    from ffncli.models.counting.speeds import PredictedRow
     from ffncli.run.ranks.simulate import CollectiveCheck
 
-LABELS = ("tp", "ep", "tokens")
 _COLLECTIVES = ("layers", "split", "tokens each", "all-reduces", "all-to-alls", "simulated")
 
 
@@ -43,23 +44,23 @@ def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
 
 
 def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
-    """Describe the cheapest split, as in `fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token`, or what is missing."""
+    """Describe the cheapest split, as in `FFNs: 19.3 ms a token (18.1 to 20.6 ms) on 2 × H100 SXM5, memory-bound; ...`,
+    or what is missing."""
     device = rows[0].device
     best = next((row for row in plan.cheapest if row.device == device), None)
     what = plan.name if plan.whole else f"{plan.name} (FFN weights only)"
     if best is not None:
-        layout = f" as {Ranks(best.tp, best.ep)}" if best.devices > 1 else ""
-        return f"{what} fits on {best.devices} × {device}{layout} in {best.dtype}; {_speed(best)}"
+        return f"FFNs: {_speed(best, plan)}; {what} fits"
     known = [row for row in rows if not row.refused]
     if not known:
-        return f"{what} has no figures on {device}: {rows[0].refused}"
+        return f"FFNs: {what} has no figures on {device}: {rows[0].refused}"
     one = known[0]
     if one.memory_bytes is None:
-        return f"{what} on {one.devices} × {device}: not known whether it fits; {_speed(one)}"
+        return f"FFNs: {_speed(one, plan)}; not known whether {what} fits"
     least = min((row for row in known if not row.fits), key=lambda row: (row.needed_bytes or 0, row.tokens))
     tokens = "" if least.tokens == 1 else f" for {least.tokens:,} tokens"
     room = f"needs {bytes_text(least.needed_bytes or 0)} per device{tokens}, has {bytes_text(one.memory_bytes)}"
-    return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}{_would_fit(plan, least)}"
+    return f"FFNs: {what} does not fit on {least.devices} × {device} in {least.dtype}: {room}{_would_fit(plan, least)}"
 
 
 def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
@@ -72,9 +73,23 @@ def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
     return f"; fits on {row.devices} with {' '.join(options)}"
 
 
-def _speed(row: PlanRow) -> str:
+def _speed(row: PlanRow, plan: ClusterPlan) -> str:
+    """Return the time, where it is taken, and what bounds it, for which numbers of tokens."""
     time = "a token" if row.tokens == 1 else f"for {row.tokens:,} tokens"
-    return f"{row.bound}-bound; {time_text(row.time_s)} {time}"
+    layout = f" as {Ranks(row.tp, row.ep)}" if row.devices > 1 else ""
+    split = (row.device, row.dtype, row.tp, row.ep)
+    found = next((one.tokens for one in plan.crossings if (one.device, one.dtype, one.tp, one.ep) == split), None)
+    turn = f", compute-bound from {found:,} tokens" if found and found > row.tokens else ""
+    cost = "" if row.cost_per_million_tokens is None else f"; ${row.cost_per_million_tokens:.3g} per million tokens"
+    text = f"{time_text(row.time_s)} {time} ({_within(row)}) on {row.devices} × {row.device}{layout} in {row.dtype}"
+    return f"{text}, {row.bound}-bound{turn}{cost}"
+
+
+def _within(row: PlanRow) -> str:
+    """Return the 80 % interval, as in `4.10 to 5.23 ms`."""
+    low, high = time_text(row.time_low_s) or "", time_text(row.time_high_s) or ""
+    figure, _, unit = low.partition(" ")
+    return f"{figure if high.endswith(f' {unit}') else low} to {high}"
 
 
 def _tables(rows: Sequence[PlanRow]) -> Iterator[Table]:
@@ -83,54 +98,85 @@ def _tables(rows: Sequence[PlanRow]) -> Iterator[Table]:
         alike = [row for row in rows if row.dtype == dtype and not row.refused]
         if not alike:
             continue
-        mixture = alike[0].tokens_per_expert is not None
-        columns = [*LABELS, "time", "bound by", "link time", "of ideal", "tokens/s", "needs", "fits"]
-        columns += ["per expert", "busiest"] if mixture else []
         first = alike[0]
+        columns: dict[str, Callable[[PlanRow], object]] = {
+            "tp": lambda row: row.tp, "ep": lambda row: row.ep, "tokens": lambda row: row.tokens,
+            "time": lambda row: time_text(row.time_s), "80 % interval": _within, "bound by": lambda row: row.bound,
+            "link time": lambda row: time_text(row.link_s) if row.link_s else None,
+        }  # fmt: skip
+        if any(row.ep > 1 for row in alike):
+            columns["waiting"] = lambda row: time_text(row.waiting_s) if row.ep > 1 else None
+        columns["of ideal"] = lambda row: None if row.efficiency is None else percent(row.efficiency, 2)
+        columns["FFN tokens/s"] = lambda row: round(row.tokens_per_s or 0)
+        if first.cost_per_million_tokens is not None:
+            columns["$/M tokens"] = lambda row: rounded(row.cost_per_million_tokens, 3)
+        columns |= {"needs": lambda row: bytes_text(row.needed_bytes or 0), "fits": lambda row: row.fits}
+        if first.tokens_per_expert is not None:
+            columns |= {
+                "per expert": lambda row: row.tokens_per_expert,
+                "busiest": lambda row: row.busiest_expert_tokens,
+            }
         rate = "" if first.rate == dtype else f" computed in {first.rate}"
         title = f"{first.device}, {dtype}{rate}: ridge {first.ridge_flops_per_byte:.4g} FLOPs/byte"
-        cells = [
-            (row.tp, row.ep, row.tokens, *_cells(row),
-             *((row.tokens_per_expert, row.busiest_expert_tokens) if mixture else ()))
-            for row in alike
-        ]  # fmt: skip
+        cells = [tuple(cell(row) for cell in columns.values()) for row in alike]
         yield Table(tuple(columns), cells, title, labels=3)
 
 
-def _cells(row: PlanRow) -> tuple[object, ...]:
-    return (
-        time_text(row.time_s), row.bound, time_text(row.link_s) if row.link_s else None,
-        None if row.efficiency is None else percent(row.efficiency, 2), round(row.tokens_per_s or 0),
-        bytes_text(row.needed_bytes or 0), row.fits,
-    )  # fmt: skip
-
-
 def _notes(plan: ClusterPlan) -> Iterator[str]:
+    rows = [row for row in plan.rows if not row.refused]
     for one in plan.assumed:
-        yield _assumption(one)
+        yield _assumption(one, [row for row in rows if row.device == one.device])
     yield from dict.fromkeys(one.source for one in plan.assumed)
-    yield "time: forward pass of all FFNs, with max(compute, memory time) per kernel, plus the collectives"
-    if any(row.devices > 1 for row in plan.rows):
+    unknown = dict.fromkeys(f"{row.device}, {row.dtype}: wide interval, {row.unknown}" for row in rows if row.unknown)
+    yield from unknown
+    yield "time: forward pass of all FFNs, one kernel after another, plus the collectives; 80 % interval: of the time"
+    if any(row.devices > 1 for row in rows):
         yield "link time: by the fastest of NCCL's protocols, with the latencies of its src/graph/tuning.cc"
         yield "of ideal: speed-up ÷ devices"
-    whole = "the whole model's weights (tp also splits the weights outside the FFNs)"
-    what = whole if plan.whole else "the FFNs' weights"
-    yield f"needs: {what}, and one layer's activations; it excludes the KV cache"
-    if any(row.tokens_per_expert is not None for row in plan.rows):
+    if ways := dict.fromkeys(row.dispatch for row in rows if row.dispatch):
+        yield f"tokens are sent to their experts in {', '.join(ways)}, results return in at most 16 bits"
+        yield "waiting: until the busiest device has computed its experts, part of the time"
+    yield (
+        _memory(rows[0])
+        if rows and rows[0].model_weight_bytes
+        else (
+            "needs: the FFNs' weights, and one layer's activations; the rest of the model and the KV cache come on top"
+        )
+    )
+    if any(row.tokens_per_expert is not None for row in rows):
         yield f"busiest: expected tokens of the busiest expert, skew {plan.skew}"
 
 
-def _assumption(one: Assumed) -> str:
-    """Return text such as `H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth, 0.90 of the memory; ...`."""
-    text = f"{one.device}: measured rates"
-    if one.gemm_efficiency is not None and one.memory_efficiency is not None:
-        text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth"
-    text += f", {one.usable_memory:.2f} of the memory"
+def _memory(row: PlanRow) -> str:
+    """Return what a device's memory holds in the first row."""
+    ffn, whole = row.ffn_weight_bytes or 0, row.model_weight_bytes or 0
+    rest = f"{bytes_text(whole - ffn)} of attention, embeddings, norms and head (split over tp, copied over ep)"
+    where = f" (tp{row.tp}, {row.tokens:,} {plural('token', row.tokens)})" if row.devices > 1 or row.tokens > 1 else ""
+    parts = (
+        f"{bytes_text(ffn)} of FFN weights, {rest}, {bytes_text(row.activation_bytes or 0)} of a layer's activations"
+    )
+    return f"needs{where}: {parts}; the KV cache comes on top"
+
+
+def _assumption(one: Assumed, rows: Sequence[PlanRow]) -> str:
+    """Return text such as `H100 SXM5: 0.90 of the memory; 0.80 of nvlink4 (450 GB/s) among 8, ...`."""
+    shares = [
+        (one.gemm_efficiency, "the peak"),
+        (one.memory_efficiency, "the bandwidth"),
+        (one.usable_memory, "the memory"),
+    ]
+    text = f"{one.device}: {', '.join(f'{share:.2f} of {what}' for share, what in shares if share is not None)}"
     wires = (
         [f"{one.link} ({one.link_gbytes_per_s:g} GB/s) among {one.per_node}"] if one.link and one.per_node > 1 else []
     )
     wires += [f"{one.network} ({one.network_gbytes_per_s:g} GB/s) between nodes"] if one.network else []
     text += f"; {one.link_efficiency:.2f} of {', of '.join(wires)}" if wires else ""
+    whole = (one.link_gbytes_per_s or 0) * one.link_efficiency
+    fewer = {
+        str(Ranks(row.tp, row.ep)): row.link_gbytes_per_s
+        for row in rows if row.link_gbytes_per_s and row.link_gbytes_per_s < 0.999 * whole
+    }  # fmt: skip
+    text += "".join(f"; {name} reaches {rate:.4g} GB/s, by its wires of the mesh" for name, rate in fewer.items())
     given = ", ".join(f"--{name.replace('_', '-')}" for name in one.changed)
     return text + (f"; {plural('option', len(one.changed))} {given}" if given else "")
 
@@ -151,6 +197,17 @@ def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
     if errors:
         parts.append(Line(f"absolute error: median {percent(median(errors), 2)}, worst {percent(max(errors), 2)}"))
     return parts
+
+
+def held_out_parts(rows: Sequence[HeldOutRow]) -> list[Part]:
+    """Show how well measured products and mixtures predict those of other shapes."""
+    cells = [
+        (row.device, row.format, row.work, row.shapes, row.rows, percent(row.median_error, 2),
+         f"{row.low:.2f} to {row.high:.2f}")
+        for row in rows
+    ]  # fmt: skip
+    columns = ("device", "format", "work", "shapes", "times", "median error", "80 % of measured ÷ predicted")
+    return [Table(columns, cells, "held out: each shape predicted from the times of other shapes", labels=3)]
 
 
 def collectives_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:

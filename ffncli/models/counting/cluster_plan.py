@@ -5,27 +5,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ffncli.block.dtypes import storage
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option
-from ffncli.models.counting.cluster import (
-    CPU,
-    NO_WIRES,
-    Accelerators,
-    Assumed,
-    Assumptions,
-    Speeds,
-    assumed,
-    cluster_of,
-)
+from ffncli.models.counting.cluster import CPU, NO_WIRES, Accelerators, Assumed, Assumptions, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count, storage_of
 from ffncli.models.counting.expert_load import UNIFORM, skew_text
 from ffncli.models.counting.plan import Planner, PlanRow
+from ffncli.models.counting.speeds import Speeds
 from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Resolved
-from ffncli.options.accept import COUNTS, FORMATS, NAMES, listed
+from ffncli.options.accept import COUNTS, FORMATS, NAMES, choice, listed
 from ffncli.options.conflicts import Conflict, check, given
 from ffncli.options.opt import COMPUTE, Opt
 from ffncli.options.shared import Batch, Counts, SeqLen, TokenList
@@ -36,8 +28,21 @@ _OF_THE_SHEET = tuple(
     Conflict(name, contradicts="measured", why="measured rates replace the data sheet's rates")
     for name in ("gemm_efficiency", "memory_efficiency")
 )
+_DEPLOYED = (Conflict("nodes", contradicts="per_node", why="both say how many devices are in a node"),)
 _DEVICES = replace(NAMES, words="one or more names such as 'h100'")
 _cluster = partial(Opt, group="Accelerators")
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The number of tokens from which the FFNs are bound by compute with this device, format and split; None if they
+    are for one token, or for no number up to a million."""
+
+    device: str
+    dtype: str
+    tp: int
+    ep: int
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class ClusterPlan:
     `cheapest` has one row for each device on which the model fits: the split with the fewest devices among the splits
     that fit at every token count, and the fastest of these if several have equally few devices. The row is for the
     first token count. If no requested split fits a device, `would_fit` has the cheapest split among powers of two, up
-    to 1,024 devices. `whole`: the whole model must fit, not only its FFNs.
+    to 1,024 devices. `whole`: the whole model must fit, not only its FFNs. `crossings` has one record per device and
+    format if several token counts are planned: of the cheapest split, or of the first.
     """
 
     name: str
@@ -57,6 +63,7 @@ class ClusterPlan:
     cheapest: tuple[PlanRow, ...]
     would_fit: tuple[PlanRow, ...]
     assumed: tuple[Assumed, ...]
+    crossings: tuple[Crossing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +109,31 @@ class PlanQuestion(Assumptions):
             help="Popularity of a mixture's experts: uniform, or zipf:1.2.",
         ),
     ] = field(default=UNIFORM, kw_only=False)  # fmt: skip
+    dispatch: Annotated[
+        str | None,
+        _cluster(
+            "--dispatch", metavar="fp8|bf16", accepts=choice("fp8", "bf16"),
+            help="Format in which tokens are sent to experts. [default: fp8 if these compute in fp8 or fp4]",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    rows_per: Annotated[
+        Literal["rank", "choice"],
+        _cluster(
+            "--rows-per", metavar="rank|choice", accepts=choice("rank", "choice"),
+            help="Send a token once to each rank that holds some of its experts, or once for each of its experts.",
+        ),
+    ] = field(default="rank", kw_only=False)  # fmt: skip
+    overlap_shared: Annotated[
+        bool,
+        _cluster("--overlap-shared", help="Run shared experts during the all-to-alls."),
+    ] = field(default=False, kw_only=False)  # fmt: skip
     batch: Batch = None
     seq_len: SeqLen = None
 
     def __post_init__(self) -> None:
         """Convert the options, and check devices, formats and tokens before any model is loaded."""
         super().__post_init__()
+        check(_DEPLOYED, self)
         _ = self.devices, self.formats, self.token_counts
 
     @property
@@ -152,7 +178,9 @@ class PlanQuestion(Assumptions):
         planners = []
         for name in self.formats:
             weights = storage_of(resolved, name)
-            planners.append(Planner(resolved.model, weights, other_bytes(count(resolved, name)), skew))
+            others = other_bytes(count(resolved, name))
+            how = (self.dispatch, self.rows_per, self.overlap_shared, self.nodes, self.price)
+            planners.append(Planner(resolved.model, weights, others, skew, *how))
         return planners
 
 
@@ -209,6 +237,11 @@ def planned(
     if all(row.refused for row in rows):
         raise FFNError(rows[0].refused)
     best = [cheapest([row for row in rows if row.device == cluster.device]) for cluster in clusters]
+    crossings = [
+        crossing
+        for cluster in clusters for planner in planners if len(tokens) > 1
+        for crossing in [_crossing(planner, cluster, rows, best)] if crossing
+    ]  # fmt: skip
     others = (would_fit(planners, cluster, tokens) for cluster, row in zip(clusters, best, strict=True) if row is None)
     return ClusterPlan(
         resolved.model.name,
@@ -218,7 +251,20 @@ def planned(
         cheapest=tuple(filter(None, best)),
         would_fit=tuple(filter(None, others)),
         assumed=taken,
+        crossings=tuple(crossings),
     )
+
+
+def _crossing(
+    planner: Planner, cluster: Accelerators, rows: Sequence[PlanRow], best: Sequence[PlanRow | None]
+) -> Crossing | None:
+    """Return where a device and format become bound by compute; None if every split was refused."""
+    own = [row for row in rows if (row.device, row.dtype) == (cluster.device, planner.weights.name) and not row.refused]
+    row = next((one for one in best if one is not None and one in own), own[0] if own else None)
+    if row is None:
+        return None
+    found = planner.compute_bound_from(cluster, Ranks(row.tp, row.ep))
+    return Crossing(row.device, row.dtype, row.tp, row.ep, found)
 
 
 def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:

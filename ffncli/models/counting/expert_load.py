@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import erfc, exp, expm1, log, log1p, prod, sqrt
+from math import comb, erfc, exp, expm1, log, log1p, prod, sqrt
 
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.counting.even_load import balanced, counted
@@ -71,6 +71,44 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
         imbalance = _busiest(chances, top_k, tokens, each) / (each * mean)
         touched = _largest(_by_rank(reached, each), each, touched / ranks)
     return ExpertSpread(mean, _busiest(chances, top_k, tokens, 1), sum(reached), imbalance, touched)
+
+
+@cache
+def expert_rows(
+    experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str = UNIFORM, even: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Return (rows, number of experts with so many rows) of the busiest rank, for experts that get at least one token.
+
+    Each expert has its expected rows if it has any. `even` is the mean rank. They sum up to `imbalance` and
+    `touched_rank` of `expert_load`.
+    """
+    chances, spread = (
+        _chances(experts, top_k, zipf_exponent(skew) or 0.0),
+        expert_load(experts, top_k, tokens, ranks, skew),
+    )
+    mean, whole = tokens * top_k / ranks, even or ranks == 1
+    held = chances if whole else chances[: experts // ranks]
+    counts = Counter((p, _reached(p, tokens)) for p in held)
+    touched = sum(reached * n for (_, reached), n in counts.items())
+    wanted = spread.touched / ranks if whole else spread.touched_rank
+    total = tokens * sum(p * n for (p, _), n in counts.items())
+    rows = (mean if whole else spread.imbalance * mean) / total * touched / wanted
+    return tuple((tokens * p / reached * rows, reached * n * wanted / touched) for (p, reached), n in counts.items())
+
+
+def ranks_reached(experts: int, top_k: int, ranks: int, groups: int = 1, top_groups: int = 1) -> float:
+    """Return the expected number of ranks that hold at least one of a token's experts, all equally likely; the experts
+    are in `top_groups` of `groups` groups (DeepSeek-V3)."""
+    each, size = experts // ranks, experts // groups
+    among = top_groups * size
+    if ranks >= groups:  # a rank holds a part of one group
+        hit = top_groups / groups * (1 - comb(among - each, top_k) / comb(among, top_k))
+        return ranks * hit
+    held, missed = groups // ranks, 0.0
+    for n in range(min(held, top_groups) + 1):
+        chance = comb(held, n) * comb(groups - held, top_groups - n) / comb(groups, top_groups)
+        missed += chance * comb(among - n * size, top_k) / comb(among, top_k)
+    return ranks * (1 - missed)
 
 
 def _busiest(chances: Sequence[float], top_k: int, tokens: int, each: int) -> float:

@@ -1,10 +1,10 @@
 """For a model's FFNs split over accelerators, predict the time, the limiting resource, and whether they fit into
 memory.
 
-A layer runs as a sequence of kernels (`launches` in `block/traffic.py`). By the roofline, the time of a kernel is the
-time of its arithmetic or of its memory traffic, whichever is longer, for one rank's part of the work and at the
-cluster's expected rates. The time of collectives is added. Under expert parallelism (ep), tokens are also split over
-the ep groups of ranks, and a layer waits for the rank with the most work.
+A layer runs as a sequence of kernels (`launches` in `block/traffic.py`), each of which takes the time of one rank's
+part of the work (`times.py`). The time of collectives is added. Under expert parallelism (ep), tokens are also split
+over the ep groups of ranks, and a layer waits for the rank with the most work. Tokens are sent to the ranks that hold
+their experts in fp8 or bf16, and the results return in bf16.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from typing import Literal
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType, activation_dtype, weight_bytes
 from ffncli.block.shard import Ranks
-from ffncli.block.traffic import TimeFloor, Traffic, launches, time_floor
+from ffncli.block.traffic import KernelTraffic, launches
 from ffncli.errors import FFNError
-from ffncli.models.counting.cluster import NO_WIRES, Accelerators, Rates
-from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
+from ffncli.models.counting.cluster import NO_WIRES, Accelerators
+from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load, expert_rows, ranks_reached
+from ffncli.models.counting.fitted import link_ends
 from ffncli.models.counting.parallel import (
-    all_to_all_bytes,
     check_ranks,
     exchanged,
     expert_rank_counts,
@@ -27,10 +27,16 @@ from ffncli.models.counting.parallel import (
     reduced_bytes,
     ring_all_reduce_bytes,
 )
+from ffncli.models.counting.speeds import Timed
+from ffncli.models.counting.times import Kernel, Loads
 from ffncli.models.counting.traffic import steps_of
 from ffncli.models.model import Group, Model
+from ffncli.show.text import plural
 
-Resource = Literal["compute", "memory", "link"]
+Resource = Literal["compute", "memory", "launch", "link"]
+# DeepEP sends a scale in float32 with every 128 values in fp8.
+_DISPATCHED = {"fp8": 1 + 4 / 128, "bf16": 2.0}
+_MOST_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,17 @@ class PlanRow:
     """A forward pass of all layers' FFNs (or of the single block of bare dimensions) on `tokens` tokens, over tp × ep
     devices.
 
-    `compute_s`, `memory_s` and `link_s` (collectives) are for one rank; `time_s` is the sum over kernels of the longer
-    of compute and memory time, plus `link_s`. `balanced_time_s` assumes that the experts' tokens are spread evenly over
-    ranks. `bound` is the resource that takes the most time. `efficiency` is the speed-up over one device divided by the
-    number of devices. Bytes are for the fullest rank: `needed_bytes` is this rank's weights (of the whole model if
-    known; weights outside the FFNs are also split over tp) plus one layer's activations, with all intermediates kept;
-    `memory_bytes` is the memory available for both. `experts_read` is the expected number of experts that a rank reads
-    in a layer, `busiest_expert_tokens` the expected maximum number of tokens for one expert. `refused` is the reason
-    why there are no figures; then all of them are None.
+    `compute_s`, `memory_s`, `launch_s`, `quantize_s` (of x) and `link_s` (collectives) are for one rank; `time_s` is
+    the sum over kernels of both compute and memory time as far as they do not overlap, and of the others. `time_low_s`
+    and `time_high_s` are the ends of its 80 % interval, and `unknown` says what it was not measured on.
+    `balanced_time_s` assumes that the experts' tokens are spread evenly over ranks; `waiting_s` is the rest, the time
+    that the mean rank waits for the busiest. `bound` is what takes the most time. `efficiency` is the speed-up over one
+    device divided by the number of devices. `sent_bytes` and `received_bytes` are those of the busiest rank. Bytes are
+    for the fullest rank: `needed_bytes` is this rank's weights (of the whole model if known; weights outside the FFNs
+    are also split over tp) plus one layer's activations, with all intermediates kept; `memory_bytes` is the memory
+    available for both. `experts_read` is the expected number of experts that a rank reads in a layer,
+    `busiest_expert_tokens` the expected maximum number of tokens for one expert. `refused` is the reason why there are
+    no figures; then all of them are None.
     """
 
     device: str
@@ -79,6 +88,16 @@ class PlanRow:
     memory_bytes: int | None = None
     fits: bool | None = None
     refused: str = ""
+    time_low_s: float | None = None
+    time_high_s: float | None = None
+    launch_s: float | None = None
+    quantize_s: float | None = None
+    waiting_s: float | None = None
+    received_bytes: float | None = None
+    dispatch: str | None = None
+    link_gbytes_per_s: float | None = None
+    cost_per_million_tokens: float | None = None
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,51 +112,81 @@ class Collectives:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """One all-to-all of a layer on the busiest rank: the bytes that it sends and receives, with those for itself."""
+
+    sent: float
+    received: float
+
+
+@dataclass(frozen=True)
 class Load:
-    """One rank's part of a layer: its kernels, and the bytes that it contributes to each all-reduce and all-to-all."""
+    """One rank's part of a layer: its kernels, the bytes that it contributes to each all-reduce, its all-to-alls."""
 
-    kernels: tuple[Traffic, ...]
+    kernels: tuple[Kernel, ...]
     reduced: tuple[int, ...]
-    exchanged: tuple[int, ...]
-    mixture: bool
+    exchanged: tuple[Exchange, ...]
 
-    @property
-    def work(self) -> Traffic:
-        """Return the total work of the kernels."""
-        return sum(self.kernels, Traffic())
+    def times(self, n: int) -> tuple[float, float]:
+        """Return the FLOPs and the bytes of the kernels of `n` layers."""
+        return n * sum(one.flops for one in self.kernels), n * sum(one.moved_bytes for one in self.kernels)
 
 
 @dataclass(frozen=True)
 class Times:
-    """The times of one layer on one rank, in seconds: those of its kernels and those of its collectives."""
+    """The times of one layer on one rank, in seconds: those of its kernels, of its all-reduces and of its all-to-alls,
+    which may overlap with the kernels of shared experts (`shared`: which kernels)."""
 
-    kernels: tuple[TimeFloor, ...]
-    link_s: float
+    timed: Timed
+    reduce_s: float
+    exchange_s: float
+    shared: tuple[bool, ...]
+
+    def parts(self) -> dict[Resource, float]:
+        """Return what each resource takes; a kernel's time belongs to its longest part."""
+        shares: dict[Resource, float] = {"compute": 0.0, "memory": 0.0, "launch": 0.0, "link": self.link_s}
+        for kernel in self.timed.kernels:
+            shares[kernel.bound] += kernel.seconds
+        return shares
 
     @property
-    def compute_s(self) -> float:
-        """Return the total time of arithmetic."""
-        return sum(kernel.compute_s for kernel in self.kernels)
-
-    @property
-    def memory_s(self) -> float:
-        """Return the total time of memory traffic."""
-        return sum(kernel.memory_s for kernel in self.kernels)
+    def link_s(self) -> float:
+        """Return the time of all collectives."""
+        return self.reduce_s + self.exchange_s
 
     @property
     def seconds(self) -> float:
         """Return the layer's time."""
-        return sum(kernel.seconds for kernel in self.kernels) + self.link_s
+        return self.at()
+
+    def at(self, end: Literal["low", "high"] | None = None) -> float:
+        """Return the layer's time, or an end of its interval; the errors of kernels are alike, so their ends add up."""
+        times = [one.seconds * (getattr(one, end) if end else 1.0) for one in self.timed.kernels]
+        link = link_ends()[end == "high"] if end else 1.0
+        hidden = sum(time for time, shared in zip(times, self.shared, strict=True) if shared)
+        together = max(self.exchange_s * link, hidden)
+        return sum(times) - hidden + together + self.reduce_s * link
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans for one model in one weight format; `other_bytes` is the size of all weights outside the FFNs."""
+    """Plans for one model in one weight format; `other_bytes` is the size of all weights outside the FFNs.
+
+    `dispatch` is the format in which tokens are sent to their experts (None: fp8 if the experts compute in fp8 or fp4,
+    else that of the activations); a token is sent once to each rank that holds some of its experts, or once for each of
+    its experts (`rows_per`). `overlap`: shared experts run during the all-to-alls. `price`: dollars per hour and
+    device.
+    """
 
     model: Model
     weights: DType
     other_bytes: int | None = None
     skew: str = UNIFORM
+    dispatch: str | None = None
+    rows_per: Literal["rank", "choice"] = "rank"
+    overlap: bool = False
+    nodes: int | None = None
+    price: float | None = None
 
     def splits(self) -> list[Ranks]:
         """Return the possible splits whose tp and ep are powers of two, which usually also divide the heads and the
@@ -150,7 +199,7 @@ class Planner:
         row = PlanRow(cluster.device, self.weights.name, ranks.tp, ranks.ep, ranks.world_size, tokens)
         try:
             check_ranks(self.model, ranks, self.weights)
-            row = self._filled(row, cluster, ranks)
+            row = self._filled(row, self._over_nodes(cluster, ranks), ranks)
         except FFNError as error:
             return replace(row, refused=str(error))
         time_s = row.time_s or 0.0
@@ -158,33 +207,85 @@ class Planner:
         share = alone_s / (time_s * ranks.world_size)
         return self._with_memory(self._with_experts(replace(row, efficiency=share), ranks), cluster, ranks)
 
+    def compute_bound_from(self, cluster: Accelerators, ranks: Ranks) -> int | None:
+        """Return the number of tokens from which arithmetic takes the largest part of the time, to 1 %; None if it
+        does for one token already or for no number up to a million."""
+        cluster = self._over_nodes(cluster, ranks)
+
+        def compute(tokens: int) -> bool:
+            return _bound(self._layers(cluster, ranks, tokens)) == "compute"
+
+        low, high = 1, 2
+        while not compute(high):
+            low, high = high, 2 * high
+            if high > _MOST_TOKENS:
+                return None
+        if low == 1 and compute(1):
+            return None
+        while high - low > max(1, high // 100):
+            middle = (low + high) // 2
+            low, high = (low, middle) if compute(middle) else (middle, high)
+        return high
+
+    def _over_nodes(self, cluster: Accelerators, ranks: Ranks) -> Accelerators:
+        """Spread the split's devices over the number of nodes, if it is given."""
+        if self.nodes is None:
+            return cluster
+        if ranks.world_size % self.nodes:
+            number = ranks.world_size
+            raise FFNError(f"{number} {plural('device', number)} do not divide over {self.nodes} nodes")
+        return replace(cluster, wires=replace(cluster.wires, per_node=ranks.world_size // self.nodes))
+
+    def _layers(
+        self, cluster: Accelerators, ranks: Ranks, tokens: int, even: bool = False
+    ) -> list[tuple[Load, Times, int]]:
+        """Return the load and times of each kind of layer, and the number of its layers."""
+        out = []
+        for group in self.model.groups:
+            load = self._load(group, cluster, ranks, tokens, even)
+            out.append((load, self._times(cluster, load, ranks), len(group.layers) * group.runs))
+        return out
+
     def _filled(self, row: PlanRow, cluster: Accelerators, ranks: Ranks) -> PlanRow:
-        loads = [(self._load(group, ranks, row.tokens), len(group.layers) * group.runs) for group in self.model.groups]
-        times = [(self._times(cluster, load, ranks), n) for load, n in loads]
+        layers = self._layers(cluster, ranks, row.tokens)
+        times = [(one, n) for _, one, n in layers]
         time_s = sum(one.seconds * n for one, n in times)
-        work = sum((load.work.times(n) for load, n in loads), Traffic())
-        rates = self._rates(cluster, work, any(load.mixture for load, _ in loads))
+        balanced = time_s if ranks.ep == 1 else self._time_s(cluster, ranks, row.tokens, even=True)
+        flops, moved = (sum(values) for values in zip(*(load.times(n) for load, _, n in layers), strict=True))
+        rates = self._timed(cluster, [kernel for load, _, _ in layers for kernel in load.kernels]).rates
+        kernels = [(kernel, n) for one, n in times for kernel in one.timed.kernels]
+        wire = cluster.wires.used_bytes_per_s(ranks.tp if ranks.tp > 1 else ranks.ep)
+        price = self.price and self.price / 3600 * ranks.world_size * time_s / row.tokens * 1e6
         return replace(
             row,
             rate=rates.format,
             time_s=time_s,
-            balanced_time_s=time_s if ranks.ep == 1 else self._time_s(cluster, ranks, row.tokens, even=True),
-            bound=_bound(times),
-            compute_s=sum(one.compute_s * n for one, n in times),
-            memory_s=sum(one.memory_s * n for one, n in times),
+            time_low_s=sum(one.at("low") * n for one, n in times),
+            time_high_s=sum(one.at("high") * n for one, n in times),
+            balanced_time_s=balanced,
+            waiting_s=max(time_s - balanced, 0.0),
+            bound=_bound(layers),
+            compute_s=sum(one.compute_s * one.factor * n for one, n in kernels),
+            memory_s=sum(one.memory_s * one.factor * n for one, n in kernels),
+            launch_s=sum(one.launch_s * n for one, n in kernels),
+            quantize_s=sum(one.quantize_s * n for one, n in kernels),
             link_s=sum(one.link_s * n for one, n in times),
-            flops_per_byte=work.flops_per_byte(fused=True),
+            flops_per_byte=flops / moved,
             ridge_flops_per_byte=rates.ridge,
             tokens_per_s=row.tokens / time_s,
             links=" + ".join(cluster.wires.names(ranks.world_size) or ()),
-            all_reduces=sum(len(load.reduced) * n for load, n in loads),
-            all_to_alls=sum(len(load.exchanged) * n for load, n in loads),
-            sent_bytes=sum(_sent(load, ranks) * n for load, n in loads),
+            link_gbytes_per_s=None if wire is None else wire / 1e9,
+            all_reduces=sum(len(load.reduced) * n for load, _, n in layers),
+            all_to_alls=sum(len(load.exchanged) * n for load, _, n in layers),
+            sent_bytes=sum(_crossing(load, ranks, "sent") * n for load, _, n in layers),
+            received_bytes=sum(_crossing(load, ranks, "received") * n for load, _, n in layers),
+            dispatch=self._dispatch(cluster) if ranks.ep > 1 else None,
+            cost_per_million_tokens=price,
+            unknown="; ".join(dict.fromkeys(one.timed.unknown for one, _ in times if one.timed.unknown)),
         )
 
     def _time_s(self, cluster: Accelerators, ranks: Ranks, tokens: int, even: bool = False) -> float:
-        loads = ((self._load(g, ranks, tokens, even), len(g.layers) * g.runs) for g in self.model.groups)
-        return sum(self._times(cluster, load, ranks).seconds * n for load, n in loads)
+        return sum(one.seconds * n for _, one, n in self._layers(cluster, ranks, tokens, even))
 
     def _with_experts(self, row: PlanRow, ranks: Ranks) -> PlanRow:
         """Add the load of the most common mixture."""
@@ -216,74 +317,107 @@ class Planner:
             fits=None if cluster.memory_bytes is None else needed <= cluster.memory_bytes,
         )
 
-    def _load(self, group: Group, ranks: Ranks, tokens: int, even: bool = False) -> Load:
+    def _load(self, group: Group, cluster: Accelerators, ranks: Ranks, tokens: int, even: bool = False) -> Load:
         """Return the busiest rank's part of a layer; `even` assumes that the experts of all ranks get equal work."""
         steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
-        activations, spread = activation_dtype(self.weights), self._spread(group, ranks, tokens)
-        touched, share = None, 1.0  # the rank's expert work, relative to the expert work of the tokens it starts with
-        if spread:
+        activations, moe = activation_dtype(self.weights), group.spec.moe
+        touched, loads, share = (
+            None,
+            None,
+            1.0,
+        )  # the rank's expert rows, relative to those of the tokens it starts with
+        spread = self._spread(group, ranks, tokens)
+        if spread and moe:
             touched = spread.touched / ranks.ep if even else spread.touched_rank
             share = tokens / (ranks.ep * entered) * (1.0 if even else spread.imbalance)
-        kernels = launches(steps, self.weights, activations, entered, touched)
-        crossing = exchanged(steps) if spread and ranks.ep > 1 else ()
-        rows = round(max(share, 1.0) * entered)  # rows that the rank sends or receives, whichever are more
+            rows = expert_rows(moe.experts, moe.top_k, tokens, ranks.ep, self.skew, even)
+            loads = Loads.of(rows, moe.experts // ranks.ep)
+        exchanges: tuple[Exchange, ...] = ()
+        if moe and ranks.ep > 1:
+            part = tokens / (ranks.ep * entered)
+            rows_each = moe.top_k if self.rows_per == "choice" else ranks_reached(
+                moe.experts, moe.top_k, ranks.ep, moe.groups, moe.top_groups
+            )  # fmt: skip
+            widths = (_DISPATCHED.get(self._dispatch(cluster), activations.bytes), min(activations.bytes, 2.0))
+            one, back = (
+                entered * part * rows_each / moe.top_k * values * width
+                for values, width in zip(exchanged(steps), widths, strict=True)
+            )
+            exchanges = (Exchange(one, one / part * share), Exchange(back / part * share, back))
         return Load(
-            kernels=tuple(_of_share(kernel.work, share) if kernel.routed else kernel.work for kernel in kernels),
+            kernels=tuple(
+                _kernel(kernel, entered, loads, share)
+                for kernel in launches(steps, self.weights, activations, entered, touched)
+            ),
             reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
-            exchanged=tuple(rows * values * activations.block_bytes for values in crossing),
-            mixture=spread is not None,
+            exchanged=exchanges,
         )
 
+    def _dispatch(self, cluster: Accelerators) -> str:
+        """Return the format in which tokens are sent to their experts."""
+        if self.dispatch is not None:
+            return self.dispatch
+        fine = cluster.speeds.rate(self.weights) in ("fp8", "fp4")
+        return "fp8" if fine else activation_dtype(self.weights).name
+
     def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
-        """Count the collectives of one layer, with the experts' tokens spread evenly."""
-        load = self._load(group, ranks, tokens, even=True)
-        rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
-        return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
+        """Count the collectives of one layer in the activations' format, with the experts' tokens spread evenly and a
+        row for each choice, as torch's collectives send them."""
+        steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
+        activations = activation_dtype(self.weights)
+        reduced = [entered * size for size in reduced_bytes(steps, activations)]
+        crossing = exchanged(steps) if group.spec.moe and ranks.ep > 1 else ()
+        rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in reduced)
+        rows = entered * activations.block_bytes
+        return Collectives(len(reduced), sum(reduced), rings, len(crossing), rows * sum(crossing))
 
     def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertSpread | None:
         moe = group.spec.moe
         return expert_load(moe.experts, moe.top_k, tokens, ranks.ep, self.skew) if moe else None
 
     def _times(self, cluster: Accelerators, load: Load, ranks: Ranks) -> Times:
-        rates = self._rates(cluster, load.work, load.mixture)
         wires = cluster.wires
-        link_s = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
-        link_s += [wires.all_to_all_s(size, ranks.ep, ranks.tp) for size in load.exchanged]
-        if None in link_s:
+        reduces = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
+        exchanges = [
+            wires.all_to_all_s(max(one.sent, one.received), ranks.ep, ranks.tp) for one in load.exchanged
+        ]  # fmt: skip
+        if None in reduces or None in exchanges:
             hint = "" if wires == NO_WIRES else "name one with --link and --network"
             raise FFNError(f"no link of {cluster.device} is known", hint)
+        shared = tuple(self.overlap and kernel.shared for kernel in load.kernels)
         return Times(
-            tuple(
-                time_floor(one.matmul_flops, one.moved(), rates.flops_per_s, rates.bytes_per_s) for one in load.kernels
-            ),
-            sum(filter(None, link_s)),
+            self._timed(cluster, load.kernels), sum(filter(None, reduces)), sum(filter(None, exchanges)), shared
         )
 
-    def _rates(self, cluster: Accelerators, work: Traffic, mixture: bool) -> Rates:
-        rates = cluster.speeds.rates(self.weights, work, mixture)
-        if rates is None:
+    def _timed(self, cluster: Accelerators, kernels: Sequence[Kernel]) -> Timed:
+        timed = cluster.speeds.timed(self.weights, kernels)
+        if timed is None:
             why = f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}"
             raise FFNError(why, f"known: {', '.join(cluster.speeds.formats)}")
-        return rates
+        return timed
 
 
-def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:
-    """Return the resource that takes the most time; a kernel's time belongs to the slower of compute and memory."""
-    shares: dict[Resource, float] = {"compute": 0.0, "memory": 0.0, "link": 0.0}
-    for times, n in layers:
-        for kernel in times.kernels:
-            shares[kernel.bound] += kernel.seconds * n
-        shares["link"] += times.link_s * n
+def _bound(layers: Sequence[tuple[Load, Times, int]]) -> Resource:
+    """Return what takes the most time."""
+    shares: dict[Resource, float] = {}
+    for _, times, n in layers:
+        for name, seconds in times.parts().items():
+            shares[name] = shares.get(name, 0.0) + seconds * n
     return max(shares, key=lambda name: shares[name])
 
 
-def _sent(load: Load, ranks: Ranks) -> float:
-    """Return the bytes that a rank sends in one layer."""
+def _crossing(load: Load, ranks: Ranks, way: Literal["sent", "received"]) -> float:
+    """Return the bytes that the busiest rank sends, or receives, in one layer."""
     rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
-    return rings + sum(all_to_all_bytes(size, ranks.ep) for size in load.exchanged)
+    sizes = (one.sent if way == "sent" else one.received for one in load.exchanged)
+    return rings + (ranks.ep - 1) / ranks.ep * sum(sizes)
 
 
-def _of_share(work: Traffic, share: float) -> Traffic:
-    """Scale an expert kernel to a share of its rows; it still reads the same weights."""
-    moved = round(share * work.activation_bytes)
-    return Traffic(work.weight_bytes_read, moved, moved, round(share * work.matmul_flops))
+def _kernel(kernel: KernelTraffic, rows: int, loads: Loads | None, share: float) -> Kernel:
+    """Return a kernel's work; that of experts on their share of the rows, with the same weights read."""
+    work, part = kernel.work, share if kernel.routed else 1.0
+    own = None if not kernel.k else loads if kernel.routed else Loads.of([(rows, 1)])
+    moved = work.weight_bytes_read + part * work.activation_bytes
+    return Kernel(
+        part * work.matmul_flops, work.weight_bytes_read, moved, kernel.k, kernel.n, own, kernel.routed, kernel.shared
+    )

@@ -9,10 +9,11 @@ from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.counting.cluster import NO_WIRES, Accelerators, MeasuredBlock, MeasuredSpeeds, predicted_s
+from ffncli.models.counting.cluster import NO_WIRES, Accelerators
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
 from ffncli.models.counting.count import count
 from ffncli.models.counting.plan import Planner
+from ffncli.models.counting.speeds import MeasuredBlock, MeasuredSpeeds, predicted_s
 from ffncli.models.counting.traffic import (
     device_floors,
     model_traffic,

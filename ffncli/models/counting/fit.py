@@ -1,0 +1,211 @@
+"""Fit the constants of `times.py` to measured times, and find out how well they predict shapes that were not fitted.
+
+Errors are logarithms of predicted ÷ measured. The constants minimise their absolute values (squares where they are
+small), with a weak pull towards typical constants, by damped Gauss-Newton steps. What a prediction errs by is taken
+from shapes that were left out: all rows of a shape are left out together.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import exp, log
+from statistics import median
+
+from ffncli.models.counting.fitted import BOUNDS, Ends
+from ffncli.models.counting.times import TILE, Chip, Constants, Kernel, kernel_time
+
+TYPICAL = Constants(0.7, 0.85, 4.0, 0.4, 64.0, 2.5, 3.0)
+_PULL, _SMALL, _STEP = 0.05, 0.05, 1e-4
+_FOLDS = 7
+LEAST = 40  # rows for an interval of their own
+_CALM = 12  # rows of mixtures for which half of their own factor is taken
+Vector = list[float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured seconds of some kernels. `shape` names what is left out together; `distribution` says how tokens fall on
+    experts, "" for a product."""
+
+    shape: Hashable
+    kernels: tuple[Kernel, ...]
+    seconds: float
+    distribution: str = ""
+
+    def predicted_s(self, chip: Chip, fitted: Constants, skew: float) -> float:
+        """Return the time by these constants."""
+        return sum(kernel_time(kernel, chip, fitted, skew).seconds for kernel in self.kernels)
+
+    def error(self, chip: Chip, fitted: Constants, skew: float) -> float:
+        """Return log(predicted ÷ measured)."""
+        return log(self.predicted_s(chip, fitted, skew) / self.seconds)
+
+    def bound(self, chip: Chip, fitted: Constants) -> str:
+        """Return `compute` if the arithmetic of the longest kernel takes longer than its traffic, else `memory`."""
+        times = [kernel_time(kernel, chip, fitted) for kernel in self.kernels]
+        longest = max(times, key=lambda time: time.seconds)
+        return "compute" if longest.compute_s > longest.memory_s + longest.quantize_s else "memory"
+
+
+def fitted_constants(
+    products: Sequence[Measured], chip: Chip, start: Constants = TYPICAL, quantizes: bool = True
+) -> Constants:
+    """Fit all constants but `experts` to products. Without products, return `start`."""
+    if not products:
+        return start
+
+    def errors(x: Vector) -> Vector:
+        fitted = _constants(x, quantizes)
+        return [one.error(chip, fitted, 0.0) for one in products]
+
+    return _constants(_least(errors, _vector(start, quantizes)), quantizes)
+
+
+def experts_factor(mixtures: Sequence[Measured], chip: Chip, fitted: Constants, skew: float) -> float:
+    """Return the factor `experts`: the median of measured ÷ predicted, drawn towards 1 where there are few rows."""
+    if not mixtures:
+        return 1.0
+    alone = replace(fitted, experts=1.0)
+    middle = -median(one.error(chip, alone, skew) for one in mixtures)
+    return exp(middle * len(mixtures) / (len(mixtures) + _CALM))
+
+
+def left_out(
+    rows: Sequence[Measured], fit: Callable[[Sequence[Measured]], Callable[[Measured], float]], folds: int = _FOLDS
+) -> list[tuple[Measured, float]]:
+    """Return every row with its error by a fit to rows of other shapes; `fit` returns the function that gives errors.
+
+    Shapes are put into `folds` parts by a hash, or each is left out alone if there are fewer shapes than that.
+    """
+    shapes = list(dict.fromkeys(row.shape for row in rows))
+    part = {shape: part_of(shape, folds) if len(shapes) > 2 * folds else n for n, shape in enumerate(shapes)}
+    found = []
+    for number in sorted(set(part.values())):
+        others = [row for row in rows if part[row.shape] != number]
+        if others:
+            error = fit(others)
+            found += [(row, error(row)) for row in rows if part[row.shape] == number]
+    return found
+
+
+def part_of(shape: Hashable, parts: int, salt: int = 0) -> int:
+    """Return the part of a shape, from 0 to `parts` - 1, by a hash of its text."""
+    return int(sha256(f"{salt}/{shape}".encode()).hexdigest(), 16) % parts
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return a quantile, interpolated between the two nearest values."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+Errors = list[tuple[Measured, float]]
+
+
+def errors_of_products(products: Sequence[Measured], chip: Chip, quantizes: bool) -> Errors:
+    """Return the errors of products, by fits to other shapes."""
+
+    def fit(others: Sequence[Measured]) -> Callable[[Measured], float]:
+        one = fitted_constants(others, chip, quantizes=quantizes)
+        return lambda row: row.error(chip, one, 0.0)
+
+    return left_out(products, fit)
+
+
+def errors_of_mixtures(mixtures: Sequence[Measured], chip: Chip, fitted: Constants, skew: float) -> Errors:
+    """Return the errors of mixtures, by the factor of the other shapes."""
+
+    def fit(others: Sequence[Measured]) -> Callable[[Measured], float]:
+        one = replace(fitted, experts=experts_factor(others, chip, fitted, skew))
+        return lambda row: row.error(chip, one, skew)
+
+    return left_out(mixtures, fit, len(mixtures))
+
+
+def ends_of(errors: Errors, chip: Chip, fitted: Constants) -> dict[str, Ends]:
+    """Return the ends of the 80 % interval of measured ÷ predicted by bound; of all where a bound has few rows."""
+    every = [-error for _, error in errors]
+    by_bound = {bound: [-e for row, e in errors if row.bound(chip, fitted) == bound] for bound in BOUNDS}
+    return {bound: ends(own if len(own) >= LEAST else every) for bound, own in by_bound.items()}
+
+
+def ends(ratios: Sequence[float]) -> Ends:
+    """Return the ends of the 80 % interval of these logarithms of measured ÷ predicted; wide if there are few."""
+    return (exp(quantile(ratios, 0.1)), exp(quantile(ratios, 0.9))) if len(ratios) >= 5 else (0.5, 2.0)
+
+
+# --- minimising -------------------------------------------------------------------------------------------------------
+
+
+def _vector(c: Constants, quantizes: bool) -> Vector:
+    shares = [log(share / (1 - share)) for share in (c.peak, c.bandwidth, (c.short_rows - 1) / (TILE - 1))]
+    x = [*shares, log(c.launch_us), log(c.wave), log(c.overlap - 1)]
+    return [*x, log(c.quantize)] if quantizes else x
+
+
+def _constants(x: Vector, quantizes: bool) -> Constants:
+    """Return the constants of a vector; shares of the data sheet's figures are at most 1."""
+    peak, bandwidth, short = (1 / (1 + exp(min(-value, 500.0))) for value in x[:3])
+    launch, wave, overlap = (exp(min(value, 9.0)) for value in x[3:6])
+    quantize = exp(min(x[6], 9.0)) if quantizes else 0.0
+    return Constants(peak, bandwidth, launch, wave, 1 + (TILE - 1) * short, 1 + overlap, quantize)
+
+
+def _least(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
+    """Return the vector that minimises the sum of Huber's function of the errors and of the pull to `start`."""
+
+    def cost(found: Vector, at: Vector) -> float:
+        sizes = (abs(e) for e in found)
+        fit = sum(e * e / (2 * _SMALL) if e < _SMALL else e - _SMALL / 2 for e in sizes)
+        return fit + _PULL * sum((a - b) ** 2 for a, b in zip(at, start, strict=True))
+
+    x, damping, size = list(start), 1e-2, len(start)
+    found = errors(x)
+    best = cost(found, x)
+    for _ in range(40):
+        columns = []
+        for i in range(size):
+            moved = errors([value + _STEP * (i == j) for j, value in enumerate(x)])
+            columns.append([(a - b) / _STEP for a, b in zip(moved, found, strict=True)])
+        weights = [1 / max(abs(e), _SMALL) for e in found]
+        slope = [
+            sum(w * c * e for w, c, e in zip(weights, column, found, strict=True)) + 2 * _PULL * (x[i] - start[i])
+            for i, column in enumerate(columns)
+        ]
+        curve = [
+            [sum(w * a * b for w, a, b in zip(weights, one, two, strict=True)) for two in columns] for one in columns
+        ]
+        before = best
+        for _ in range(8):
+            matrix = [
+                [value + (i == j) * (2 * _PULL + damping * (value + 1e-6)) for j, value in enumerate(row)]
+                for i, row in enumerate(curve)
+            ]
+            step = [max(-1.0, min(1.0, -s)) for s in _solved(matrix, slope)]
+            at = [a + b for a, b in zip(x, step, strict=True)]
+            trial = errors(at)
+            if (value := cost(trial, at)) < best:
+                x, found, best, damping = at, trial, value, max(damping / 5, 1e-6)
+                break
+            damping *= 4
+        if before - best <= 1e-5 * before:
+            break
+    return x
+
+
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> Vector:
+    """Solve a symmetric, positive definite system by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        for below in rows[i + 1 :]:
+            factor = below[i] / rows[i][i]
+            below[i:] = [a - factor * b for a, b in zip(below[i:], rows[i][i:], strict=True)]
+    x = [0.0] * size
+    for i in reversed(range(size)):
+        x[i] = (rows[i][size] - sum(rows[i][j] * x[j] for j in range(i + 1, size))) / rows[i][i]
+    return x

@@ -1,0 +1,77 @@
+"""The fitted constants of a device and a class of formats, from `system/times.toml`, and how far predictions with them
+are from measured times of shapes that were not fitted."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+from ffncli.models.counting.times import Constants
+from ffncli.system.hardware import Device, fitted_rows, planning_defaults
+
+Ends = tuple[float, float]
+BOUNDS = ("memory", "compute")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants, and the ends of the 80 % interval of measured ÷ predicted by what bounds a kernel, for products and
+    for experts. `of` is the device whose times were fitted, "" for the median of all devices; `rows` counts them."""
+
+    constants: Constants
+    products: Mapping[str, Ends]
+    experts: Mapping[str, Ends]
+    of: str
+    rows: int
+
+    def ends(self, routed: bool, bound: str) -> Ends:
+        """Return the ends for a kernel; starting one is memory traffic's neighbour: few rows."""
+        return (self.experts if routed else self.products)["compute" if bound == "compute" else "memory"]
+
+
+def fitted(device: Device, name: str) -> Fitted:
+    """Return the constants of a device and a class.
+
+    A device without times in this class takes those of the same architecture, else the medians of the class, with the
+    share of the peak in proportion to the device's planning default; the interval is that of leaving a device out.
+    """
+    return _of(device.name, name, device.gemm_efficiency)
+
+
+@cache
+def _of(device: str, name: str, gemm_efficiency: float) -> Fitted:
+    head, rows = fitted_rows()
+    general = _fitted(head["classes"][name], "")
+    row = tomllib.loads(rows[device]) if device in rows else {}
+    if name not in row:
+        peak = general.constants.peak * gemm_efficiency / planning_defaults().gemm_efficiency
+        return replace(general, constants=replace(general.constants, peak=min(peak, 1.2)))
+    own = _fitted(row[name], row["device"])
+    return own if row["device"] == device else replace(own, products=general.products, experts=general.experts)
+
+
+def skew_exponent() -> float:
+    """Return the exponent with which the spread of experts' rows costs compute time."""
+    return float(fitted_rows()[0]["skew"])
+
+
+def link_ends() -> Ends:
+    """Return the ends of the 80 % interval of collectives: measured ÷ predicted."""
+    low, high = fitted_rows()[0]["links"]
+    return low, high
+
+
+def source() -> str:
+    """Return where the constants come from."""
+    return str(fitted_rows()[0]["source"])
+
+
+def _fitted(row: Mapping[str, Any], of: str) -> Fitted:
+    names = [field.name for field in fields(Constants)]
+    constants = Constants(**dict(zip(names, row["constants"], strict=True)))
+    return Fitted(constants, _ends(row["products"]), _ends(row["experts"]), of, row["rows"])
+
+
+def _ends(numbers: Sequence[float]) -> Mapping[str, Ends]:
+    return {bound: (numbers[2 * n], numbers[2 * n + 1]) for n, bound in enumerate(BOUNDS)}
