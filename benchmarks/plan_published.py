@@ -37,11 +37,11 @@ from ffncli.block.shard import Ranks
 from ffncli.block.traffic import Traffic
 from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import Accelerators, Assumptions, assumed, cluster_of
-from ffncli.models.counting.fit import Measured
-from ffncli.models.counting.fitted import Fitted, fitted, skew_exponent
 from ffncli.models.counting.plan import Planner
-from ffncli.models.counting.published import Found, read_csv
-from ffncli.models.counting.times import Chip, Kernel, Loads, chip_of, kernel_time
+from ffncli.models.counting.times.fit import MeasuredKernels
+from ffncli.models.counting.times.fitted import Fitted, fitted, skew_exponent
+from ffncli.models.counting.times.kernels import Chip, Loads, PlannedKernel, chip_of, kernel_time
+from ffncli.models.counting.times.published import PublishedTimes, read_csv
 from ffncli.models.counting.traffic import model_traffic
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.source import load
@@ -162,7 +162,7 @@ def all_predictions() -> tuple[Prediction, ...]:
 def _product(figure: Figure, device: Device, cluster: Accelerators) -> Prediction:
     tokens, (k, n) = figure.tokens, figure.shape
     work = figure.work
-    kernel = Kernel(work.matmul_flops, work.weight_bytes_read, 0, int(k), int(n), Loads.of([(tokens, 1)]))
+    kernel = PlannedKernel(work.matmul_flops, work.weight_bytes_read, 0, int(k), int(n), Loads.of([(tokens, 1)]))
     timed = cluster.speeds.timed(storage(figure.dtype), [kernel])
     assert timed is not None, f"{figure.device} has no rate in {figure.dtype}"
     bound = "compute" if work.flops_per_byte(fused=True) > timed.rates.ridge else "memory"
@@ -243,7 +243,7 @@ class Judged:
     high: float
 
     @classmethod
-    def of(cls, row: Measured, cell: tuple[str, str], by: Fitted, chip: Chip, skew: float) -> "Judged":
+    def of(cls, row: MeasuredKernels, cell: tuple[str, str], by: Fitted, chip: Chip, skew: float) -> "Judged":
         """Predict a row."""
         times = [(kernel_time(one, chip, by.constants, skew), one.routed) for one in row.kernels]
         ends = [[time.seconds * end for end in by.ends(routed, time.bound)] for time, routed in times]
@@ -255,6 +255,11 @@ class Judged:
     def mixture(self) -> bool:
         """Whether it is a mixture."""
         return self.what != "product"
+
+    @property
+    def work(self) -> str:
+        """What it is, in the plural."""
+        return "mixtures" if self.mixture else "products"
 
     @property
     def inside(self) -> bool:
@@ -309,18 +314,14 @@ def missed(rows: Sequence[Judged]) -> list[str]:
     return [what for what, _, good in verdicts(rows) if not good]
 
 
-def judged_text(rows: Sequence[Judged], bounds: bool = True) -> str:
-    """Return a line for each device, class and bound (or each class), and a last line with the figures of all."""
+def judged_text(rows: Sequence[Judged]) -> str:
+    """Return a line for each device, class and bound, and a last line with the figures of all."""
     groups: dict[tuple[str, ...], list[Judged]] = {}
     for one in rows:
-        what = "mixtures" if one.mixture else "products"
-        key = (one.device, one.kind, what, one.bound) if bounds else (one.kind, what)
-        groups.setdefault(key, []).append(one)
-    names = ("device", "class", "work", "bound") if bounds else ("class", "work")
+        groups.setdefault((one.device, one.kind, one.work, one.bound), []).append(one)
+    names = ("device", "class", "work", "bound")
     lines = [(*key, len(some), *_percents(some)) for key, some in sorted(groups.items())]
     text = script.table((*names, "n", "median error", "signed median", "in the interval", "mean width"), lines)
-    if not bounds:
-        return text
     whole = "; ".join(f"{what} {figure}{'' if good else ' MISSED'}" for what, figure, good in verdicts(rows))
     return f"{text}\n\nall {len(rows):,}: median error {100 * figures_of(rows)[0]:.1f} %; {whole}"
 
@@ -332,7 +333,7 @@ def _percents(rows: Sequence[Judged]) -> tuple[str, ...]:
 
 def judged_files(products: str | None, mixtures: str | None) -> tuple[list[Judged], Mapping[str, int]]:
     """Judge the rows of the files by the plan's constants; also return how many were left out for each reason."""
-    found = Found()
+    found = PublishedTimes()
     for path, kind in ((products, "product"), (mixtures, "mixture")):
         if path:
             read_csv(path, kind, found)

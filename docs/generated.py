@@ -19,6 +19,7 @@ from benchmarks import (
     formats,
     kernel_map,
     method,
+    plan_fit,
     plan_measured,
     plan_published,
     precision_models,
@@ -166,6 +167,8 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "rules": lambda: formats.rules(read(formats.RESULTS)),
     },
     "plan.md": {
+        "plan_constants": plan_fit.constants_table,
+        "plan_fit": lambda: plan_fit.summary(read(RESULTS / "plan_fit.csv")),
         "plan_published": lambda: plan_published.summary(plan_published.all_predictions()),
         "plan_measured": lambda: plan_measured.summary(read(RESULTS / "plan_measured.csv")),
     },
@@ -211,6 +214,7 @@ def main() -> int:
         "commands.md": commands_page(),
         "results.md": results_table.page(),
         "kernels.svg": kernel_picture(),
+        "plan.svg": plan_fit.picture(),
         **{page: written(page) for page in SECTIONS},
     }
     stale = [

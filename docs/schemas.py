@@ -46,7 +46,8 @@ SAMPLES = {
     ],
     "plan": [
         "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8 --simulate", "4x8:relu", "--device list",
-        "768x3072:gelu --tp 1 --measured a.csv",
+        "768x3072:gelu --tp 1 --measured a.csv", "mixtral-8x7b --tp 1 --ep 8 --nodes 2 --price 2",
+        "4096x4096:relu --dtype bf16 --tp 1 -n 1 --measured aiconfigurator:.",
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
@@ -215,7 +216,21 @@ def schema(command: str, run: Callable[[str], None]) -> dict[str, Any]:
     """Return the schema of a command from its samples; `run` is the function that `folder` yielded."""
     if command in _MEASURED:
         run(_MEASURED[command])
+    if command == "plan":
+        _write_times()
     return schema_of(command, list(answers(command, SAMPLES[command])))
+
+
+def _write_times() -> None:
+    """Write made-up times of products on an H200 as a parquet file."""
+    from pyarrow import Table, parquet
+
+    sizes = [(m, n, k) for n in (2048, 4096, 8192) for k in (2048, 4096, 8192) for m in (1, 1024)]
+    rows = [
+        {"device": "NVIDIA H200", "gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": 3e-3 + 3e-12 * m * n * k}
+        for m, n, k in sizes
+    ]
+    parquet.write_table(Table.from_pylist(rows), "gemm_perf.parquet")
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ class Device:
     `approx` lists the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
     published measurement of a GEMM in TFLOP/s. `link` connects the `per_node` accelerators of a node; `network` is a
     typical network between nodes. Both are names in `links`, or empty if unknown. `units` are the SMs or CUs that
-    compute a product's tiles, 0 if unknown. The efficiencies are planning
-    defaults for devices without measurements: shares of the peak and of the bandwidth.
+    compute a product's tiles, 0 if unknown; `module` is the module or card that the figures are of. The efficiencies
+    are planning defaults for devices without measurements: shares of the peak and of the bandwidth.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Device:
     per_node: int = 1
     network: str = ""
     units: int = 0
+    module: str = ""
     gemm_efficiency: float
     memory_efficiency: float
 

@@ -1,6 +1,7 @@
 """Scripts' figures: the map of kernels and its picture, benchmarks/plan_*.py; from rows made or counted by hand."""
 
 import json
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import auto_choices, kernel_map, plan_measured, plan_published
+from benchmarks import auto_choices, kernel_map, plan_fit, plan_measured, plan_published
 from benchmarks.kernel_map import COLUMNS, beside, drawn_third, fastest, kernels_of, missed, picture, shapes, summary
 from benchmarks.plan_published import Figure, Prediction, csv_of, figures, median_error, median_of_sources, predicted
 from benchmarks.script import Kept
 from ffncli.bench.results.row import ResultRow
 from ffncli.kernels import BUILT_IN
+from ffncli.models.counting.times.fitted import fitted
+from ffncli.models.counting.times.kernels import Loads, PlannedKernel, chip_of, kernel_time
+from ffncli.models.counting.times.published import PublishedTimes, read_csv
 from ffncli.system import hardware
 
 PRODUCT = Figure("a page", "H100 SXM5", "product", (4096, 8192), 1024, "bf16", 500.0, "tflops")
@@ -34,11 +38,13 @@ def test_a_figure_is_a_time():
 
 
 def test_a_product_is_predicted_by_its_roofline():
-    """8192 x 4096 in bf16 on an H100: 80 % of 989.4 TFLOP/s with many tokens, 90 % of 3.35 TB/s with one."""
+    """8192 x 4096 in bf16 on an H100: its rates at the fitted shares, and the time of starting a kernel."""
     many, one = predicted(PRODUCT), predicted(replace(PRODUCT, tokens=1))
+    by = fitted(hardware.named("h100", "--device"), "bf16").constants
     assert (many.bound, one.bound) == ("compute", "memory")
-    assert many.seconds == pytest.approx(2 * 1024 * 4096 * 8192 / (0.80 * 989.4e12))
-    assert one.seconds == pytest.approx(2 * (4096 * 8192 + 4096 + 8192) / (0.90 * 3.35e12))
+    assert many.seconds == pytest.approx(2 * 1024 * 4096 * 8192 / (by.peak * 989.4e12), rel=0.1)
+    least = 2 * (4096 * 8192 + 4096 + 8192) / (by.bandwidth * 3.35e12)
+    assert least + 1e-6 * by.launch_us < one.seconds < 1.1 * least + 1e-6 * by.launch_us
 
 
 def test_what_fits_in_the_cache_and_need_not_be_read_is_not_counted():
@@ -78,6 +84,94 @@ def test_the_file_is_what_the_tool_predicts_and_reaches_the_mark():
     assert median_error(found) <= plan_published.MARK
     stated = plan_published.RESULTS.with_name("README.md").read_text("utf-8")
     assert f"it is {100 * median_error(found):.1f} % of {sum(not one.cached for one in found)}" in stated
+
+
+# --- judged by measured products and mixtures -------------------------------------------------------------------------
+
+
+def products_csv(path: Path, factor=lambda n: 1.0) -> str:
+    """Products on an H100 that take `factor` times what the plan says, and a row that cannot be used."""
+    device = hardware.named("h100", "--device")
+    chip, by = chip_of(device, "bf16"), fitted(device, "bf16").constants
+    rows = ["dtype,tokens,n,k,ms,device", "w4afp8,1,2048,2048,1,h100_sxm"]
+    widths = [(n, k) for n in (2048, 4096, 8192, 3072) for k in (2048, 4096, 8192, 5120)]
+    sizes = [(t, n, k) for n, k in widths for t in (1, 64, 256, 512, 1024, 4096)]
+    for number, (t, n, k) in enumerate(sizes):
+        kernel = PlannedKernel(0, 2 * n * k, 0, k, n, Loads.of([(t, 1)]))
+        rows.append(f"bfloat16,{t},{n},{k},{1e3 * factor(number) * kernel_time(kernel, chip, by).seconds!r},h100_sxm")
+    path.write_text("\n".join(rows) + "\n", "utf-8")
+    return str(path)
+
+
+def judged_main(monkeypatch, capsys, *words: str) -> tuple[int, str]:
+    monkeypatch.setattr("sys.argv", ["plan_published", *words])
+    code = plan_published.main()
+    return code, capsys.readouterr().out
+
+
+def test_a_file_is_judged_and_what_was_left_out_is_said(monkeypatch, capsys, tmp_path):
+    """One in ten is far too fast, one far too slow: the rest is in the interval, which holds in 80 %."""
+    path = products_csv(tmp_path / "a.csv", lambda n: {0: 0.5, 1: 2.0}.get(n % 10, 1.0))
+    code, out = judged_main(monkeypatch, capsys, "--products", path)
+    assert "left out: 1 rows: dtype 'w4afp8' is not known" in out
+    last = out.splitlines()[-1]
+    assert last.startswith("all 96: median error 0.0 %; bf16 products 0.0 % (at most 7 %); in the 80 % interval ")
+    assert (code, "MISSED" in last) == (0, False)
+    assert "| H100 SXM5 | bf16 | products | memory |" in out
+
+
+@pytest.mark.parametrize(("factor", "what"), [(1.0, "in the 80 % interval"), (1.2, "bf16 products")])
+def test_a_missed_target_is_exit_1(monkeypatch, capsys, tmp_path, factor, what):
+    code, out = judged_main(monkeypatch, capsys, "--products", products_csv(tmp_path / "a.csv", lambda n: factor))
+    assert code == 1
+    assert any(part.strip().startswith(what) and part.endswith("MISSED") for part in out.splitlines()[-1].split(";"))
+
+
+def test_files_that_cannot_be_read_are_exit_2(monkeypatch, capsys, tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n", "utf-8")
+    assert judged_main(monkeypatch, capsys, "--mixtures", str(tmp_path / "a.csv"))[0] == 2
+    assert judged_main(monkeypatch, capsys, "--mixtures", str(tmp_path / "b.csv"))[0] == 2
+
+
+def test_what_is_fitted_is_written_and_read_again(tmp_path):
+    times = PublishedTimes()
+    read_csv(products_csv(tmp_path / "a.csv"), "product", times)
+    rows = plan_fit.measured_rows(times)
+    ((cell, one),) = plan_fit.intervals(rows, plan_fit.fits(rows, 0.1), 0.1).items()
+    assert cell == ("H100 SXM5", "bf16")
+    true = fitted(hardware.named("h100", "--device"), "bf16").constants
+    assert one.constants.peak == pytest.approx(true.peak, rel=0.03)
+    text = tomllib.loads(plan_fit.toml({cell: one}, {"bf16": one}, 0.1, (0.8, 2.0), "a page"))
+    (row,) = text["fitted"]
+    assert (row["device"], text["skew"], text["links"], text["source"]) == ("H100 SXM5", 0.1, [0.8, 2.0], "a page")
+    assert row["bf16"]["constants"] == pytest.approx(list(vars(one.constants).values()), rel=1e-3)
+    first, second = plan_fit.halves(rows, 0)
+    shapes = [{row.shape for row in half[cell][0]} for half in (first, second)]
+    assert all(shapes)
+    assert not shapes[0] & shapes[1]
+
+
+def test_the_constants_are_at_most_eight_and_no_faster_than_the_sheet():
+    for device, kind, one in plan_fit.stored():
+        assert len(vars(one)) == 8
+        assert 0 < one.peak <= 1, (device, kind)
+        assert 0 < one.bandwidth <= 1, (device, kind)
+        assert one.overlap >= 1, (device, kind)
+    names = {row["device"] for row in plan_fit.script.read(plan_fit.script.RESULTS / "plan_fit.csv")} - {"all"}
+    assert names == {device for device, _, _ in plan_fit.stored()}
+    root = ElementTree.fromstring(plan_fit.picture())
+    assert len(root.findall("{http://www.w3.org/2000/svg}circle")) == 8 * len(plan_fit.stored()) + len(names)
+
+
+def test_the_results_are_those_that_are_stated():
+    """Medians and coverage of shapes that were not fitted: the targets."""
+    rows = {(row["class"], row["work"]): row for row in plan_fit.script.read(plan_fit.script.RESULTS / "plan_fit.csv")
+            if (row["part"], row["device"]) == ("shape", "all")}  # fmt: skip
+    for names, most in ((("bf16", "fp8", "fp8_block", "fp8_static", "nvfp4"), 0.07),
+                        (("int4_weights", "int8_weights", "int8"), 0.10)):  # fmt: skip
+        for name in names:
+            assert float(rows[name, "products"]["median_error"]) <= most
+            assert 0.75 <= float(rows[name, "products"]["coverage"]) <= 0.85
 
 
 # --- measured on this CPU ---------------------------------------------------------------------------------------------

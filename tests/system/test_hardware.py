@@ -12,6 +12,7 @@ GPUS = [name for name, row in ROWS.items() if row.get("kind", "gpu") == "gpu" an
 
 # What the architecture makes of a class, against fp16: independent of any table of rates; sparse is twice that.
 OVER_FP16 = {"bf16": 1, "tf32": 1 / 2, "fp8": 2, "fp4": 4, "int8": 2}
+FP4 = {"B300": 6, "GeForce RTX 50": 8}  # Blackwell Ultra's; not halved on GeForce cards, whose fp16 is
 INT8 = {"V100": 1 / 2, "GeForce": 4, "MI250X": 1, "TPU v4": 1}  # dp4a on CUDA cores; at full rate; CDNA 2; as bf16
 
 
@@ -28,7 +29,8 @@ def faults(row: dict) -> list[str]:
     for cell, ratio in OVER_FP16.items():
         if cell in rates and not (cell == "bf16" and "fp16" not in rates):
             names = f"{row['name']} {row['names']}"
-            own = next((r for name, r in INT8.items() if name in names), ratio) if cell == "int8" else ratio
+            others = {"int8": INT8, "fp4": FP4}.get(cell, {})
+            own = next((r for name, r in others.items() if name in names), ratio)
             hold(cell, half * own)
     if chip := row.get("derive"):
         per_clock = chip.get("flops") or chip["tensor_cores"] * chip["fma"] * 2
@@ -102,6 +104,8 @@ def test_the_derivation_itself(name, units, per_clock, ghz, printed):
         ("NVIDIA GeForce RTX 4080", "RTX 4080"), ("NVIDIA GeForce RTX 5070", "RTX 5070"),
         ("NVIDIA GeForce RTX 5080", "RTX 5080"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"), ("GB300", "GB300"),
+        ("AMD Instinct MI350X", "MI350X"),
     ],
 )  # fmt: skip
 def test_names_as_torch_and_the_drivers_give_them(said, meant):
@@ -115,7 +119,7 @@ def test_names_as_torch_and_the_drivers_give_them(said, meant):
     [
         "NVIDIA H100", "NVIDIA H800", "NVIDIA H20", "NVIDIA A100", "NVIDIA GeForce RTX 4080 SUPER", "NVIDIA GB10",
         "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40G",
-        "NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 5070 Ti", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 5070 Ti", "NVIDIA RTX PRO 6000 Blackwell Max-Q",
         "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA GeForce RTX 5090 D", "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA A10M", "AMD Instinct MI250",
         "AMD Instinct MI250X / MI250", "AMD Instinct MI300A", "Tesla V100-SXM3-32GB", "Intel(R) Xeon(R)", "", "NVIDIA",
@@ -168,6 +172,61 @@ def test_every_device_has_a_name_to_type():
     assert {device.name for device in completed.values()} == set(ROWS)
     assert all(hardware.named(name, "--ridge") == device for name, device in completed.items())
     assert all(" " not in name and "," not in name for name in completed)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "gbytes_per_s", "half", "fp8", "fp4", "memory"),
+    [  # as the vendor's sheet for this module prints it; dense TFLOP/s (half of a sparse figure), GB
+        ("V100 SXM2", "SXM2", 900, 125, None, None, 32),
+        ("V100 PCIe", "PCIe", 900, 112, None, None, 32),
+        ("T4", "PCIe", 320, 65, None, None, 16),
+        ("A10", "PCIe", 600, 125, None, None, 24),
+        ("A30", "PCIe", 933, 165, None, None, 24),
+        ("A40", "PCIe", 696, 299.4 / 2, None, None, 48),
+        ("A100 40GB", "SXM4", 1555, 312, None, None, 40),
+        ("A100 80GB SXM", "SXM4", 2039, 312, None, None, 80),
+        ("A100 80GB PCIe", "PCIe", 1935, 312, None, None, 80),
+        ("RTX A6000", "PCIe", 768, 309.7 / 2, None, None, 48),
+        ("L4", "PCIe", 300, 242 / 2, 485 / 2, None, 24),
+        ("L40", "PCIe", 864, 362.1 / 2, 724 / 2, None, 48),
+        ("L40S", "PCIe", 864, 362.05, 1466 / 2, None, 48),
+        ("RTX 6000 Ada", "PCIe", 960, None, 1457 / 2, None, 48),
+        ("H100 SXM5", "SXM5", 3350, 1979 / 2, 3958 / 2, None, 80),
+        ("H100 NVL", "PCIe", 3900, 1671 / 2, 3341 / 2, None, 94),
+        ("H100 PCIe", "PCIe", 2000, 1513 / 2, 3026 / 2, None, 80),
+        ("H200 SXM", "SXM5", 4800, 1979 / 2, 3958 / 2, None, 141),
+        ("H200 NVL", "PCIe", 4800, 1671 / 2, 3341 / 2, None, 141),
+        ("GH200 96GB", "HBM3", 4000, 1979 / 2, 3958 / 2, None, 96),
+        ("GH200 144GB", "HBM3e", 4900, 1979 / 2, 3958 / 2, None, 144),
+        ("B200", "DGX", 64_000 / 8, 36_000 / 16, 72_000 / 16, 144_000 / 16, 180),
+        ("GB200", "NVL72", 576_000 / 72, 360_000 / 144, 720_000 / 144, 1_440_000 / 144, 186),
+        ("B300", "HGX", 64_000 / 8, 36_000 / 16, 72_000 / 16, 108_000 / 8, 288),
+        ("GB300", "NVL72", 576_000 / 72, 360_000 / 144, 720_000 / 144, 1_080_000 / 72, 279),
+        ("RTX PRO 6000 Blackwell Workstation", "600 W", 1792, None, None, 4000 / 2, 96),
+        ("RTX PRO 6000 Blackwell Server", "600 W", 1597, None, None, 4000 / 2, 96),
+        ("MI250X (both dies)", "OAM", 3277, 383, None, None, 128),
+        ("MI300X", "OAM", 5300, 1307.4, 2614.9, None, 192),
+        ("MI325X", "OAM", 6000, 1307.4, 2614.9, None, 256),
+        ("MI350X", "OAM", 8000, 2300, 4600, 9200, 288),
+        ("MI355X", "OAM", 8000, 2500, 5000, 10_000, 288),
+    ],
+)  # fmt: skip
+def test_rows_are_the_sheets_of_their_modules(name, module, gbytes_per_s, half, fp8, fp4, memory):
+    row = ROWS[name]
+    assert module in row["module"]
+    assert row["gbytes_per_s"] == pytest.approx(gbytes_per_s, rel=0.005)
+    assert max(row["memory_gb"]) == memory
+    for cell, printed in (("fp16", half), ("fp8", fp8), ("fp4", fp4)):
+        if printed is not None:
+            assert row["tflops"][cell] == pytest.approx(printed, rel=0.01), cell
+
+
+def test_newer_cards_are_not_slower_in_fp4():
+    """A plan in nvfp4 had put a B300 behind a B200, because its rate was missing."""
+    rate = {name: hardware.named(name, "--device").flops_per_s("fp4") for name in ("b300", "b200", "rtx-5090", "gb300")}
+    assert rate["b300"] > rate["b200"]
+    assert rate["gb300"] > rate["b300"]
+    assert rate["rtx-5090"] == pytest.approx(3352e12 / 2)
 
 
 def test_tf32_and_what_a_device_cannot_do():

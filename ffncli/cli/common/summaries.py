@@ -110,8 +110,11 @@ def devices_answer(command: str) -> Answer:
     lines = [{**one, **{f"{name}_tflops": one["tflops"].get(name) for name in _CLASSES}} for one in records]
     columns = [name for name in lines[0] if name != "tflops"]
     flat = Table(tuple(columns), [tuple(line[name] for name in columns) for line in lines])
-    rows = [(one["device"], _half(one), one["gbytes_per_s"], _sizes(one), _ridge(one)) for one in records]
-    table = Table(("device", "TFLOP/s", "GB/s", "GB", "FLOPs/byte"), rows, labels=1)
+    rows = [
+        (one["device"], _half(one), one["gbytes_per_s"], _sizes(one), _ridge(one), (one["module"] or "").split(";")[0])
+        for one in records
+    ]
+    table = Table(("device", "TFLOP/s", "GB/s", "GB", "FLOPs/byte", "module"), rows, labels=1)
     note = Line("TFLOP/s: dense, in bf16 (in fp16 without bf16); FLOPs/byte: the ridge", quiet=True)
     return Answer(command, {"rows": [], "devices": records}, flat, [table, note], {})
 
@@ -134,6 +137,7 @@ def _records() -> Iterator[dict[str, Any]]:
             "link": device.link or None,
             "per_node": device.per_node,
             "network": device.network or None,
+            "module": device.module or None,
         }
 
 

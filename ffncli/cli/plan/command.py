@@ -12,7 +12,7 @@ from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.summaries import devices_answer, in_json
-from ffncli.cli.plan.page import collectives_parts, difference_text, held_out_parts, measured_parts, parts_of
+from ffncli.cli.plan.page import check_parts, collectives_parts, difference_text, measured_parts, parts_of
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models.config.quantized import UnknownPacking
 from ffncli.models.counting.cluster import CPU, Assumptions
@@ -138,8 +138,8 @@ def answer_of(plan: ClusterPlan, speeds: Mapping[str, Speeds] | None = None) -> 
         return answer
     if rows := list(predictions({name: one for name, one in speeds.items() if isinstance(one, MeasuredSpeeds)})):
         answer = answer.with_section("measured", in_json(rows), measured_parts(rows))
-    if held_out := [row for one in speeds.values() if isinstance(one, FittedSpeeds) for row in one.held_out]:
-        answer = answer.with_section("held_out", in_json(held_out), held_out_parts(held_out))
+    if checks := [row for one in speeds.values() if isinstance(one, FittedSpeeds) for row in one.checks]:
+        answer = answer.with_section("held_out", in_json(checks), check_parts(checks))
     return answer
 
 
@@ -156,15 +156,15 @@ def measured_speeds(paths: str) -> dict[str, Speeds]:
     names = [os.path.expanduser(path) for path in filter(None, paths.split(","))]
     folders = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
     files = [name for name in names if not name.startswith(_FOLDER)]
-    found: dict[str, Speeds] = {**_blocks(files, paths)} if files or not folders else {}
+    speeds: dict[str, Speeds] = {**_blocks(files, paths)} if files or not folders else {}
     for folder in folders:
-        from ffncli.models.counting.published import own_fits
+        from ffncli.models.counting.times.published import user_fits
 
-        for name, own in own_fits(folder).items():
-            if name in found:
+        for name, fits in user_fits(folder).items():
+            if name in speeds:
                 raise FFNError(f"{option('measured')} has two kinds of times of {name}", "give one of them")
-            found[name] = FittedSpeeds(own.device, own=own)
-    return found
+            speeds[name] = FittedSpeeds(fits.device, user=fits)
+    return speeds
 
 
 def _blocks(paths: Sequence[str], given: str) -> dict[str, MeasuredSpeeds]:

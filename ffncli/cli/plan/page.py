@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ffncli.models.counting.cluster import Assumed
     from ffncli.models.counting.cluster_plan import ClusterPlan
     from ffncli.models.counting.plan import Collectives, PlanRow
-    from ffncli.models.counting.published import HeldOutRow
     from ffncli.models.counting.speeds import PredictedRow
+    from ffncli.models.counting.times.published import HeldOutRow
     from ffncli.run.ranks.simulate import CollectiveCheck
 
 _COLLECTIVES = ("layers", "split", "tokens each", "all-reduces", "all-to-alls", "simulated")
@@ -78,8 +78,8 @@ def _speed(row: PlanRow, plan: ClusterPlan) -> str:
     time = "a token" if row.tokens == 1 else f"for {row.tokens:,} tokens"
     layout = f" as {Ranks(row.tp, row.ep)}" if row.devices > 1 else ""
     split = (row.device, row.dtype, row.tp, row.ep)
-    found = next((one.tokens for one in plan.crossings if (one.device, one.dtype, one.tp, one.ep) == split), None)
-    turn = f", compute-bound from {found:,} tokens" if found and found > row.tokens else ""
+    crossing = next((one.tokens for one in plan.crossings if (one.device, one.dtype, one.tp, one.ep) == split), None)
+    turn = f", compute-bound from {crossing:,} tokens" if crossing and crossing > row.tokens else ""
     cost = "" if row.cost_per_million_tokens is None else f"; ${row.cost_per_million_tokens:.3g} per million tokens"
     text = f"{time_text(row.time_s)} {time} ({_within(row)}) on {row.devices} × {row.device}{layout} in {row.dtype}"
     return f"{text}, {row.bound}-bound{turn}{cost}"
@@ -199,7 +199,7 @@ def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
     return parts
 
 
-def held_out_parts(rows: Sequence[HeldOutRow]) -> list[Part]:
+def check_parts(rows: Sequence[HeldOutRow]) -> list[Part]:
     """Show how well measured products and mixtures predict those of other shapes."""
     cells = [
         (row.device, row.format, row.work, row.shapes, row.rows, percent(row.median_error, 2),

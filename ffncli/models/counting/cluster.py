@@ -6,9 +6,9 @@ from functools import partial
 from typing import Annotated
 
 from ffncli.errors import option
-from ffncli.models.counting.fitted import source
 from ffncli.models.counting.parallel import ring_all_reduce_bytes
 from ffncli.models.counting.speeds import FittedSpeeds, Speeds
+from ffncli.models.counting.times.fitted import source
 from ffncli.options.accept import ABOVE_ZERO, RANKS, SHARE
 from ffncli.options.opt import Opt, Options
 from ffncli.system.hardware import Device, Link, link_named, links, planning_defaults, protocols

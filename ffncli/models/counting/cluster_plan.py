@@ -259,12 +259,16 @@ def _crossing(
     planner: Planner, cluster: Accelerators, rows: Sequence[PlanRow], best: Sequence[PlanRow | None]
 ) -> Crossing | None:
     """Return where a device and format become bound by compute; None if every split was refused."""
-    own = [row for row in rows if (row.device, row.dtype) == (cluster.device, planner.weights.name) and not row.refused]
-    row = next((one for one in best if one is not None and one in own), own[0] if own else None)
+    planned_rows = [
+        row for row in rows if (row.device, row.dtype) == (cluster.device, planner.weights.name) and not row.refused
+    ]
+    row = next(
+        (one for one in best if one is not None and one in planned_rows), planned_rows[0] if planned_rows else None
+    )
     if row is None:
         return None
-    found = planner.compute_bound_from(cluster, Ranks(row.tp, row.ep))
-    return Crossing(row.device, row.dtype, row.tp, row.ep, found)
+    turn = planner.compute_bound_from(cluster, Ranks(row.tp, row.ep))
+    return Crossing(row.device, row.dtype, row.tp, row.ep, turn)
 
 
 def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:

@@ -87,8 +87,8 @@ def expert_rows(
         expert_load(experts, top_k, tokens, ranks, skew),
     )
     mean, whole = tokens * top_k / ranks, even or ranks == 1
-    held = chances if whole else chances[: experts // ranks]
-    counts = Counter((p, _reached(p, tokens)) for p in held)
+    local = chances if whole else chances[: experts // ranks]
+    counts = Counter((p, _reached(p, tokens)) for p in local)
     touched = sum(reached * n for (_, reached), n in counts.items())
     wanted = spread.touched / ranks if whole else spread.touched_rank
     total = tokens * sum(p * n for (p, _), n in counts.items())
@@ -104,9 +104,9 @@ def ranks_reached(experts: int, top_k: int, ranks: int, groups: int = 1, top_gro
     if ranks >= groups:  # a rank holds a part of one group
         hit = top_groups / groups * (1 - comb(among - each, top_k) / comb(among, top_k))
         return ranks * hit
-    held, missed = groups // ranks, 0.0
-    for n in range(min(held, top_groups) + 1):
-        chance = comb(held, n) * comb(groups - held, top_groups - n) / comb(groups, top_groups)
+    groups_each, missed = groups // ranks, 0.0
+    for n in range(min(groups_each, top_groups) + 1):
+        chance = comb(groups_each, n) * comb(groups - groups_each, top_groups - n) / comb(groups, top_groups)
         missed += chance * comb(among - n * size, top_k) / comb(among, top_k)
     return ranks * (1 - missed)
 

@@ -2,9 +2,9 @@
 memory.
 
 A layer runs as a sequence of kernels (`launches` in `block/traffic.py`), each of which takes the time of one rank's
-part of the work (`times.py`). The time of collectives is added. Under expert parallelism (ep), tokens are also split
-over the ep groups of ranks, and a layer waits for the rank with the most work. Tokens are sent to the ranks that hold
-their experts in fp8 or bf16, and the results return in bf16.
+part of the work (`times/kernels.py`). The time of collectives is added. Under expert parallelism (ep), tokens are also
+split over the ep groups of ranks, and a layer waits for the rank with the most work. Tokens are sent to the ranks that
+hold their experts in fp8 or bf16, and the results return in bf16.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from ffncli.block.traffic import KernelTraffic, launches
 from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import NO_WIRES, Accelerators
 from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load, expert_rows, ranks_reached
-from ffncli.models.counting.fitted import link_ends
 from ffncli.models.counting.parallel import (
     check_ranks,
     exchanged,
@@ -27,8 +26,9 @@ from ffncli.models.counting.parallel import (
     reduced_bytes,
     ring_all_reduce_bytes,
 )
-from ffncli.models.counting.speeds import Timed
-from ffncli.models.counting.times import Kernel, Loads
+from ffncli.models.counting.speeds import PredictedTimes
+from ffncli.models.counting.times.fitted import link_ends
+from ffncli.models.counting.times.kernels import Loads, PlannedKernel
 from ffncli.models.counting.traffic import steps_of
 from ffncli.models.model import Group, Model
 from ffncli.show.text import plural
@@ -123,7 +123,7 @@ class Exchange:
 class Load:
     """One rank's part of a layer: its kernels, the bytes that it contributes to each all-reduce, its all-to-alls."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[PlannedKernel, ...]
     reduced: tuple[int, ...]
     exchanged: tuple[Exchange, ...]
 
@@ -137,7 +137,7 @@ class Times:
     """The times of one layer on one rank, in seconds: those of its kernels, of its all-reduces and of its all-to-alls,
     which may overlap with the kernels of shared experts (`shared`: which kernels)."""
 
-    timed: Timed
+    timed: PredictedTimes
     reduce_s: float
     exchange_s: float
     shared: tuple[bool, ...]
@@ -389,7 +389,7 @@ class Planner:
             self._timed(cluster, load.kernels), sum(filter(None, reduces)), sum(filter(None, exchanges)), shared
         )
 
-    def _timed(self, cluster: Accelerators, kernels: Sequence[Kernel]) -> Timed:
+    def _timed(self, cluster: Accelerators, kernels: Sequence[PlannedKernel]) -> PredictedTimes:
         timed = cluster.speeds.timed(self.weights, kernels)
         if timed is None:
             why = f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}"
@@ -413,11 +413,18 @@ def _crossing(load: Load, ranks: Ranks, way: Literal["sent", "received"]) -> flo
     return rings + (ranks.ep - 1) / ranks.ep * sum(sizes)
 
 
-def _kernel(kernel: KernelTraffic, rows: int, loads: Loads | None, share: float) -> Kernel:
+def _kernel(kernel: KernelTraffic, rows: int, loads: Loads | None, share: float) -> PlannedKernel:
     """Return a kernel's work; that of experts on their share of the rows, with the same weights read."""
     work, part = kernel.work, share if kernel.routed else 1.0
-    own = None if not kernel.k else loads if kernel.routed else Loads.of([(rows, 1)])
+    product_rows = None if not kernel.k else loads if kernel.routed else Loads.of([(rows, 1)])
     moved = work.weight_bytes_read + part * work.activation_bytes
-    return Kernel(
-        part * work.matmul_flops, work.weight_bytes_read, moved, kernel.k, kernel.n, own, kernel.routed, kernel.shared
+    return PlannedKernel(
+        part * work.matmul_flops,
+        work.weight_bytes_read,
+        moved,
+        kernel.k,
+        kernel.n,
+        product_rows,
+        kernel.routed,
+        kernel.shared,
     )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.traffic import Traffic, launches, time_floor
-from ffncli.models.counting.fit import quantile
-from ffncli.models.counting.fitted import Ends, Fitted, fitted, skew_exponent
-from ffncli.models.counting.times import Kernel, KernelTime, chip_of, class_of, computed_in, kernel_time
+from ffncli.models.counting.times.fit import quantile
+from ffncli.models.counting.times.fitted import Ends, Fitted, fitted, skew_exponent
+from ffncli.models.counting.times.kernels import KernelTime, PlannedKernel, chip_of, class_of, computed_in, kernel_time
 from ffncli.system.hardware import Device
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.published import HeldOutRow
+    from ffncli.models.counting.times.published import HeldOutRow
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Timed:
+class PredictedTimes:
     """The times of some kernels, the rates behind them, and why their interval is wide ("" if it is not)."""
 
     rates: Rates
@@ -51,22 +51,22 @@ class Speeds(Protocol):
     def rate(self, weights: DType) -> str | None:
         """Return the format in which products with these weights are computed; None if no rate is known."""
 
-    def timed(self, weights: DType, kernels: Sequence[Kernel]) -> Timed | None:
+    def timed(self, weights: DType, kernels: Sequence[PlannedKernel]) -> PredictedTimes | None:
         """Return the times of the kernels of a block with these weights; None if no rate is known."""
 
 
 @dataclass(frozen=True)
 class FittedSpeeds:
-    """Times from a data sheet and fitted constants (`times.py`).
+    """Times from a data sheet and fitted constants (`times/kernels.py`).
 
     `gemm_efficiency` and `memory_efficiency` replace the fitted shares of peak and bandwidth, if given; then the
-    interval keeps its width. `own` has constants that were fitted to the user's measurements, by class.
+    interval keeps its width. `user` has constants that were fitted to the user's measurements, by class.
     """
 
     device: Device
     gemm_efficiency: float | None = None
     memory_efficiency: float | None = None
-    own: "Fits | None" = None
+    user: "Fits | None" = None
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -74,21 +74,21 @@ class FittedSpeeds:
         return tuple(self.device.tflops)
 
     @property
-    def held_out(self) -> "Sequence[HeldOutRow]":
+    def checks(self) -> "Sequence[HeldOutRow]":
         """Return how well the user's measurements predict those that were held out."""
-        return self.own.held_out if self.own else ()
+        return self.user.checks if self.user else ()
 
     def rate(self, weights: DType) -> str | None:
         """Return the format whose rate on the data sheet applies."""
         return computed_in(self.device, weights)
 
-    def timed(self, weights: DType, kernels: Sequence[Kernel]) -> Timed | None:
+    def timed(self, weights: DType, kernels: Sequence[PlannedKernel]) -> PredictedTimes | None:
         """Compute the times of the kernels, and their intervals."""
         rate, name = self.rate(weights), class_of(self.device, weights)
         chip = chip_of(self.device, name, rate) if rate else None
         if chip is None or rate is None:
             return None
-        by = (self.own.of(name) if self.own else None) or fitted(self.device, name)
+        by = (self.user.of(name) if self.user else None) or fitted(self.device, name)
         given = {"peak": self.gemm_efficiency, "bandwidth": self.memory_efficiency}
         constants = replace(by.constants, **{key: value for key, value in given.items() if value is not None})
         times = []
@@ -97,7 +97,7 @@ class FittedSpeeds:
             low, high = by.ends(kernel.routed, one.bound)
             times.append(replace(one, low=low, high=high))
         rates = Rates(rate, chip.flops_per_s * constants.peak, chip.bytes_per_s * constants.bandwidth)
-        return Timed(rates, tuple(times), self._unknown(by, name, weights))
+        return PredictedTimes(rates, tuple(times), self._unknown(by, name, weights))
 
     def _unknown(self, by: Fitted, name: str, weights: DType) -> str:
         """Return what was not measured: the device in this class, or fp32 and fp64 on any device."""
@@ -109,9 +109,9 @@ class FittedSpeeds:
 
 
 class Fits(Protocol):
-    """Constants that were fitted to the user's measurements, and how well they predict what was held out."""
+    """TimeConstants that were fitted to the user's measurements, and how well they predict what was held out."""
 
-    held_out: "list[HeldOutRow]"
+    checks: "list[HeldOutRow]"
 
     def of(self, name: str) -> Fitted | None:
         """Return those of a class; None if it was not measured."""
@@ -173,7 +173,7 @@ class MeasuredSpeeds:
         """Return the weights' format, in which blocks were measured."""
         return weights.name if any(block.weights == weights for block in self.blocks) else None
 
-    def timed(self, weights: DType, kernels: Sequence[Kernel]) -> Timed | None:
+    def timed(self, weights: DType, kernels: Sequence[PlannedKernel]) -> PredictedTimes | None:
         """Compute every kernel's roofline time. The interval is that of the measured blocks' errors, each predicted
         from the others; it is wide if there are fewer than five."""
         total = (sum(one.weight_bytes for one in kernels), sum(one.moved_bytes for one in kernels))
@@ -187,19 +187,19 @@ class MeasuredSpeeds:
             for one in kernels
         )
         why = f"{number} blocks of other dimensions measured in {weights.name}"
-        return Timed(rates, times, why if number < _LEAST_BLOCKS else "")
+        return PredictedTimes(rates, times, why if number < _LEAST_BLOCKS else "")
 
     @cached_property
     def _ends(self) -> Mapping[DType, tuple[Ends, int]]:
         """Map each format to the 80 % interval of measured ÷ predicted, and the number of errors that it is from."""
-        found: dict[DType, list[float]] = {block.weights: [] for block in self.blocks}
+        ratios: dict[DType, list[float]] = {block.weights: [] for block in self.blocks}
         for block in self.blocks:
             if predicted := predicted_s(self.without(block), block):
-                found[block.weights].append(log(block.time_s / predicted))
+                ratios[block.weights].append(log(block.time_s / predicted))
         return {
             weights: ((exp(quantile(logs, 0.1)), exp(quantile(logs, 0.9))) if len(logs) >= _LEAST_BLOCKS else _WIDE,
                       len(logs))
-            for weights, logs in found.items()
+            for weights, logs in ratios.items()
         }  # fmt: skip
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:

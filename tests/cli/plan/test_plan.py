@@ -17,25 +17,29 @@ from tests.oracles.checkpoints import expect_refusal
 
 def test_the_sentence_comes_first(call):
     lines = call("plan", "llama-2-70b", "--device", "h100,mi300x", "-n", "1,16")[1].splitlines()
-    assert re.fullmatch(r"llama-2-70b fits on 2 × H100 SXM5 as tp2 in fp16; memory-bound; [\d.]+ ms a token", lines[0])
-    assert re.fullmatch(r"llama-2-70b fits on 1 × MI300X in fp16; memory-bound; [\d.]+ ms a token", lines[2])
+    speed, turn = r"FFNs: [\d.]+ ms {} \([\d.]+ to [\d.]+ ms\) on {}, {}-bound", r", compute-bound from [\d,]+ tokens"
+    two = speed.format("a token", "2 × H100 SXM5 as tp2 in fp16", "memory") + turn
+    assert re.fullmatch(two + "; llama-2-70b fits", lines[0])
+    one = speed.format("a token", "1 × MI300X in fp16", "memory") + turn
+    assert re.fullmatch(one + "; llama-2-70b fits", lines[2])
     many = call("plan", "llama-2-7b", "--tp", "1", "--tokens", "8192")[1].splitlines()[0]
-    assert re.fullmatch(r"llama-2-7b fits on 1 × H100 SXM5 in fp16; compute-bound; [\d.]+ ms for 8,192 tokens", many)
+    one = speed.format("for 8,192 tokens", "1 × H100 SXM5 in fp16", "compute")
+    assert re.fullmatch(one + "; llama-2-7b fits", many)
 
 
 def test_what_does_not_fit_says_by_how_much(call):
     first = call("plan", "llama-2-70b", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
     needs = "needs 138.0 GB per device, has 76.97 GB"
-    assert first == f"llama-2-70b does not fit on 1 × H100 SXM5 in fp16: {needs}; fits on 2 with --tp 2"
+    assert first == f"FFNs: llama-2-70b does not fit on 1 × H100 SXM5 in fp16: {needs}; fits on 2 with --tp 2"
     first = call("plan", "llama-2-7b", "--tp", "1,2", "--tokens", "1,2097152")[1].splitlines()[0]
     # 6.738 GB, and 4 (4096 + 5504) values a token, of which 4 · 4096 are on all devices
     needs = "needs 167.8 GB per device for 2,097,152 tokens, has 76.97 GB"
-    assert first == f"llama-2-7b does not fit on 2 × H100 SXM5 in fp16: {needs}; fits on 32 with --tp 32"
+    assert first == f"FFNs: llama-2-7b does not fit on 2 × H100 SXM5 in fp16: {needs}; fits on 32 with --tp 32"
     first = call("plan", "llama-2-7b", "--device", "apple-m1", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
-    assert "on 1 × Apple M1: not known whether it fits" in first
+    assert first.endswith("on 1 × Apple M1 in fp16, memory-bound; not known whether llama-2-7b fits")
     first = call("plan", "4096x11008:swiglu", "--dtype", "bf16", "--device", "v100,h100")[1].splitlines()[0]
     why = "no rate of V100 SXM2 is known in bf16; known: fp32, fp16, int8"
-    assert first == f"4096x11008:swiglu (FFN weights only) has no figures on V100 SXM2: {why}"
+    assert first == f"FFNs: 4096x11008:swiglu (FFN weights only) has no figures on V100 SXM2: {why}"
 
 
 def test_what_would_fit_is_the_smallest_split_that_does(call, json_of):
@@ -80,15 +84,16 @@ def test_a_table_for_each_device_and_format(stdout_of):
         "H100 SXM5, bf16", "H100 SXM5, fp8", "A100 80GB SXM, bf16", "A100 80GB SXM, fp8 computed in bf16",
     ]  # fmt: skip
     assert out.count("no figures for tp3: d_ff = 11008 does not divide over 3 ranks; nearest: 2 and 4") == 1
-    assert "0.80 of the peak" in out
-    assert "0.85 of the peak" in out
+    assert "times: ai-dynamo/aiconfigurator" in out
 
 
 def test_assumptions_are_shown_and_change_the_time(call, json_of):
     words = ("llama-2-7b", "--tp", "2", "--tokens", "4096", "--dtype", "bf16")
     slow = json_of("plan", *words, "--gemm-efficiency", "0.4", "--link", "pcie5", "--network", "hdr", "--per-node", "4")
     fast = json_of("plan", *words)
-    assert slow["rows"][0]["compute_s"] == pytest.approx(2 * fast["rows"][0]["compute_s"])
+    whole = json_of("plan", *words, "--gemm-efficiency", "0.8")
+    assert slow["rows"][0]["compute_s"] == pytest.approx(2 * whole["rows"][0]["compute_s"])
+    assert fast["assumed"][0]["gemm_efficiency"] is None
     assert slow["assumed"][0]["changed"] == ["gemm_efficiency", "link", "network", "per_node"]
     page = call("plan", *words, "--gemm-efficiency", "0.4", "--link", "pcie5")[1]
     assert "0.40 of the peak" in page
@@ -104,6 +109,58 @@ def test_the_list_of_devices_is_that_of_params(call):
     assert plan["devices"] == params["devices"]
     h100 = next(one for one in plan["devices"] if one["device"] == "h100")
     assert (h100["link"], h100["per_node"], h100["network"]) == ("nvlink4", 8, "ndr")
+
+
+def test_deployments_in_one_table(call, json_of):
+    words = ("plan", "deepseek-v3", "--device", "h100", "--tp", "1", "--ep", "64", "-n", "64,8192", "--price", "2.5")
+    body = json_of(*words, "--nodes", "8")
+    few, many = body["rows"]
+    assert few["links"] == "nvlink4 + ndr"
+    assert few["dispatch"] == "fp8"
+    assert few["waiting_s"] == pytest.approx(few["time_s"] - few["balanced_time_s"])
+    assert few["cost_per_million_tokens"] == pytest.approx(2.5 * 64 / 3600 * few["time_s"] / 64 * 1e6)
+    assert few["time_low_s"] < few["time_s"] < few["time_high_s"]
+    wide = json_of(*words, "--dispatch", "bf16", "--rows-per", "choice")["rows"][1]
+    assert wide["sent_bytes"] > 1.3 * many["sent_bytes"]
+    assert json_of(*words, "--overlap-shared")["rows"][1]["time_s"] < json_of(*words)["rows"][1]["time_s"]
+    page = call(*words)[1]
+    for text in ("waiting", "$/M tokens", "$", "80 % interval", "tokens are sent to their experts in fp8"):
+        assert text in page
+
+
+def test_the_turn_from_memory_to_compute_is_said(call, json_of):
+    words = ("plan", "llama-2-7b", "--tp", "1", "--dtype", "bf16", "-n", "1,64,4096")
+    (turn,) = json_of(*words)["crossings"]
+    assert f", compute-bound from {turn['tokens']:,} tokens;" in call(*words)[1].splitlines()[0]
+    bounds = [
+        json_of(*words[:-1], str(n))["rows"][0]["bound"] for n in (round(turn["tokens"] * 0.97) - 1, turn["tokens"])
+    ]
+    assert bounds == ["memory", "compute"]
+    assert json_of(*words[:-1], "1")["crossings"] == []
+
+
+def test_memory_says_what_the_rest_is(call):
+    page = call("plan", "llama-2-7b", "--tp", "1", "-n", "1")[1]
+    assert "needs: 8.657 GB of FFN weights, 4.820 GB of attention, embeddings, norms and head" in page
+    assert page.count("the KV cache comes on top") == 1
+    assert "the rest of the model and the KV cache come on top" in call("plan", "64x256:relu", "--tp", "1")[1]
+
+
+def test_the_rate_of_a_mesh_is_that_of_its_wires(call, json_of):
+    """Of seven wires of 64 GB/s, four devices use three each."""
+    (row,) = json_of("plan", "llama-2-7b", "--device", "mi300x", "--tp", "4", "-n", "1")["rows"]
+    assert row["link_gbytes_per_s"] == pytest.approx(0.8 * 3 * 64)
+    assert (
+        "tp4 reaches 153.6 GB/s, by its wires of the mesh"
+        in call("plan", "llama-2-7b", "--device", "mi300x", "--tp", "4,8", "-n", "1")[1]
+    )
+
+
+def test_a_device_without_times_says_so(call):
+    assert (
+        "wide interval, no times of MI300X in bf16" in call("plan", "gpt2", "--device", "mi300x", "--dtype", "bf16")[1]
+    )
+    assert "wide interval" not in call("plan", "gpt2", "--dtype", "bf16")[1]
 
 
 # --- measured ---------------------------------------------------------------------------------------------------------

@@ -7,11 +7,15 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-from ffncli.models.counting.times import Constants
+from ffncli.block.dtypes import storage
+from ffncli.models.counting.times.kernels import CLASSES, TimeConstants, chip_of
 from ffncli.system.hardware import Device, fitted_rows, planning_defaults
 
 Ends = tuple[float, float]
 BOUNDS = ("memory", "compute")
+_SHORT = (
+    0.3  # rows of a short tile over those at which arithmetic takes as long as reading weights: 0.28 to 0.41 fitted
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Fitted:
     """Constants, and the ends of the 80 % interval of measured ÷ predicted by what bounds a kernel, for products and
     for experts. `of` is the device whose times were fitted, "" for the median of all devices; `rows` counts them."""
 
-    constants: Constants
+    constants: TimeConstants
     products: Mapping[str, Ends]
     experts: Mapping[str, Ends]
     of: str
@@ -34,21 +38,27 @@ def fitted(device: Device, name: str) -> Fitted:
     """Return the constants of a device and a class.
 
     A device without times in this class takes those of the same architecture, else the medians of the class, with the
-    share of the peak in proportion to the device's planning default; the interval is that of leaving a device out.
+    share of the peak in proportion to the device's planning default, and few rows in short tiles if arithmetic would
+    take long; the interval is that of leaving a device out.
     """
-    return _of(device.name, name, device.gemm_efficiency)
+    known, general = _of(device.name, name)
+    if known is not None:
+        return known if known.of == device.name else replace(known, products=general.products, experts=general.experts)
+    chip, one = chip_of(device, name) or chip_of(device, name, "fp16"), general.constants
+    peak = one.peak * device.gemm_efficiency / planning_defaults().gemm_efficiency
+    short = one.short_rows
+    if chip is not None:
+        ridge = chip.flops_per_s / chip.bytes_per_s * storage(CLASSES[name].weights).bytes / 2  # in rows
+        short = max(1.0, min(short, _SHORT * ridge))
+    return replace(general, constants=replace(one, peak=min(peak, 1.2), short_rows=short))
 
 
 @cache
-def _of(device: str, name: str, gemm_efficiency: float) -> Fitted:
+def _of(device: str, name: str) -> tuple[Fitted | None, Fitted]:
+    """Return what is stored for a device, or for one of its architecture, and for the class."""
     head, rows = fitted_rows()
-    general = _fitted(head["classes"][name], "")
     row = tomllib.loads(rows[device]) if device in rows else {}
-    if name not in row:
-        peak = general.constants.peak * gemm_efficiency / planning_defaults().gemm_efficiency
-        return replace(general, constants=replace(general.constants, peak=min(peak, 1.2)))
-    own = _fitted(row[name], row["device"])
-    return own if row["device"] == device else replace(own, products=general.products, experts=general.experts)
+    return _fitted(row[name], row["device"]) if name in row else None, _fitted(head["classes"][name], "")
 
 
 def skew_exponent() -> float:
@@ -68,8 +78,8 @@ def source() -> str:
 
 
 def _fitted(row: Mapping[str, Any], of: str) -> Fitted:
-    names = [field.name for field in fields(Constants)]
-    constants = Constants(**dict(zip(names, row["constants"], strict=True)))
+    names = [field.name for field in fields(TimeConstants)]
+    constants = TimeConstants(**dict(zip(names, row["constants"], strict=True)))
     return Fitted(constants, _ends(row["products"]), _ends(row["experts"]), of, row["rows"])
 
 

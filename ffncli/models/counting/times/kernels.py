@@ -8,7 +8,7 @@ experts, or elementwise steps. For rows [rows, k] times weights [k, n] it takes
 where compute is the FLOPs at a share of the peak, for whole tiles of 128 rows (a shorter tile costs at least
 `short_rows`) and partly for whole waves of tiles over the device's units, and memory is the bytes at a share of the
 bandwidth. Experts add their tiles: an expert's last tile is not full, and one with few rows still reads its weights.
-The constants are fitted to measured times (`models/counting/fit.py`), stored in `system/times.toml`.
+The constants are fitted to measured times (`fit.py`), stored in `system/times.toml`.
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ _OF_FORMAT = {"mxfp8": "fp8_block", "fp8_e5m2": "fp8", "mxfp4": "mxfp4_mxfp8"}
 
 
 @dataclass(frozen=True)
-class Constants:
+class TimeConstants:
     """What is fitted for a device and a class of formats.
 
     `peak` and `bandwidth` are shares of the data sheet's figures; `launch_us` is the time from one kernel to the next;
@@ -118,7 +118,7 @@ class Loads:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class PlannedKernel:
     """A kernel's work: its bytes of weights and, for a product, k, n and its rows; for elementwise steps, its bytes.
 
     `routed` marks experts that tokens are routed to, `shared` the shared experts.
@@ -164,7 +164,7 @@ class KernelTime:
         return max(parts, key=lambda name: parts[name])
 
 
-def kernel_time(kernel: Kernel, chip: Chip, fitted: Constants, skew: float = 0.0) -> KernelTime:
+def kernel_time(kernel: PlannedKernel, chip: Chip, fitted: TimeConstants, skew: float = 0.0) -> KernelTime:
     """Return the time of a kernel; `skew` is the exponent with which the spread of experts' rows costs compute time."""
     launch, bandwidth = fitted.launch_us * 1e-6, chip.bytes_per_s * fitted.bandwidth
     loads, factor = kernel.loads, fitted.experts if kernel.routed else 1.0

@@ -21,9 +21,9 @@ from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.traffic import launches
 from ffncli.errors import FFNError, shown
-from ffncli.models.counting.fit import (
+from ffncli.models.counting.times.fit import (
     LEAST,
-    Measured,
+    MeasuredKernels,
     ends,
     ends_of,
     errors_of_mixtures,
@@ -32,8 +32,8 @@ from ffncli.models.counting.fit import (
     fitted_constants,
     part_of,
 )
-from ffncli.models.counting.fitted import Fitted, fitted, skew_exponent
-from ffncli.models.counting.times import CLASSES, Kernel, Loads, chip_of
+from ffncli.models.counting.times.fitted import Fitted, fitted, skew_exponent
+from ffncli.models.counting.times.kernels import CLASSES, Loads, PlannedKernel, chip_of
 from ffncli.system.files import open_to_read
 from ffncli.system.hardware import Device, find, named
 from ffncli.system.packages import require_extra
@@ -57,7 +57,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True)
-class Timed:
+class PublishedTime:
     """One measurement: `work` is (tokens, n, k) of a product, or (tokens, d_model, d_ff, top_k, experts) of a mixture
     with its `distribution`."""
 
@@ -74,31 +74,31 @@ class Timed:
         return self.work[1:]
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredKernels:
         """The kernels with their time."""
         build = _product if len(self.work) == 3 else _mixture
-        return Measured(self.shape, build(self), self.seconds, self.distribution)
+        return MeasuredKernels(self.shape, build(self), self.seconds, self.distribution)
 
 
 @dataclass
-class Found:
+class PublishedTimes:
     """The usable measurements of some files, and how many rows were left out for each reason."""
 
-    products: list[Timed] = field(default_factory=list)
-    mixtures: list[Timed] = field(default_factory=list)
+    products: list[PublishedTime] = field(default_factory=list)
+    mixtures: list[PublishedTime] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
-    def cells(self) -> dict[tuple[str, str], tuple[list[Timed], list[Timed]]]:
+    def cells(self) -> dict[tuple[str, str], tuple[list[PublishedTime], list[PublishedTime]]]:
         """Return (products, mixtures) by device and class."""
-        out: dict[tuple[str, str], tuple[list[Timed], list[Timed]]] = {}
+        out: dict[tuple[str, str], tuple[list[PublishedTime], list[PublishedTime]]] = {}
         for number, rows in enumerate((self.products, self.mixtures)):
             for row in rows:
                 out.setdefault((row.device.name, row.kind), ([], []))[number].append(row)
         return out
 
 
-def read_csv(path: Path | str, kind: str, found: Found) -> None:
+def read_csv(path: Path | str, kind: str, times: PublishedTimes) -> None:
     """Add the rows of a CSV (`product` or `mixture`), which may be compressed with gzip."""
     with open_to_read(Path(path)) as file:
         raw = file.read(_MOST_BYTES)
@@ -108,11 +108,11 @@ def read_csv(path: Path | str, kind: str, found: Found) -> None:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise FFNError(f"{shown(str(path))} is not a CSV in UTF-8: {error}") from None
     rows = csv.DictReader(io.StringIO(text))
-    _add(rows, rows.fieldnames or (), kind, str(path), found)
-    _finish(found)
+    _add(rows, rows.fieldnames or (), kind, str(path), times)
+    _finish(times)
 
 
-def read_folder(folder: Path | str, found: Found) -> None:
+def read_folder(folder: Path | str, times: PublishedTimes) -> None:
     """Add all `gemm_perf.parquet` and `moe_perf.parquet` below a folder. Raises FFNError without pyarrow (exit code 3),
     if there is no such file, and if a file lacks a column."""
     paths = [(kind, path) for kind, name in (("product", PRODUCTS), ("mixture", MIXTURES))
@@ -127,14 +127,11 @@ def read_folder(folder: Path | str, found: Found) -> None:
             table = parquet.read_table(path, partitioning=None)
         except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
             raise FFNError(f"{shown(str(path))} is not a parquet file: {str(error).splitlines()[0]}") from None
-        system = next((part for part in reversed(path.parts) if part in _SYSTEMS), "")
-        _add(table.to_pylist(), table.column_names, kind, str(path), found, system)
-    _finish(found)
+        _add(table.to_pylist(), table.column_names, kind, str(path), times)
+    _finish(times)
 
 
-def _add(
-    rows: Iterable[Mapping[str, Any]], names: Sequence[str], kind: str, path: str, found: Found, system: str = ""
-) -> None:
+def _add(rows: Iterable[Mapping[str, Any]], names: Sequence[str], kind: str, path: str, times: PublishedTimes) -> None:
     columns = {_RENAMED.get(name, name) for name in names}
     needed = {*_NUMBERS[kind], "dtype", "ms", "device"} | ({"distribution"} if kind == "mixture" else set())
     if missing := sorted(needed - columns):
@@ -142,7 +139,7 @@ def _add(
     for raw in rows:
         row = {_RENAMED.get(name, name): value for name, value in raw.items()}
         why = _unusable(row, kind)
-        device = None if why else (find(str(row["device"])) or _system(str(row["device"])) or _system(system))
+        device = None if why else find(str(row["device"])) or _system(str(row["device"]))
         name = _CLASS.get(str(row["dtype"]), "")
         if not why and device is None:
             why = f"device {shown(str(row['device']))} is not in the table"
@@ -151,13 +148,13 @@ def _add(
         elif device is not None and chip_of(device, name) is None:
             why = f"{device.name} has no rate for {name}"
         if why or device is None:
-            found.left_out[why] += 1
+            times.left_out[why] += 1
             continue
-        timed = Timed(
+        timed = PublishedTime(
             device, name, tuple(int(row[column]) for column in _NUMBERS[kind]), str(row.get("distribution") or ""),
             float(row["ms"]) / 1e3, gated="nongated" not in str(row.get("kernel_source")),
         )  # fmt: skip
-        (found.products if kind == "product" else found.mixtures).append(timed)
+        (times.products if kind == "product" else times.mixtures).append(timed)
 
 
 def _unusable(row: Mapping[str, Any], kind: str) -> str:
@@ -185,28 +182,28 @@ def _system(name: str) -> Device | None:
         return None
 
 
-def _finish(found: Found) -> None:
+def _finish(times: PublishedTimes) -> None:
     """Keep the shortest time of the same work, and find out which mixtures are not gated.
 
     The files do not always say it: a shape is not gated if reading three matrices an expert would take more than the
     data sheet's bandwidth, in the median over devices and classes.
     """
     for name in ("products", "mixtures"):
-        best: dict[tuple[object, ...], Timed] = {}
-        for row in getattr(found, name):
+        best: dict[tuple[object, ...], PublishedTime] = {}
+        for row in getattr(times, name):
             key = (row.device.name, row.kind, row.work, row.distribution, row.gated)
             if key not in best or row.seconds < best[key].seconds:
                 best[key] = row
-        setattr(found, name, list(best.values()))
+        setattr(times, name, list(best.values()))
     used: dict[tuple[int, ...], dict[tuple[str, str], float]] = {}
-    for row in found.mixtures:
+    for row in times.mixtures:
         tokens, d_model, d_ff, top_k, experts = row.work
         if row.gated and row.distribution == "balanced" and tokens * top_k >= experts:
             size = 3 * d_model * d_ff * experts * storage(CLASSES[row.kind].weights).bytes
             best_of, cell = used.setdefault(row.shape, {}), (row.device.name, row.kind)
             best_of[cell] = max(best_of.get(cell, 0.0), size / row.seconds / row.device.bytes_per_s)
     plain = {shape for shape, shares in used.items() if median(shares.values()) > 1}
-    found.mixtures = [replace(row, gated=row.gated and row.shape not in plain) for row in found.mixtures]
+    times.mixtures = [replace(row, gated=row.gated and row.shape not in plain) for row in times.mixtures]
 
 
 # --- fitting what the user measured -----------------------------------------------------------------------------------
@@ -228,19 +225,19 @@ class HeldOutRow:
 
 
 @dataclass
-class OwnFits:
-    """The constants of one device, fitted to these measurements when a class is first asked for."""
+class UserFits:
+    """The constants of one device, fitted to these measurements when a class is first requested."""
 
     device: Device
-    cells: Mapping[str, tuple[list[Timed], list[Timed]]]
-    held_out: list[HeldOutRow] = field(default_factory=list)
-    found: dict[str, Fitted] = field(default_factory=dict)
+    cells: Mapping[str, tuple[list[PublishedTime], list[PublishedTime]]]
+    checks: list[HeldOutRow] = field(default_factory=list)
+    times: dict[str, Fitted] = field(default_factory=dict)
 
     def of(self, name: str) -> Fitted | None:
         """Return the constants and intervals of a class; None if it was not measured."""
-        if name in self.cells and name not in self.found:
-            self.found[name] = self._fitted(name)
-        return self.found.get(name)
+        if name in self.cells and name not in self.times:
+            self.times[name] = self._fitted(name)
+        return self.times.get(name)
 
     def _fitted(self, name: str) -> Fitted:
         known, chip, skew = fitted(self.device, name), chip_of(self.device, name), skew_exponent()
@@ -262,27 +259,27 @@ class OwnFits:
                 sizes = [abs(exp(error) - 1) for _, error in errors]
                 low, high = ends([-error for _, error in errors])
                 shapes = len({row.shape for row, _ in errors})
-                self.held_out.append(
+                self.checks.append(
                     HeldOutRow(self.device.name, name, work, shapes, len(errors), median(sizes), low, high)
                 )
         return Fitted(constants, widths[0], widths[1], self.device.name, len(products) + len(mixtures))
 
 
-def own_fits(folder: Path | str) -> dict[str, OwnFits]:
+def user_fits(folder: Path | str) -> dict[str, UserFits]:
     """Read a folder; return the measurements of each device in it. Raises FFNError if none can be used."""
-    found = Found()
-    read_folder(folder, found)
-    cells: dict[str, dict[str, tuple[list[Timed], list[Timed]]]] = {}
-    for (device, name), parts in found.cells.items():
+    times = PublishedTimes()
+    read_folder(folder, times)
+    cells: dict[str, dict[str, tuple[list[PublishedTime], list[PublishedTime]]]] = {}
+    for (device, name), parts in times.cells.items():
         cells.setdefault(device, {})[name] = parts
     if not cells:
-        why = next(iter(found.left_out), "the files have no rows")
+        why = next(iter(times.left_out), "the files have no rows")
         raise FFNError(f"{shown(str(folder))} has no usable times", f"such as: {why}")
-    known = {row.device.name: row.device for row in (*found.products, *found.mixtures)}
-    return {name: OwnFits(known[name], own) for name, own in cells.items()}
+    known = {row.device.name: row.device for row in (*times.products, *times.mixtures)}
+    return {name: UserFits(known[name], user) for name, user in cells.items()}
 
 
-def _some(rows: Sequence[Timed]) -> Sequence[Timed]:
+def _some(rows: Sequence[PublishedTime]) -> Sequence[PublishedTime]:
     """Return all rows, or the rows of some shapes, drawn by a hash, if there are so many that a fit would take long."""
     parts = -(-len(rows) // _MOST_ROWS)
     return [row for row in rows if part_of(row.shape, parts) == 0] if parts > 1 else rows
@@ -291,25 +288,25 @@ def _some(rows: Sequence[Timed]) -> Sequence[Timed]:
 # --- work -------------------------------------------------------------------------------------------------------------
 
 
-def _product(row: Timed) -> tuple[Kernel, ...]:
+def _product(row: PublishedTime) -> tuple[PlannedKernel, ...]:
     tokens, n, k = row.work
     weights = n * k * storage(CLASSES[row.kind].weights).bytes
-    return (Kernel(2.0 * tokens * n * k, weights, 0.0, k, n, Loads.of([(tokens, 1)])),)
+    return (PlannedKernel(2.0 * tokens * n * k, weights, 0.0, k, n, Loads.of([(tokens, 1)])),)
 
 
-def _mixture(row: Timed) -> tuple[Kernel, ...]:
+def _mixture(row: PublishedTime) -> tuple[PlannedKernel, ...]:
     """Return the kernels of the experts, as in a plan."""
     tokens, d_model, d_ff, top_k, experts = row.work
     weights = storage(CLASSES[row.kind].weights)
-    spec = FFNSpec(d_model, d_ff, "silu" if row.gated else "relu", gated=row.gated, moe=MoE(experts, top_k))
+    spec = FFNSpec(d_model, d_ff, "silu" if row.gated else "relu", gated=row.gated, bias=False, moe=MoE(experts, top_k))
     loads = Loads.of(Counter(_rows(row.distribution, tokens, top_k, experts)).items(), experts)
-    found = launches(steps(spec), weights, activation_dtype(weights), tokens, loads.products)
+    times = launches(steps(spec), weights, activation_dtype(weights), tokens, loads.products)
     return tuple(
-        Kernel(
+        PlannedKernel(
             one.work.matmul_flops, one.work.weight_bytes_read, one.work.moved(), one.k, one.n, loads if one.k else None,
             routed=True,
         )
-        for one in found if one.routed
+        for one in times if one.routed
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Fit the constants of `times.py` to measured times, and find out how well they predict shapes that were not fitted.
+"""Fit the constants of `kernels.py` to measured times, and find out how well they predict shapes that were not fitted.
 
 Errors are logarithms of predicted ÷ measured. The constants minimise their absolute values (squares where they are
 small), with a weak pull towards typical constants, by damped Gauss-Newton steps. What a prediction errs by is taken
@@ -11,36 +11,36 @@ from hashlib import sha256
 from math import exp, log
 from statistics import median
 
-from ffncli.models.counting.fitted import BOUNDS, Ends
-from ffncli.models.counting.times import TILE, Chip, Constants, Kernel, kernel_time
+from ffncli.models.counting.times.fitted import BOUNDS, Ends
+from ffncli.models.counting.times.kernels import TILE, Chip, PlannedKernel, TimeConstants, kernel_time
 
-TYPICAL = Constants(0.7, 0.85, 4.0, 0.4, 64.0, 2.5, 3.0)
+TYPICAL = TimeConstants(0.7, 0.85, 4.0, 0.4, 64.0, 2.5, 3.0)
 _PULL, _SMALL, _STEP = 0.05, 0.05, 1e-4
 _FOLDS = 7
-LEAST = 40  # rows for an interval of their own
-_CALM = 12  # rows of mixtures for which half of their own factor is taken
+LEAST = 40  # rows for an interval of a bound
+_CALM = 12  # rows of mixtures for which half of their factor is taken
 Vector = list[float]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredKernels:
     """Measured seconds of some kernels. `shape` names what is left out together; `distribution` says how tokens fall on
     experts, "" for a product."""
 
     shape: Hashable
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[PlannedKernel, ...]
     seconds: float
     distribution: str = ""
 
-    def predicted_s(self, chip: Chip, fitted: Constants, skew: float) -> float:
+    def predicted_s(self, chip: Chip, fitted: TimeConstants, skew: float) -> float:
         """Return the time by these constants."""
         return sum(kernel_time(kernel, chip, fitted, skew).seconds for kernel in self.kernels)
 
-    def error(self, chip: Chip, fitted: Constants, skew: float) -> float:
+    def error(self, chip: Chip, fitted: TimeConstants, skew: float) -> float:
         """Return log(predicted ÷ measured)."""
         return log(self.predicted_s(chip, fitted, skew) / self.seconds)
 
-    def bound(self, chip: Chip, fitted: Constants) -> str:
+    def bound(self, chip: Chip, fitted: TimeConstants) -> str:
         """Return `compute` if the arithmetic of the longest kernel takes longer than its traffic, else `memory`."""
         times = [kernel_time(kernel, chip, fitted) for kernel in self.kernels]
         longest = max(times, key=lambda time: time.seconds)
@@ -48,8 +48,8 @@ class Measured:
 
 
 def fitted_constants(
-    products: Sequence[Measured], chip: Chip, start: Constants = TYPICAL, quantizes: bool = True
-) -> Constants:
+    products: Sequence[MeasuredKernels], chip: Chip, start: TimeConstants = TYPICAL, quantizes: bool = True
+) -> TimeConstants:
     """Fit all constants but `experts` to products. Without products, return `start`."""
     if not products:
         return start
@@ -61,8 +61,8 @@ def fitted_constants(
     return _constants(_least(errors, _vector(start, quantizes)), quantizes)
 
 
-def experts_factor(mixtures: Sequence[Measured], chip: Chip, fitted: Constants, skew: float) -> float:
-    """Return the factor `experts`: the median of measured ÷ predicted, drawn towards 1 where there are few rows."""
+def experts_factor(mixtures: Sequence[MeasuredKernels], chip: Chip, fitted: TimeConstants, skew: float) -> float:
+    """Return the factor `experts`: the median of measured ÷ predicted, drawn towards 1 if there are few rows."""
     if not mixtures:
         return 1.0
     alone = replace(fitted, experts=1.0)
@@ -71,21 +71,23 @@ def experts_factor(mixtures: Sequence[Measured], chip: Chip, fitted: Constants, 
 
 
 def left_out(
-    rows: Sequence[Measured], fit: Callable[[Sequence[Measured]], Callable[[Measured], float]], folds: int = _FOLDS
-) -> list[tuple[Measured, float]]:
+    rows: Sequence[MeasuredKernels],
+    fit: Callable[[Sequence[MeasuredKernels]], Callable[[MeasuredKernels], float]],
+    folds: int = _FOLDS,
+) -> list[tuple[MeasuredKernels, float]]:
     """Return every row with its error by a fit to rows of other shapes; `fit` returns the function that gives errors.
 
     Shapes are put into `folds` parts by a hash, or each is left out alone if there are fewer shapes than that.
     """
     shapes = list(dict.fromkeys(row.shape for row in rows))
     part = {shape: part_of(shape, folds) if len(shapes) > 2 * folds else n for n, shape in enumerate(shapes)}
-    found = []
+    errors = []
     for number in sorted(set(part.values())):
         others = [row for row in rows if part[row.shape] != number]
         if others:
             error = fit(others)
-            found += [(row, error(row)) for row in rows if part[row.shape] == number]
-    return found
+            errors += [(row, error(row)) for row in rows if part[row.shape] == number]
+    return errors
 
 
 def part_of(shape: Hashable, parts: int, salt: int = 0) -> int:
@@ -103,34 +105,34 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 # --- intervals --------------------------------------------------------------------------------------------------------
 
-Errors = list[tuple[Measured, float]]
+Errors = list[tuple[MeasuredKernels, float]]
 
 
-def errors_of_products(products: Sequence[Measured], chip: Chip, quantizes: bool) -> Errors:
+def errors_of_products(products: Sequence[MeasuredKernels], chip: Chip, quantizes: bool) -> Errors:
     """Return the errors of products, by fits to other shapes."""
 
-    def fit(others: Sequence[Measured]) -> Callable[[Measured], float]:
+    def fit(others: Sequence[MeasuredKernels]) -> Callable[[MeasuredKernels], float]:
         one = fitted_constants(others, chip, quantizes=quantizes)
         return lambda row: row.error(chip, one, 0.0)
 
     return left_out(products, fit)
 
 
-def errors_of_mixtures(mixtures: Sequence[Measured], chip: Chip, fitted: Constants, skew: float) -> Errors:
+def errors_of_mixtures(mixtures: Sequence[MeasuredKernels], chip: Chip, fitted: TimeConstants, skew: float) -> Errors:
     """Return the errors of mixtures, by the factor of the other shapes."""
 
-    def fit(others: Sequence[Measured]) -> Callable[[Measured], float]:
+    def fit(others: Sequence[MeasuredKernels]) -> Callable[[MeasuredKernels], float]:
         one = replace(fitted, experts=experts_factor(others, chip, fitted, skew))
         return lambda row: row.error(chip, one, skew)
 
     return left_out(mixtures, fit, len(mixtures))
 
 
-def ends_of(errors: Errors, chip: Chip, fitted: Constants) -> dict[str, Ends]:
+def ends_of(errors: Errors, chip: Chip, fitted: TimeConstants) -> dict[str, Ends]:
     """Return the ends of the 80 % interval of measured ÷ predicted by bound; of all where a bound has few rows."""
     every = [-error for _, error in errors]
     by_bound = {bound: [-e for row, e in errors if row.bound(chip, fitted) == bound] for bound in BOUNDS}
-    return {bound: ends(own if len(own) >= LEAST else every) for bound, own in by_bound.items()}
+    return {bound: ends(few if len(few) >= LEAST else every) for bound, few in by_bound.items()}
 
 
 def ends(ratios: Sequence[float]) -> Ends:
@@ -141,39 +143,39 @@ def ends(ratios: Sequence[float]) -> Ends:
 # --- minimising -------------------------------------------------------------------------------------------------------
 
 
-def _vector(c: Constants, quantizes: bool) -> Vector:
+def _vector(c: TimeConstants, quantizes: bool) -> Vector:
     shares = [log(share / (1 - share)) for share in (c.peak, c.bandwidth, (c.short_rows - 1) / (TILE - 1))]
     x = [*shares, log(c.launch_us), log(c.wave), log(c.overlap - 1)]
     return [*x, log(c.quantize)] if quantizes else x
 
 
-def _constants(x: Vector, quantizes: bool) -> Constants:
+def _constants(x: Vector, quantizes: bool) -> TimeConstants:
     """Return the constants of a vector; shares of the data sheet's figures are at most 1."""
     peak, bandwidth, short = (1 / (1 + exp(min(-value, 500.0))) for value in x[:3])
     launch, wave, overlap = (exp(min(value, 9.0)) for value in x[3:6])
     quantize = exp(min(x[6], 9.0)) if quantizes else 0.0
-    return Constants(peak, bandwidth, launch, wave, 1 + (TILE - 1) * short, 1 + overlap, quantize)
+    return TimeConstants(peak, bandwidth, launch, wave, 1 + (TILE - 1) * short, 1 + overlap, quantize)
 
 
 def _least(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
     """Return the vector that minimises the sum of Huber's function of the errors and of the pull to `start`."""
 
-    def cost(found: Vector, at: Vector) -> float:
-        sizes = (abs(e) for e in found)
+    def cost(of: Vector, at: Vector) -> float:
+        sizes = (abs(e) for e in of)
         fit = sum(e * e / (2 * _SMALL) if e < _SMALL else e - _SMALL / 2 for e in sizes)
         return fit + _PULL * sum((a - b) ** 2 for a, b in zip(at, start, strict=True))
 
     x, damping, size = list(start), 1e-2, len(start)
-    found = errors(x)
-    best = cost(found, x)
+    now = errors(x)
+    best = cost(now, x)
     for _ in range(40):
         columns = []
         for i in range(size):
             moved = errors([value + _STEP * (i == j) for j, value in enumerate(x)])
-            columns.append([(a - b) / _STEP for a, b in zip(moved, found, strict=True)])
-        weights = [1 / max(abs(e), _SMALL) for e in found]
+            columns.append([(a - b) / _STEP for a, b in zip(moved, now, strict=True)])
+        weights = [1 / max(abs(e), _SMALL) for e in now]
         slope = [
-            sum(w * c * e for w, c, e in zip(weights, column, found, strict=True)) + 2 * _PULL * (x[i] - start[i])
+            sum(w * c * e for w, c, e in zip(weights, column, now, strict=True)) + 2 * _PULL * (x[i] - start[i])
             for i, column in enumerate(columns)
         ]
         curve = [
@@ -189,7 +191,7 @@ def _least(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
             at = [a + b for a, b in zip(x, step, strict=True)]
             trial = errors(at)
             if (value := cost(trial, at)) < best:
-                x, found, best, damping = at, trial, value, max(damping / 5, 1e-6)
+                x, now, best, damping = at, trial, value, max(damping / 5, 1e-6)
                 break
             damping *= 4
         if before - best <= 1e-5 * before:
