@@ -69,7 +69,7 @@ SAMPLES = {
     ],
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
-                "a.csv --plot"],
+                "a.csv --plot", "a.safetensors b.safetensors"],
     "merge": ["part-1.csv -o one.csv", "part-1.csv part-2.csv -o both.csv"],
     "report": ["a.json -o one.html", "a.json b.json -o two.html"],
     "doctor": ["", "--no-noise"],
@@ -78,7 +78,7 @@ SAMPLES = {
         "4x8:gelu --as torch -o block.py",
     ],
     "experts": ["./my-mixture -p Paris -p 'the cat sat on the mat'", "./my-mixture -p Paris --ablate-texts 0",
-                "./my-mixture -p Paris -p cat --ep 2 --redundant 2 --cache lru,best"],
+                "./my-mixture -p Paris -p cat --ep 2 --redundant 2 --cache lru,best", "a.safetensors"],
     "precision": [
         "4x8:relu --dtype fp8 --sums", "64x128:swiglu --dtype nvfp4,int4:g64 --explain W1[0,3]",
         f"./my-model --layer 1 {PROMPT}", f"./my-model --layer all {PROMPT} --in-model", "64x64:relu --budget 6",
@@ -93,6 +93,10 @@ cp -r my-model unknown && sed -i 's/"model_type": "llama"/"model_type": "llamb"/
 cp -r my-model edited && sed -i 's/"intermediate_size": 176/"intermediate_size": 192/' edited/config.json
 printf 'The cat sat on the mat\\nParis is the capital\\n' > texts.txt"""
 _TRACES = ("8x16:swiglu --save a.json", "8x16:geglu --save b.json", "8x16:swiglu --seed 1 --save c.json")
+_ROUTES = [
+    f"./my-mixture -p 'the cat sat' --ablate-texts 0 --save-routes {rest}"
+    for rest in ("a.safetensors", "b.safetensors --dtype bf16")
+]
 _GRID = "64x256:swiglu --kernel eager,packed --tokens 1,2"
 _MEASURE = f"[ -e b.csv ] || {{ ffn bench {_GRID} --quick --save a.csv -q && cp a.csv b.csv; }}"
 _SHARDS = " && ".join(
@@ -209,6 +213,8 @@ def folder() -> Iterator[Callable[[str], None]]:
         run(_PREPARE.strip())
         for line in _TRACES:
             in_process(["trace", *shlex.split(line)])
+        for line in _ROUTES:
+            in_process(["experts", *shlex.split(line)])
         yield run
 
 

@@ -17,9 +17,11 @@ from ffncli.errors import FFNError, option, shown
 from ffncli.options.accept import FROM_ZERO, PATHS, listed, percentage
 from ffncli.options.opt import Opt, Options, call, chosen
 from ffncli.options.shared import Path as FilePath
+from ffncli.run.corpus.question import recorded_routes
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
+    from ffncli.run.corpus.compare_routes import RoutesComparison
     from ffncli.run.saved.compare import TraceComparison
 
 _results = partial(Opt, group="Results of ffn bench", daily=True)
@@ -27,12 +29,13 @@ _results = partial(Opt, group="Results of ffn bench", daily=True)
 
 @dataclass(frozen=True, kw_only=True)
 class CompareQuestion(Options):
-    """Compare two results of `ffn bench` (each side is one or more CSV files), or two saved traces.
+    """Compare two results of `ffn bench` (each side is one or more CSV files), two saved traces, or two routes.
 
     For results, each ratio is the time of `new` divided by the time of `base`, with a 95 % interval. `margin` (0.02: up
     to 2 % counts as the same) and `fail_if_slower` are fractions. A regression does not raise an error; it is listed in
     `regressions`. For traces, `first` is the first step whose relative error exceeds `tolerance` (which defaults by
-    dtype). Both kinds of comparison have `frame()`, a DataFrame of the rows.
+    dtype). For routes, `rows` has a record for each layer: how many choices differ, at how many tokens, and by what
+    margin. All comparisons have `frame()`, a DataFrame of the rows.
 
     Raises FFNError for other files, for results from different machines (unless `allow_mismatch` is set), and for
     traces of different blocks.
@@ -41,7 +44,9 @@ class CompareQuestion(Options):
     base: Annotated[
         FilePath | Iterable[FilePath],
         Opt(
-            metavar="BASE", accepts=PATHS, help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace."
+            metavar="BASE",
+            accepts=PATHS,
+            help="Results of ffn bench (one or several: a.csv,b.csv), a saved trace, or routes of tokens to experts.",
         ),
     ] = field(kw_only=False)
     new: Annotated[
@@ -83,9 +88,14 @@ class CompareQuestion(Options):
 
 
 @package_errors()
-def compared(question: CompareQuestion) -> ResultComparison | TraceComparison:
+def compared(question: CompareQuestion) -> ResultComparison | TraceComparison | RoutesComparison:
     """Compare the two sides of a question."""
     base, new = sides(question)
+    if are_routes((base, new), chosen(question)):
+        from ffncli.run.corpus.compare_routes import compare_routes
+        from ffncli.run.corpus.routes import read_routes
+
+        return compare_routes(read_routes(base[0]), read_routes(new[0]))
     if are_results((base, new), chosen(question)):
         return compare_results(base, new, question.rules)
     from ffncli.run.saved.compare import compare as compare_traces
@@ -127,6 +137,17 @@ def paths_of(side: Sequence[str], both: Sequence[Sequence[str]] = ()) -> tuple[P
 
 def _is_file(name: str) -> bool:
     return bool(name) and os.path.isfile(os.path.expanduser(name))
+
+
+def are_routes(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bool:
+    """Return True if each side is one file of routes. Raises FFNError if only one is, or for an option of results."""
+    kinds = [len(paths) == 1 and recorded_routes(str(paths[0]), traces=False) is not None for paths in sides]
+    if any(kinds) and not all(kinds):
+        other = shown(",".join(map(str, sides[kinds.index(False)])), 200)
+        raise FFNError(f"{other} is not a file of routes, the other side is", "give two files of the same kind")
+    if all(kinds) and (wrong := [name for name in options if name not in ("base", "new")]):
+        raise FFNError(f"{option(wrong[0])} is not for routes", "leave it out")
+    return all(kinds)
 
 
 def are_results(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bool:

@@ -14,7 +14,7 @@ from ffncli.options import conflicts
 from ffncli.options.accept import TEXTS
 from ffncli.options.opt import INPUT, Opt
 from ffncli.run.corpus.call import experts_for
-from ffncli.run.corpus.question import ExpertsQuestion
+from ffncli.run.corpus.question import ExpertsQuestion, recorded
 from ffncli.show.color import progress
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, plural
@@ -70,7 +70,7 @@ def command(*, prompt: _Prompt = (), question: ExpertsQuestion, show: OutputOpti
     conflicts.check(ONE_OR_MANY, {"prompt": prompt}, question)
     if prompt:
         question = replace(question, prompts=prompt)
-    if question.prompts is None:
+    if question.prompts is None and recorded(question) is None:
         raise FFNError("ffn experts needs texts", f"give {option('prompts')} FILE, or {option('prompt')} TEXT")
     with progress(corpus_size(question.prompts), "texts", show.quiet, show.color_choice()) as advance:
         survey = experts_for(question, output.note, advance)
@@ -81,7 +81,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     """Build the answer: `layers` in JSON, a CSV row per expert, tables of layers and important experts."""
     figures = ("where", "texts", "tokens", "cut", "ablated_texts", "ablated_tokens", "seconds")
     body = {
-        "model": {"name": survey.model.model.name, "source": survey.model.source},
+        "model": {"name": survey.model.model.name, "source": survey.model.source} if survey.model else None,
         "corpus": {name: getattr(survey, name) for name in figures},
         "layers": [asdict(layer) for layer in survey.layers],
         "worth": None if survey.worth is None else asdict(survey.worth),
@@ -90,7 +90,10 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     csv = csv_table([vars(expert) for expert in experts])
     read = f"{survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"
     parts: list[Part] = [
-        Heading(survey.model.model.name, f"{len(survey.layers)} {plural('layer', len(survey.layers))} with experts"),
+        Heading(
+            survey.model.model.name if survey.model else "recorded routes",
+            f"{len(survey.layers)} {plural('layer', len(survey.layers))} with experts",
+        ),
         Line(f"{survey.where}: {read}"),
         _layers(survey),
         Line("hits: share of the choices that a cache of half the experts would serve", quiet=True),
@@ -104,13 +107,17 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     return Answer("experts", body, csv, parts, CONVENTIONS)
 
 
+def _name(layer: LayerExperts, survey: ExpertsSurvey) -> str:
+    return layer_name(layer, survey.model.model) if survey.model else str(layer.layer)
+
+
 def _layers(survey: ExpertsSurvey) -> Table:
     rows = []
     for layer in survey.layers:
         count = len(layer.experts)
         half = layer.hit_rates[(count + 1) // 2 - 1] if layer.hit_rates else None
         rows.append((
-            layer_name(layer, survey.model.model), f"{count - len(layer.idle_experts)} of {count}",
+            _name(layer, survey), f"{count - len(layer.idle_experts)} of {count}",
             layer.busiest_expert, in_percent(layer.busiest_share), in_percent(1 / count), layer.entropy_bits,
             layer.max_entropy_bits, in_percent(half),
         ))  # fmt: skip
@@ -137,7 +144,7 @@ def _placement(survey: ExpertsSurvey) -> list[Part]:
     if survey.worth is None:
         return []
     rows = [
-        (layer_name(layer, survey.model.model), p.imbalance_in_order, p.imbalance, p.second_half, p.second_half_placed)
+        (_name(layer, survey), p.imbalance_in_order, p.imbalance, p.second_half, p.second_half_placed)
         for layer in survey.layers if (p := layer.placement) is not None
     ]  # fmt: skip
     columns = ("layer", "in order", "placed", "2nd half in order", "placed by the 1st")
@@ -164,7 +171,7 @@ def _cache_table(survey: ExpertsSurvey) -> list[Part]:
 
 def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     """Show a layer's most important experts, the pairs chosen together, and the hit rates of caches."""
-    title = f"Layer {layer_name(layer, survey.model.model)}"
+    title = f"Layer {_name(layer, survey)}"
     known = any(expert.divergence is not None for expert in layer.experts)
     order = sorted(layer.experts, key=_worth)[:_MOST_EXPERTS]
     by = "that change the prediction most" if known else "that add most to the output"
@@ -179,7 +186,9 @@ def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     parts += [Line(f"chosen together: {', '.join(pairs)}", quiet=True)] if pairs else []
     tokens = ", ".join(f"{one.tokens:,}" for one in layer.coverage)
     experts = ", ".join(str(one.experts) for one in layer.coverage)
-    parts.append(Line(f"distinct experts after {tokens} tokens: {experts}", quiet=True))
+    parts += (
+        [Line(f"distinct experts after {tokens} tokens: {experts}", quiet=True)] if layer.coverage[-1].tokens else []
+    )
     return [*parts, Line(f"hits of a cache of {_caches(layer.hit_rates)}", quiet=True)] if layer.hit_rates else parts
 
 

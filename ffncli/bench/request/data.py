@@ -84,14 +84,18 @@ def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
 
     Raises FFNError for a file that is not a trace of a mixture, and for a trace of a different mixture.
     """
-    from ffncli.run.saved.saved import open_saved
+    import torch
 
-    saved, where = open_saved(Path(name)), shown_path(Path(name))
-    if not any(step.name == "route" for step in saved.steps):
-        raise FFNError(f"{where} has no tensor route", "give a trace of a mixture of experts")
-    chosen = saved.tensor("route").flatten(0, -2) != 0
-    if chosen.shape[1] != experts:
-        raise FFNError(f"{where} has routes to {chosen.shape[1]} experts, but the block has {experts}", _HOW)
+    from ffncli.run.corpus.routes import read_routes
+
+    layers, where = read_routes(Path(name)).layers, shown_path(Path(name))
+    if len(layers) > 1:
+        raise FFNError(f"{where} has the routes of {len(layers)} layers", f"save them with one {option('layer')}")
+    (layer,) = layers
+    if layer.columns != experts:
+        raise FFNError(f"{where} has routes to {layer.columns} experts, but the block has {experts}", _HOW)
+    some = layer.ids >= 0
+    chosen = torch.zeros(len(some), experts).scatter_add(1, layer.ids.clamp_min(0), some.float()) != 0
     counts = chosen.sum(1)
     unlike = (counts != top_k).nonzero().flatten().tolist()
     if unlike:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ffncli.bench.comparison import CompareQuestion, are_results, compare_results, paths_of, sides
+from ffncli.bench.comparison import CompareQuestion, are_results, are_routes, compare_results, paths_of, sides
 from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep, require_sweeps
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.cli.common.options import OutputOptions, PlotOptions
@@ -22,9 +22,10 @@ from ffncli.options.conflicts import given
 from ffncli.options.opt import Opt, Options
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
-from ffncli.show.text import finite
+from ffncli.show.text import finite, in_percent, plural
 
 if TYPE_CHECKING:
+    from ffncli.run.corpus.compare_routes import RoutesComparison
     from ffncli.run.saved.compare import TensorRow, TraceComparison
     from ffncli.run.saved.saved import Saved
 
@@ -46,14 +47,16 @@ class VerdictOptions(Options):
 
 @spread
 def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOptions, show: OutputOptions) -> None:
-    """Compare two results of ffn bench, or two saved traces: what changed, and with what certainty. Exit 1 if
-    the traces differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of one result.
+    """Compare two results of ffn bench, two saved traces, or two files of routes: what changed, and with what
+    certainty. Exit 1 if traces or routes differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of
+    one result.
 
     Examples:
       ffn compare main.csv branch.csv
       ffn compare main.csv branch.csv --fail-if-slower 3%  # a gate for CI
       ffn compare main.csv branch.csv --format md          # for a pull request
       ffn compare base.npz new.npz                         # two traces
+      ffn compare train.safetensors serve.npz              # two files of routes
     """
     output = show.output()
     plot.check(show.force, show.out)
@@ -62,6 +65,9 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
         _plot(question, options, plot, output)
         return
     base, new = sides(question)
+    if are_routes((base, new), options):
+        _compare_routes(base[0], new[0], output)
+        return
     if not are_results((base, new), options):
         _compare_traces(base[0], new[0], question.tolerance, output)
         return
@@ -200,3 +206,70 @@ def verdict_of(row: TensorRow) -> str:
         f", {row.ulps:.4g} ulps of {row.dtype}" if near and row.ulps is not None else ""
     )  # if the values are far apart, ulps are meaningless
     return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"
+
+
+# --- two files of routes ----------------------------------------------------------------------------------------------
+
+
+def _compare_routes(base: Path, new: Path, output: Output) -> None:
+    """Show which tokens went to other experts. Raises FFNError (exit 1) if any did. Needs torch."""
+    from ffncli.run.corpus.compare_routes import compare_routes
+    from ffncli.run.corpus.routes import read_routes
+
+    both = [read_routes(path) for path in (base, new)]
+    for note in dict.fromkeys(note for routes in both for note in routes.notes):
+        output.note(note)
+    comparison = compare_routes(*both)
+    output.show(routes_answer(comparison))
+    if comparison.tokens_touched:
+        raise FFNError(_routes_verdict(comparison), code=ExitCode.FAILED)
+
+
+def routes_answer(comparison: RoutesComparison) -> Answer:
+    """Return the comparison as JSON, as CSV (a row per layer) and as a page with the flips by the widest margin."""
+    from ffncli.run.corpus.compare_routes import CONVENTIONS
+
+    rows = [asdict(row) for row in comparison.rows]
+    csv = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    columns = (
+        "layer",
+        "tokens",
+        "flips",
+        "%",
+        "tokens touched",
+        "median margin",
+        "largest",
+        "weights differ",
+        "ids replayed",
+    )
+    cells = [
+        (str(r.layer), r.tokens, r.flips, in_percent(r.flips / r.choices if r.choices else None), r.tokens_touched,
+         r.median_margin, r.largest_margin, r.weights_error, r.ids_replayed_error)
+        for r in comparison.rows
+    ]  # fmt: skip
+    parts: list[Part] = [Heading(f"{comparison.base} against {comparison.new}", "BASE is the reference")]
+    parts += [Line(text, quiet=True) for text in comparison.mismatches]
+    parts.append(Table(columns, cells))
+    if any(row.ids_replayed_error is not None for row in comparison.rows):
+        left = "ids replayed: what is left of the weights' difference if NEW takes BASE's experts"
+        parts.append(Line(f"{left}; with BASE's weights, nothing", quiet=True))
+    if padding := max(row.padding for row in comparison.rows):
+        parts.append(Line(f"up to {padding:,} tokens of a layer have no choices in one of the files", quiet=True))
+    if comparison.flips:
+        widest = sorted(comparison.flips, key=lambda f: -max(f.margin_base or 0.0, f.margin_new or 0.0))[:_MOST_FLIPS]
+        names = ("layer", "token", "BASE", "NEW", "margin in BASE", "margin in NEW")
+        flips = [(str(f.layer), f.token, f.base_expert, f.new_expert, f.margin_base, f.margin_new) for f in widest]
+        parts.append(Table(names, flips, "Choices that differ, the widest margins first"))
+    parts.append(Heading(_routes_verdict(comparison)))
+    return Answer("compare", asdict(comparison), csv, parts, CONVENTIONS)
+
+
+_MOST_FLIPS = 8
+
+
+def _routes_verdict(comparison: RoutesComparison) -> str:
+    flips, choices = sum(row.flips for row in comparison.rows), sum(row.choices for row in comparison.rows)
+    if not comparison.tokens_touched:
+        return f"all {choices:,} choices of {len(comparison.rows)} {plural('layer', len(comparison.rows))} agree"
+    touched = f"{comparison.tokens_touched:,} of {comparison.tokens:,} tokens"
+    return f"{flips:,} of {choices:,} choices differ, at {touched}"

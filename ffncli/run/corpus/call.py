@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import FFNError, option
 from ffncli.options.opt import call
-from ffncli.run.corpus.question import CorpusQuestion, ExpertsQuestion, check_files, mixture, reading_model
+from ffncli.run.corpus.question import CorpusQuestion, ExpertsQuestion, check_files, mixture, reading_model, recorded
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.ranks.environment import torchrun
 from ffncli.system.packages import package_errors
@@ -50,11 +50,15 @@ def experts_for(
     advance: Callable[[int], Any] = lambda size: None,
 ) -> ExpertsSurvey:
     """Check a question about experts, then run it; `note` and `advance` are as in `corpus_for`."""
+    path = recorded(question)
     with sleep_while_waiting():
-        reading = mixture(question)
+        reading = mixture(question) if path is None else None
     set_threads(question.threads)
-    from ffncli.run.corpus.experts import experts_of
+    from ffncli.run.corpus.experts import experts_of, experts_of_routes
 
+    if reading is None:
+        assert path is not None
+        return experts_of_routes(question, path, note)
     return experts_of(question, reading, note, advance)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_steps
-from ffncli.errors import FFNError
+from ffncli.block.steps import Route, ffn_steps
+from ffncli.errors import FFNError, option
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
 from ffncli.run.corpus.placement import (
@@ -28,16 +30,15 @@ from ffncli.run.corpus.placement import (
     worth,
 )
 from ffncli.run.corpus.question import POLICIES, ExpertsQuestion, ReadingModel
+from ffncli.run.corpus.routes import LayerRoutes, RouterRule, chosen_of, read_routes, save_routes
 from ffncli.run.corpus.run import CorpusReader, reader_of
 from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.changes import changes_of
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
-from ffncli.run.engine.trace import Trace, input_record
 from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, demanding, load
 from ffncli.run.pretrained.what_if import changed_model
-from ffncli.run.saved.saved import save
 from ffncli.show.text import plural
 from ffncli.system.packages import package_errors
 
@@ -125,10 +126,11 @@ class ExpertsSurvey:
     each expert.
 
     `texts` and `tokens` count what was read; `ablated_texts` and `ablated_tokens` count the texts and tokens that were
-    read again for each expert, with that expert removed. `worth` says what a placement over ranks saves, if requested.
+    read again for each expert, with that expert removed. Recorded routes have no `model`, and count as one text if they
+    do not separate texts. `worth` says what a placement over ranks saves, if requested.
     """
 
-    model: Resolved
+    model: Resolved | None
     where: str
     texts: int
     tokens: int
@@ -153,7 +155,7 @@ _MOST_PAIRS = 10
 
 # (mean divergence of the predictions without the expert, in nats; share of tokens whose likeliest next token changes)
 Worth = tuple[float, float]
-Worths = Mapping[tuple[Layer, int], Worth]
+Worths = Mapping[tuple[str, int, int], Worth]  # by stack, layer and expert
 
 
 def experts_of(
@@ -170,8 +172,7 @@ def experts_of(
         progress = Progress()
         reader.read(sums, progress, advance)
         if question.routes_path is not None:
-            (layer,) = reading.layers
-            reader.remark(save_routes(question.routes_path, layer, torch.cat(sums[layer].routes)))
+            reader.remark(_saved(question.routes_path, reading.model, sums))
         texts, worths = _ablated(question, reader, sums)
         figures = tuple(_layer(layer, one, worths, question, splits[layer]) for layer, one in sums.items())
         split = next(iter(splits.values()))
@@ -207,16 +208,17 @@ def _ablated(
 
 
 def _layer(
-    layer: Layer, sums: RouteSums, worths: Worths, question: ExpertsQuestion, split: ExpertParallelism | None
-) -> LayerExperts:
+    at: Layer | LayerRoutes, sums: RouteSums, worths: Worths, question: ExpertsQuestion,
+    split: ExpertParallelism | None,
+) -> LayerExperts:  # fmt: skip
     placement = None if split is None else layer_placement(sums.halves, split)
     slots = question.slots or ((sums.experts + 1) // 2,)
     load: list[int] = sums.chosen.tolist()
     choices, most = sum(load), max(load)
     shares = [tokens / choices for tokens in load if tokens]
     return LayerExperts(
-        stack=layer.stack,
-        layer=layer.index,
+        stack=at.stack,
+        layer=at.index,
         tokens=sums.tokens,
         choices=choices,
         even_load=choices / len(load),
@@ -226,7 +228,7 @@ def _layer(
         entropy_bits=sum(-share * log2(share) for share in shares) if choices else None,
         max_entropy_bits=log2(len(load)),
         identity_choices=sums.identity,
-        experts=tuple(_expert(layer, sums, expert, choices, worths, placement) for expert in range(len(load))),
+        experts=tuple(_expert(at, sums, expert, choices, worths, placement) for expert in range(len(load))),
         pairs=_pairs(sums),
         coverage=tuple(Coverage(*one) for one in dict([*sums.coverage, (sums.tokens, sums.covered)]).items()),
         hit_rates=tuple(sums.hit_rates()),
@@ -236,16 +238,21 @@ def _layer(
 
 
 def _expert(
-    layer: Layer, sums: RouteSums, expert: int, choices: int, worths: Worths, placement: LayerPlacement | None
+    at: Layer | LayerRoutes,
+    sums: RouteSums,
+    expert: int,
+    choices: int,
+    worths: Worths,
+    placement: LayerPlacement | None,
 ) -> ExpertFigures:
-    tokens, (divergence, changed) = int(sums.chosen[expert]), worths.get((layer, expert), (None, None))
+    tokens, (divergence, changed) = int(sums.chosen[expert]), worths.get((at.stack, at.index, expert), (None, None))
     ranks = enumerate(placement.ranks) if placement else ()
     return ExpertFigures(
-        layer.stack, layer.index, expert, tokens, tokens / choices if choices else 0.0,
+        at.stack, at.index, expert, tokens, tokens / choices if choices else 0.0,
         tokens * sums.experts / choices if choices else 0.0,
-        float(sums.weight[expert]) / tokens if tokens else None,
-        float(sums.change[expert]) / tokens if tokens else None,
-        divergence, changed, float(sums.norm[expert]) / tokens if tokens else None,
+        float(sums.weight[expert]) / tokens if tokens and sums.weighed else None,
+        float(sums.change[expert]) / tokens if tokens and sums.measured else None,
+        divergence, changed, float(sums.norm[expert]) / tokens if tokens and sums.measured else None,
         tuple(rank for rank, experts in ranks if expert in experts),
     )  # fmt: skip
 
@@ -265,7 +272,7 @@ def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
 
 @dataclass(frozen=True)
 class Keep:
-    """What is kept besides sums: the router's weights as `routes`, and the `order` of the choices."""
+    """What is kept besides sums: the `routes` with weights and logits, and the `order` of the choices."""
 
     routes: bool = False
     order: bool = False
@@ -294,30 +301,46 @@ class RouteSums(Receiver):
         self.norm = torch.zeros(experts, dtype=torch.float64)
         self.halves = torch.zeros(2, experts, dtype=torch.int64)
         self.order: list[int] = []
+        self.weighed = self.measured = False
         self.coverage: list[tuple[int, int]] = []
         self.identity = 0
-        self.routes: list[Tensor] = []
+        self.routes: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
+        self._logits: Tensor | None = None
         self._last = torch.full((experts,), -1, dtype=torch.int64)
         self._clock = 0
         self._norms: list[tuple[int, Tensor, Tensor]] = []
 
+    def router(self, logits: Tensor) -> None:
+        """Keep a batch's logits until its choices arrive."""
+        self._logits = logits.detach().cpu() if self.keep.routes else None
+
     def route(self, weights: Tensor, places: Tensor) -> None:
         """Add a batch's choices; columns beyond `experts` stand for identity experts, which return their input."""
-        weights = weights.detach().cpu()
-        self.identity += int((weights[:, self.experts :] != 0).sum())
-        weights = weights[:, : self.experts]
-        chosen = weights != 0
-        self.chosen += chosen.sum(0)
-        later = (places[:, 0] >= self._half).cpu()
-        self.halves += torch.stack([chosen[~later].sum(0), chosen[later].sum(0)])
-        self.weight += weights.double().sum(0)
-        one = chosen.float()
+        ids, values = chosen_of(weights.detach().cpu())
+        self.identity += int((ids >= self.experts).sum())
+        self.measured, text = True, places[:, 0].cpu()
+        if self.keep.routes and sum(len(one) for one, *_ in self.routes) < MOST_ROUTES:
+            self.routes.append((ids, values, self._logits, text))
+        self.add(ids.masked_fill(ids >= self.experts, -1), values, text >= self._half)
+
+    def add(self, ids: Tensor, weights: Tensor | None, later: Tensor) -> None:
+        """Add the choices [tokens, top_k] of tokens, -1 for none; `later` are the tokens of the second half."""
+        some = ids >= 0
+        one = torch.zeros(len(ids), self.experts + 1).scatter_(1, ids + 1, 1.0)[:, 1:]
+        self.chosen += one.sum(0).long()
+        self.halves += torch.stack([one[~later].sum(0), one[later].sum(0)]).long()
         self.pairs += one.t().double() @ one.double()
-        if self.keep.routes and sum(map(len, self.routes)) < MOST_ROUTES:
-            self.routes.append(weights)
-        order = weights.double().abs().argsort(dim=1, descending=True, stable=True)
-        for row, count in zip(order, chosen.sum(1).tolist(), strict=True):
-            self._token(row[:count])
+        if weights is not None:
+            self.weighed = True
+            self.weight.index_add_(0, ids[some], weights[some].double())
+        for row, here in zip(ids, some, strict=True):
+            self._token(row[here])
+
+    def count(self, counts: Tensor) -> None:
+        """Add the number of choices [passes, experts] in each pass, of which nothing else is known."""
+        half = (len(counts) + 1) // 2
+        self.halves += torch.stack([counts[:half].sum(0), counts[half:].sum(0)])
+        self.chosen += counts.sum(0)
 
     def _token(self, experts: Tensor) -> None:
         """Add one token's experts, in order of decreasing weight."""
@@ -362,9 +385,9 @@ class RouteSums(Receiver):
 def expert_worths(
     loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
     used: Mapping[Layer, Sequence[int]],
-) -> dict[tuple[Layer, int], Worth]:  # fmt: skip
+) -> dict[tuple[str, int, int], Worth]:  # fmt: skip
     """Measure the effect of each used expert on the predictions; texts run one at a time."""
-    out: dict[tuple[Layer, int], Worth] = {}
+    out: dict[tuple[str, int, int], Worth] = {}
     before = [*_predictions(loaded, texts, device)]
     for layer, experts in used.items():
         live, block = live_ffn(loaded.module, model, layer), ffn_steps(steps(layer.spec))
@@ -372,7 +395,7 @@ def expert_worths(
             changes = changes_of(block, (), (f"expert:{expert}",))
             with changed_model(loaded.module, layer, live, None, changes):
                 after = _predictions(loaded, texts, device)
-                out[layer, expert] = _worth(before, after)
+                out[layer.stack, layer.index, expert] = _worth(before, after)
     return out
 
 
@@ -396,10 +419,58 @@ def _worth(before: Sequence[Tensor], after: Iterator[Tensor]) -> Worth:
     return max(0.0, total / tokens), changed / tokens
 
 
-def save_routes(path: Path, layer: Layer, routes: Tensor) -> str:
-    """Write a router's weights [tokens, experts]; return a note."""
-    result = Trace("route", "route", (input_record("route", routes),), {"route": routes})
-    about = {"name": f"routes of {layer.stack} layer {layer.index}", "stack": layer.stack, "layer": layer.index}
-    save(path, ffn_steps(steps(layer.spec)), result, about, {})
-    first = "the first " if len(routes) >= MOST_ROUTES else ""
-    return f"saved the routes of {first}{len(routes):,} {plural('token', len(routes))} to {path}"
+def _saved(path: Path, model: Resolved, sums: Mapping[Layer, RouteSums]) -> str:
+    """Write the routes of all layers; return a note."""
+    layers, text = [], torch.zeros(0, dtype=torch.int64)
+    for layer, one in sums.items():
+        op = next(step.op for step in steps(layer.spec) if isinstance(step.op, Route))
+        rule = RouterRule(
+            op.score, op.order, op.renormalise, op.scale, op.eps, op.score_dtype,
+            replays=op.order != "one_by_one" and not op.learned_scale and not op.always,
+        )  # fmt: skip
+        most = max((ids.shape[1] for ids, *_ in one.routes), default=0)
+        ids = torch.cat([functional.pad(ids, (0, most - ids.shape[1]), value=-1) for ids, *_ in one.routes])
+        weights = torch.cat([functional.pad(values, (0, most - values.shape[1])) for _, values, *_ in one.routes])
+        logits = [logits for *_, logits, _ in one.routes if logits is not None]
+        text = torch.cat([text for *_, text in one.routes])
+        some = torch.cat(logits) if len(logits) == len(one.routes) else None
+        layers.append(LayerRoutes(layer.stack, layer.index, one.experts, ids, weights, some, rule=rule))
+    save_routes(path, model.model.name, layers, text)
+    first = "the first " if len(text) >= MOST_ROUTES else ""
+    return f"saved the routes of {first}{len(text):,} {plural('token', len(text))} to {path}"
+
+
+def experts_of_routes(question: ExpertsQuestion, path: Path, note: Callable[[str], None]) -> ExpertsSurvey:
+    """Answer a question about recorded routes: everything that follows from the choices alone."""
+    started = time.monotonic()
+    routes = read_routes(path, question.recorded_experts, question.recorded_top_k)
+    notes = routes.notes
+    if routes.named is not None:
+        many = f"{routes.named} are named ({option('recorded_experts')})"
+        notes += (f"{routes.where} does not say how many experts there are: {many}",)
+    for remark in notes:
+        note(remark)
+    asked = str(question.layer or "all")
+    layers = [one for one in routes.layers if asked in ("all", str(one.index), f"{one.stack}.{one.index}")]
+    if not layers:
+        known = ", ".join(str(one.index) for one in routes.layers)
+        raise FFNError(f"{routes.where} has no layer {asked}", f"its layers are {known}")
+    splits = {at: spread_of(question, one.experts, 1) for at, one in enumerate(layers)}
+    keep, text = Keep(order=bool(question.cache or question.slots)), routes.text
+    texts = 1 if text is None else int(text.max()) + 1
+    figures, halves, tokens = [], [], 0
+    for at, one in enumerate(layers):
+        sums, real = RouteSums(one.experts, keep, 0), one.ids.masked_fill(one.ids >= one.experts, -1)
+        if one.counts is not None:
+            sums.count(one.counts)
+        else:
+            sums.identity = int((one.ids >= one.experts).sum())
+            number = torch.arange(len(real)) if text is None or texts < 2 else text
+            sums.add(real, one.weights, number >= (int(number.max()) + 2) // 2)
+        figures.append(_layer(one, sums, {}, question, splits[at]))
+        halves.append(sums.halves)
+        tokens = max(tokens, sums.tokens)
+    return ExpertsSurvey(
+        None, routes.where, texts, tokens, 0, 0, 0, time.monotonic() - started, tuple(figures), notes,
+        None if splits[0] is None else worth(halves, splits[0]),
+    )  # fmt: skip

@@ -133,6 +133,9 @@ class Receiver:
     def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
         """Receive a down projection's input `values` [tokens, d_ff], and the activation's output `active`."""
 
+    def router(self, logits: Tensor) -> None:
+        """Receive a router's logits [tokens, experts], before its weights."""
+
     def route(self, weights: Tensor, places: Tensor) -> None:
         """Receive a router's weights [tokens, experts], zero for experts not chosen."""
 
@@ -232,6 +235,7 @@ class _LayerHooks:
         self.places = unit_places(self.block, ffn.owners)
         needed = {**parameters(self.block), **tables(self.block)}
         self._located = [item for item in ffn.located if item.parameter in needed]
+        self.logits = {step.inputs[0] for step in self.block if isinstance(step.op, ops.Route)}
         self.experts = {name: op.experts.size for name, op in routes(self.block).items()}
         self.certain = False  # whether the modules of `places` are known to be called
         self.begin()
@@ -299,6 +303,8 @@ class _LayerHooks:
         inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
         unit_events, route = UnitEvents(self.block), None
         for event in execute(self.block, weights, inputs, EVAL):
+            if event.name in self.logits:
+                self.receiver.router(event.tensor)
             if event.name in self.experts:
                 route = event.tensor
                 self.receiver.route(route, batch.places)

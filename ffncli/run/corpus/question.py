@@ -1,14 +1,16 @@
 """The questions of `ffn trace --prompts` and `ffn experts`: options, model and layers. Does not import torch."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ffncli.errors import FFNError, option
+from ffncli.errors import FFNError, option, shown_path
 from ffncli.models.dimensions import Dimensions
+from ffncli.models.files.headers import read_header
 from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.options import conflicts, shared
 from ffncli.options.accept import (
@@ -26,11 +28,11 @@ from ffncli.options.accept import (
     text,
     whole,
 )
-from ffncli.options.opt import INPUT, SOURCE, Opt, Options
+from ffncli.options.opt import INPUT, SOURCE, Opt, Options, chosen
 from ffncli.run.pretrained.prompt import layers_of
 from ffncli.run.user.load import load
 from ffncli.run.user.options import MODEL, ModelSource, Source
-from ffncli.system.files import check_writable
+from ffncli.system.files import check_writable, open_to_read
 from ffncli.system.packages import require_extra
 
 BATCH_SIZE = 32
@@ -176,6 +178,7 @@ ABLATE_TEXTS = 4
 SUFFIX = ".safetensors"
 POLICIES = ("lru", "lfu", "pin", "best")  # which expert a cache evicts; see run/corpus/placement.py
 _where = partial(Opt, group="Where experts live")
+_recorded = partial(Opt, group="Recorded routes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,13 +193,15 @@ class ExpertsQuestion(ReadingQuestion):
     the predictions change; 0 skips this. With `ep` ranks, `placement` says which experts each rank should hold, with
     `redundant` copies more than experts, and `worth` what this saves; `groups` of experts (default: the router's) stay
     on one of the `nodes`. `cache` policies (`lru`, `lfu`, `pin`, `best`) of `slots` experts per layer give `caches`.
-    `save_routes` writes the routes of the given `layer` for `ffn bench --routing`. Raises FFNError for
-    whatever the command line refuses, and for an argument of the wrong type.
+    `save_routes` writes the routes, of one `layer` for `ffn bench --routing` or of all. `source` may also be a file of
+    routes: ours, or one that vLLM, SGLang or llama.cpp recorded; then `recorded_experts` and `recorded_top_k` say what
+    the file does not. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
     """
 
-    source: Annotated[Source | None, Opt(accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")] = (
-        field(default=None, kw_only=False)
-    )
+    source: Annotated[
+        Source | None,
+        Opt(accepts=MODEL, help="Directory or GGUF file of a mixture of experts; or a file of routes, see the manual."),
+    ] = field(default=None, kw_only=False)
     layer: Annotated[
         int | str | None,
         Opt(
@@ -204,6 +209,14 @@ class ExpertsQuestion(ReadingQuestion):
             help="One layer, counted from 0. [default: all]",
         ),
     ] = None  # fmt: skip
+    recorded_experts: Annotated[
+        int | None,
+        _recorded("--experts", accepts=COUNT, help="Experts of each layer. [default: the most that is named, plus 1]"),
+    ] = None
+    recorded_top_k: Annotated[
+        int | None,
+        _recorded("--top-k", accepts=COUNT, help="Choices per token, where a CSV does not separate tokens."),
+    ] = None
     ablate_texts: Annotated[
         int,
         Opt(
@@ -215,7 +228,7 @@ class ExpertsQuestion(ReadingQuestion):
         shared.Path | None,
         Opt(
             "--save-routes", accepts=PATH,
-            help="Write the routes of the --layer to FILE.safetensors, for ffn bench --routing.",
+            help="Write the routes to FILE.safetensors: one --layer for ffn bench --routing, or all for ffn compare.",
         ),
     ] = None  # fmt: skip
 
@@ -251,15 +264,53 @@ class ExpertsQuestion(ReadingQuestion):
 EXPERTS_RULES = (conflicts.Conflict("redundant groups nodes", needs="ep", why="they say where the ranks' experts go"),)
 
 
+_OF_RECORDS = (b"logical_count", b"last_physical_to_logical_map")  # SGLang's keys
+_THREE_AXES = rb"'descr': '[<|][iu]\d', .{1,40}'shape': \(\d+, \d+, \d+\)"  # of an array of integers, vLLM's
+_MOST_PICKLE = 1 << 24
+
+
+def recorded_routes(source: Any, traces: bool = True) -> Path | None:
+    """Return the file if a source is a file of routes instead of a model, judged by its suffix and its first bytes;
+    with `traces`, a saved trace of a mixture is one."""
+    path = Path(os.path.expanduser(source)) if isinstance(source, str) else None
+    suffix = "" if path is None else path.suffix.lower()
+    if path is None or suffix not in (SUFFIX, ".pt", ".csv", ".npy", ".npz") or not path.is_file():
+        return None
+    if suffix == SUFFIX:
+        names = read_header(path)
+        return path if any(name.endswith("/ids") for name in names) or (traces and "route" in names) else None
+    with open_to_read(path) as file:
+        start = file.read(_MOST_PICKLE)
+    if suffix in (".npy", ".npz"):
+        return path if traces or re.search(_THREE_AXES, start) else None
+    if suffix == ".pt":
+        return path if any(key in start for key in _OF_RECORDS) else None
+    first = next((line for line in start.splitlines() if line and not line.startswith(b"#")), b"")
+    return path if re.match(rb"\d[\d, -]*$|(.*,)?layer", first, re.I) else None
+
+
+def recorded(question: ExpertsQuestion) -> Path | None:
+    """Return the file of routes that the question is about, None if it is about a model. Raises FFNError for options
+    that belong to the other."""
+    path = recorded_routes(question.source)
+    given = chosen(question)
+    wrong = [name for name in given if (name in _OF_MODELS if path else name.startswith("recorded_"))]
+    if wrong and path:
+        raise FFNError(f"{option(wrong[0])} is for a model, and {shown_path(path)} has recorded routes", "leave it out")
+    if wrong:
+        raise FFNError(f"{option(wrong[0])} is for recorded routes", "a model says it itself: leave it out")
+    conflicts.check(EXPERTS_RULES, question)
+    return path
+
+
+_OF_MODELS = ("prompts", "dtype", "device", "batch_size", "max_tokens", "ablate_texts", "save_routes")
+
+
 def mixture(question: ExpertsQuestion) -> ReadingModel:
     """Return the model of a question about experts, and its layers with experts; refuse a model without experts."""
-    conflicts.check(EXPERTS_RULES, question)
     if (path := question.routes_path) is not None:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")
-        if question.layer in (None, "all"):
-            hint = f"give one {option('layer')}: a benchmark runs one block"
-            raise FFNError(f"{option('save_routes')} needs one layer", hint)
         check_writable(str(path), question.force, option("save_routes"))
     reading = reading_model(question)
     layers = tuple(layer for layer in reading.layers if layer.spec.moe)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+import ffncli
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine import execute
@@ -386,3 +387,17 @@ def test_what_cannot_be_drawn(call, sweep, tmp_path):
     trace = tmp_path / "t.json"
     trace.write_text("{}")
     expect_refusal(call("compare", str(trace), "--plot"), "is not a result of ffn bench")
+
+
+def test_two_files_of_routes(call, json_of, csv_of, tmp_path):
+    base, new = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+    Path(base).write_text("pos,layer,e0,e1\n0,0,3,1\n1,0,2,0\n", "utf-8")
+    Path(new).write_text("pos,layer,e0,e1\n0,0,1,3\n1,0,2,3\n", "utf-8")
+    code, out, err = call("compare", base, new)
+    assert (code, err) == (1, "error: 1 of 4 choices differ, at 1 of 2 tokens\n")
+    assert "0          1     0    3" in out
+    assert "Choices that differ" in out
+    assert call("compare", base, base)[0] == 0
+    assert "all 4 choices of 1 layer agree" in call("compare", base, base)[1]
+    assert json_of("compare", base, base)["rows"] == [vars(row) for row in ffncli.compare(base, base).rows]
+    assert [one["choices"] for one in csv_of("compare", base, base)] == ["4"]

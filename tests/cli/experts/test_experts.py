@@ -75,7 +75,7 @@ def test_what_a_placement_is_worth(worth, words):
         ([], "ffn experts needs texts"),
         (["-p", "cat", "--prompts", "x"], "--prompt contradicts --prompts"),
         (["-p", "cat", "-l", "9"], "layer"),
-        (["-p", "cat", "--save-routes", "x.safetensors"], "needs one layer"),
+        (["-p", "cat", "--experts", "4"], "--experts is for recorded routes"),
         (["--prompts", "/nonexistent"], "cannot read"),
     ],
 )
