@@ -203,21 +203,26 @@ class Wires:
         rates = [ports * link.bytes_per_s(here) for link, _, ports in used if link is not None]
         return self._fastest([(link, steps) for link, steps, _ in used], sent / min(rates)) if rates else None
 
-    def all_to_all_s(self, size: float, ranks: int, apart: int = 1) -> float | None:
+    def ranks_here(self, ranks: int, apart: int = 1) -> int:
+        """Return how many of the ranks, which are `apart` devices apart, share a node."""
+        return min(ranks, max(1, self.per_node // apart))
+
+    def all_to_all_s(self, size: float, ranks: int, apart: int = 1, crossing: float = 1.0) -> float | None:
         """Return the seconds until each rank has sent `size` bytes in equal parts to all ranks, including itself.
 
         Neighbouring ranks are `apart` devices apart and all send simultaneously. Link and network work in parallel, so
-        only the step latency of the slower of the two is added.
+        only the step latency of the slower of the two is added. Of what goes to other nodes, the part `crossing` is
+        sent over the network, and copied there.
         """
         if ranks == 1 or not size:
             return 0.0
-        here = min(ranks, max(1, self.per_node // apart))
+        here = self.ranks_here(ranks, apart)
         times, used = [], []
-        for link, others in ((self.link, here - 1), (self.network, ranks - here)):
+        for link, others, part in ((self.link, here - 1, 1.0), (self.network, ranks - here, crossing)):
             if others:
                 if link is None:
                     return None
-                times.append(others / ranks * size / link.bytes_per_s(here))
+                times.append(part * others / ranks * size / link.bytes_per_s(here))
                 used.append((link, 1))
         return self._fastest(used[-1:], max(times))
 

@@ -9,11 +9,14 @@ hold their experts in fp8 or bf16, and the results return in bf16.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType, activation_dtype, weight_bytes
+from ffncli.block.recipe import MoE
 from ffncli.block.shard import Ranks
+from ffncli.block.steps import Step
 from ffncli.block.traffic import KernelTraffic, launches
 from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import NO_WIRES, Accelerators
@@ -113,10 +116,12 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One all-to-all of a layer on the busiest rank: the bytes that it sends and receives, with those for itself."""
+    """One all-to-all of a layer on the busiest rank: the bytes that it sends and receives, with those for itself;
+    the part `crossing` of those for other nodes goes over the network, once for each node."""
 
     sent: float
     received: float
+    crossing: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,17 @@ class Planner:
     nodes: int | None = None
     price: float | None = None
 
+    @cached_property
+    def _steps(self) -> dict[tuple[int, Ranks], tuple[Step, ...]]:
+        """The steps of rank 0, by the group's identity and the split: splitting takes as long as the rest of a row."""
+        return {}
+
+    def _steps_of(self, group: Group, ranks: Ranks) -> tuple[Step, ...]:
+        key = (id(group), ranks)
+        if key not in self._steps:
+            self._steps[key] = steps_of(group, 0, ranks)
+        return self._steps[key]
+
     def splits(self) -> list[Ranks]:
         """Return the possible splits whose tp and ep are powers of two, which usually also divide the heads and the
         devices of a node."""
@@ -215,9 +231,9 @@ class Planner:
         def compute(tokens: int) -> bool:
             return _bound(self._layers(cluster, ranks, tokens)) == "compute"
 
-        low, high = 1, 2
+        low, high = 1, 4
         while not compute(high):
-            low, high = high, 2 * high
+            low, high = high, 4 * high
             if high > _MOST_TOKENS:
                 return None
         if low == 1 and compute(1):
@@ -302,7 +318,7 @@ class Planner:
 
     def _with_memory(self, row: PlanRow, cluster: Accelerators, ranks: Ranks) -> PlanRow:
         tokens, width = -(-row.tokens // ranks.ep), activation_dtype(self.weights).bytes
-        parts = [(steps_of(g, 0, ranks), len(g.layers)) for g in self.model.groups]
+        parts = [(self._steps_of(g, ranks), len(g.layers)) for g in self.model.groups]
         ffn = sum(weight_bytes(steps, self.weights) * n for steps, n in parts)
         whole = None if self.other_bytes is None else ffn + -(-self.other_bytes // ranks.tp)
         activations = max(cost(steps, tokens).activation_bytes(width) for steps, _ in parts)
@@ -319,7 +335,7 @@ class Planner:
 
     def _load(self, group: Group, cluster: Accelerators, ranks: Ranks, tokens: int, even: bool = False) -> Load:
         """Return the busiest rank's part of a layer; `even` assumes that the experts of all ranks get equal work."""
-        steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
+        steps, entered = self._steps_of(group, ranks), -(-tokens // ranks.ep)
         activations, moe = activation_dtype(self.weights), group.spec.moe
         touched, loads, share = (
             None,
@@ -343,7 +359,10 @@ class Planner:
                 entered * part * rows_each / moe.top_k * values * width
                 for values, width in zip(exchanged(steps), widths, strict=True)
             )
-            exchanges = (Exchange(one, one / part * share), Exchange(back / part * share, back))
+            crossing = self._crossing(moe, cluster, ranks, rows_each)
+            exchanges = (
+                Exchange(one, one / part * share, crossing), Exchange(back / part * share, back, crossing),
+            )  # fmt: skip
         return Load(
             kernels=tuple(
                 _kernel(kernel, entered, loads, share)
@@ -352,6 +371,16 @@ class Planner:
             reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
             exchanged=exchanges,
         )
+
+    def _crossing(self, moe: MoE, cluster: Accelerators, ranks: Ranks, rows_each: float) -> float:
+        """Return the rows that a token sends to other nodes over those that it sends to their ranks: a row per node,
+        which is copied there."""
+        here = cluster.wires.ranks_here(ranks.ep, ranks.tp)
+        nodes = -(-ranks.ep // here)
+        if self.rows_per == "choice" or nodes == 1 or moe.experts % nodes:
+            return 1.0
+        rows = ranks_reached(moe.experts, moe.top_k, nodes, moe.groups, moe.top_groups)
+        return rows * (nodes - 1) / nodes / (rows_each * (ranks.ep - here) / ranks.ep)
 
     def _dispatch(self, cluster: Accelerators) -> str:
         """Return the format in which tokens are sent to their experts."""
@@ -379,7 +408,7 @@ class Planner:
         wires = cluster.wires
         reduces = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
         exchanges = [
-            wires.all_to_all_s(max(one.sent, one.received), ranks.ep, ranks.tp) for one in load.exchanged
+            wires.all_to_all_s(max(one.sent, one.received), ranks.ep, ranks.tp, one.crossing) for one in load.exchanged
         ]  # fmt: skip
         if None in reduces or None in exchanges:
             hint = "" if wires == NO_WIRES else "name one with --link and --network"

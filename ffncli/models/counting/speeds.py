@@ -181,7 +181,7 @@ class MeasuredSpeeds:
         rates = self.rates(weights, work, any(one.routed for one in kernels))
         if rates is None:
             return None
-        (low, high), number = self._ends[weights]
+        (low, high), number = self._ends[weights, any(one.routed for one in kernels)]
         times = tuple(
             KernelTime(one.flops / rates.flops_per_s, one.moved_bytes / rates.bytes_per_s, low=low, high=high)
             for one in kernels
@@ -190,17 +190,21 @@ class MeasuredSpeeds:
         return PredictedTimes(rates, times, why if number < _LEAST_BLOCKS else "")
 
     @cached_property
-    def _ends(self) -> Mapping[DType, tuple[Ends, int]]:
-        """Map each format to the 80 % interval of measured ÷ predicted, and the number of errors that it is from."""
-        ratios: dict[DType, list[float]] = {block.weights: [] for block in self.blocks}
+    def _ends(self) -> Mapping[tuple[DType, bool], tuple[Ends, int]]:
+        """Map each format, of dense blocks and of mixtures, to the 80 % interval of measured ÷ predicted and the number
+        of errors that it is from: those of all blocks in this format, if few are alike."""
+        errors: dict[tuple[DType, bool], list[float]] = {}
         for block in self.blocks:
             if predicted := predicted_s(self.without(block), block):
-                ratios[block.weights].append(log(block.time_s / predicted))
-        return {
-            weights: ((exp(quantile(logs, 0.1)), exp(quantile(logs, 0.9))) if len(logs) >= _LEAST_BLOCKS else _WIDE,
-                      len(logs))
-            for weights, logs in ratios.items()
-        }  # fmt: skip
+                errors.setdefault((block.weights, block.spec.moe is not None), []).append(log(block.time_s / predicted))
+        out = {}
+        for weights in dict.fromkeys(block.weights for block in self.blocks):
+            both = [errors.get((weights, mixture), []) for mixture in (False, True)]
+            for mixture, alike in enumerate(both):
+                logs = alike if len(alike) >= _LEAST_BLOCKS else [*both[0], *both[1]]
+                ends = (exp(quantile(logs, 0.1)), exp(quantile(logs, 0.9))) if len(logs) >= _LEAST_BLOCKS else _WIDE
+                out[weights, bool(mixture)] = ends, len(logs)
+        return out
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
         """Return the roofline's rates times the share that the most similar blocks reached in this format."""

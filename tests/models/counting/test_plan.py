@@ -239,6 +239,19 @@ def test_expert_rows_sum_to_the_load(skew, ranks):
     assert sum(r * n for r, n in even) == pytest.approx(600 / ranks)
 
 
+def test_a_token_crosses_the_network_once_for_each_node():
+    """DeepSeek-V3 over 32 ranks of 4 nodes: 3 of 4 nodes are others, and the network carries a row for each."""
+    model = catalog.find("deepseek-v3")
+    row = planner(model, dispatch="bf16").row(cluster(H100), Ranks(1, 32), 32 * 4096)
+    each, nodes = ranks_reached(256, 8, 32, 8, 4), ranks_reached(256, 8, 4, 8, 4)
+    assert nodes < each
+    load = expert_load(256, 8, 32 * 4096, 32)
+    crossing = 58 * 2 * load.imbalance * 4096 * 7168 * 2 * nodes * 3 / 4 / (0.8 * 50e9)
+    assert row.link_s == pytest.approx(crossing, rel=0.01)
+    choice = planner(model, dispatch="bf16", rows_per="choice").row(cluster(H100), Ranks(1, 32), 32 * 4096)
+    assert choice.link_s == pytest.approx(crossing * 8 / nodes, rel=0.01)
+
+
 def test_shared_experts_may_run_during_the_all_to_alls():
     model = catalog.find("deepseek-v3")
     apart, together = (
