@@ -129,7 +129,8 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
     yield from dict.fromkeys(one.source for one in plan.assumed)
     unknown = dict.fromkeys(f"{row.device}, {row.dtype}: wide interval, {row.unknown}" for row in rows if row.unknown)
     yield from unknown
-    yield "time: forward pass of all FFNs, one kernel after another, plus the collectives; 80 % interval: of the time"
+    yield "time: forward pass of all FFNs, one kernel after another, plus the collectives"
+    yield "80 % interval: from the errors on measured shapes that were not fitted, and on published all-reduces"
     if any(row.devices > 1 for row in rows):
         yield "link time: by the fastest of NCCL's protocols, with the latencies of its src/graph/tuning.cc"
         yield "of ideal: speed-up ÷ devices"
@@ -151,7 +152,8 @@ def _memory(row: PlanRow) -> str:
     """Return what a device's memory holds in the first row."""
     ffn, whole = row.ffn_weight_bytes or 0, row.model_weight_bytes or 0
     rest = f"{bytes_text(whole - ffn)} of attention, embeddings, norms and head (split over tp, copied over ep)"
-    where = f" (tp{row.tp}, {row.tokens:,} {plural('token', row.tokens)})" if row.devices > 1 or row.tokens > 1 else ""
+    split = f"{Ranks(row.tp, row.ep)}, " if row.devices > 1 else ""
+    where = f" ({split}{row.tokens:,} {plural('token', row.tokens)})" if row.devices > 1 or row.tokens > 1 else ""
     parts = (
         f"{bytes_text(ffn)} of FFN weights, {rest}, {bytes_text(row.activation_bytes or 0)} of a layer's activations"
     )

@@ -106,16 +106,24 @@ def test_a_missing_column_is_named(tmp_path):
 
 
 def test_a_mixture_that_would_read_faster_than_the_memory_is_not_gated(tmp_path):
-    """128 experts of 2688 x 1856 in bf16 are 3.8 GB gated, 2.6 GB plain; an H100 reads 3.35 in a millisecond."""
-    row = "balanced,2688,1856,{},bfloat16,128,256,6,h100_sxm\n"
-    (fast,) = read(tmp_path, MIXTURES + row.format(0.9), "mixture").mixtures
-    (slow,) = read(tmp_path, MIXTURES + row.format(1.3), "mixture").mixtures
+    """128 experts of 2688 x 2048 in bf16 are 4.2 GB gated, 2.8 GB plain; an H100 reads 3.35 in a millisecond."""
+    row = "balanced,2688,2048,{},bfloat16,128,256,6,h100_sxm\n"
+    (fast,) = read(tmp_path, MIXTURES + row.format(1.0), "mixture").mixtures
+    (slow,) = read(tmp_path, MIXTURES + row.format(1.4), "mixture").mixtures
     assert (fast.gated, slow.gated) == (False, True)
     up, act, down, mixed = fast.measured.kernels
-    assert (up.k, up.n, down.k, down.n, act.k, mixed.k) == (2688, 1856, 1856, 2688, 0, 0)
-    assert slow.measured.kernels[0].n == 2 * 1856
-    assert up.weight_bytes == 2 * 128 * 2688 * 1856
+    assert (up.k, up.n, down.k, down.n, act.k, mixed.k) == (2688, 2048, 2048, 2688, 0, 0)
+    assert slow.measured.kernels[0].n == 2 * 2048
+    assert up.weight_bytes == 2 * 128 * 2688 * 2048
     assert (up.loads.rows, up.loads.products, up.loads.spread) == (256 * 6, 128, 1)
+
+
+def test_a_known_model_without_gates_is_not_gated_whatever_it_takes(tmp_path):
+    """Nemotron 3 Super: experts of width 2688 without a gate, in a latent space of 1024."""
+    for width in (1024, 4096):
+        row = f"balanced,{width},2688,99,bfloat16,512,256,22,h100_sxm\n"
+        (one,) = read(tmp_path, MIXTURES + row, "mixture").mixtures
+        assert not one.gated
 
 
 @pytest.mark.parametrize("distribution", ["balanced", "power_law_1.01", "power_law_1.2"])

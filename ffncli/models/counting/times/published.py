@@ -12,6 +12,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import exp, floor, isfinite
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,7 @@ from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.traffic import launches
 from ffncli.errors import FFNError, shown
+from ffncli.models import catalog
 from ffncli.models.counting.times.fit import (
     LEAST,
     MeasuredKernels,
@@ -185,8 +187,8 @@ def _system(name: str) -> Device | None:
 def _finish(times: PublishedTimes) -> None:
     """Keep the shortest time of the same work, and find out which mixtures are not gated.
 
-    The files do not always say it: a shape is not gated if reading three matrices an expert would take more than the
-    data sheet's bandwidth, in the median over devices and classes.
+    The files do not always say it: a shape is not gated if it is that of a known model without gates, or if reading
+    three matrices an expert would take more than the data sheet's bandwidth, in the median over devices and classes.
     """
     for name in ("products", "mixtures"):
         best: dict[tuple[object, ...], PublishedTime] = {}
@@ -203,7 +205,20 @@ def _finish(times: PublishedTimes) -> None:
             best_of, cell = used.setdefault(row.shape, {}), (row.device.name, row.kind)
             best_of[cell] = max(best_of.get(cell, 0.0), size / row.seconds / row.device.bytes_per_s)
     plain = {shape for shape, shares in used.items() if median(shares.values()) > 1}
+    plain |= _known_plain() if used else set()
     times.mixtures = [replace(row, gated=row.gated and row.shape not in plain) for row in times.mixtures]
+
+
+@cache
+def _known_plain() -> set[tuple[int, ...]]:
+    """Return the shapes of mixtures without gates in the catalog: (width, d_ff, top_k, experts), the width that of the
+    model or of the latent space of its experts."""
+    groups = [group for name in catalog.names() for group in catalog.find(name).model.groups]
+    return {
+        (width, spec.d_ff, spec.moe.top_k, spec.moe.experts)
+        for spec in (group.spec for group in groups) if spec.moe and not spec.gated
+        for width in (spec.d_model, spec.moe.latent) if width
+    }  # fmt: skip
 
 
 # --- fitting what the user measured -----------------------------------------------------------------------------------
