@@ -351,6 +351,8 @@ REFUSED = [
     ("plan llama-2-7b --nodes 2 --per-node 4", "--nodes contradicts --per-node"),
     ("plan mixtral-8x7b --dispatch int4", "unknown value 'int4'", "fp8, bf16"),
     ("plan mixtral-8x7b --rows-per node", "unknown value 'node'", "rank, choice"),
+    ("plan gpt2 --dispatch fp8", "--dispatch needs a mixture of experts"),
+    ("plan gpt2 --rows-per choice", "--rows-per needs a mixture of experts"),
     ("plan gpt2 --measured aiconfigurator:nowhere", "no gemm_perf.parquet"),
     # ffn doctor
     ("doctor --no-noise --seconds 3", "--seconds contradicts --no-noise"),

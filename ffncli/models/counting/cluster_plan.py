@@ -29,6 +29,7 @@ _OF_THE_SHEET = tuple(
     for name in ("gemm_efficiency", "memory_efficiency")
 )
 _DEPLOYED = (Conflict("nodes", contradicts="per_node", why="both say how many devices are in a node"),)
+_OF_MIXTURES = ("dispatch", "rows_per", "overlap_shared")
 _DEVICES = replace(NAMES, words="one or more names such as 'h100'")
 _cluster = partial(Opt, group="Accelerators")
 
@@ -173,8 +174,9 @@ class PlanQuestion(Assumptions):
                 f"pass {option('top_k', 2)}",
             )
         skew = skew_text(option("skew"), self.skew)
-        if skew != UNIFORM and not any(group.spec.moe for group in resolved.model.groups):
-            raise FFNError(f"{option('skew')} needs a mixture of experts, but {resolved.model.name} is not one")
+        asked = [name for name in _OF_MIXTURES if name in given(self)] if skew == UNIFORM else ["skew"]
+        if asked and not any(group.spec.moe for group in resolved.model.groups):
+            raise FFNError(f"{option(asked[0])} needs a mixture of experts, but {resolved.model.name} is not one")
         planners = []
         for name in self.formats:
             weights = storage_of(resolved, name)

@@ -10,7 +10,7 @@ from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.traffic import Traffic, launches, time_floor
 from ffncli.models.counting.times.fit import quantile
-from ffncli.models.counting.times.fitted import Ends, Fitted, fitted, skew_exponent
+from ffncli.models.counting.times.fitted import Ends, Fitted, fitted, skew_exponent, with_short_rows
 from ffncli.models.counting.times.kernels import KernelTime, PlannedKernel, chip_of, class_of, computed_in, kernel_time
 from ffncli.system.hardware import Device
 
@@ -89,8 +89,9 @@ class FittedSpeeds:
         if chip is None or rate is None:
             return None
         by = (self.user.of(name) if self.user else None) or fitted(self.device, name)
+        constants = with_short_rows(by.constants, chip, weights.bytes) if weights.bytes > 2 else by.constants
         given = {"peak": self.gemm_efficiency, "bandwidth": self.memory_efficiency}
-        constants = replace(by.constants, **{key: value for key, value in given.items() if value is not None})
+        constants = replace(constants, **{key: value for key, value in given.items() if value is not None})
         times = []
         for kernel in kernels:
             one = kernel_time(kernel, chip, constants, skew_exponent())

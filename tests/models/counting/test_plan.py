@@ -287,6 +287,7 @@ def test_what_was_not_measured_has_a_wider_interval_and_says_so():
         row = planner(LLAMA).row(cluster(named(device, "--device")), Ranks(), 64)
         assert width(row) > width(known)
         assert why in row.unknown
+    assert planner(LLAMA, "fp32").row(cluster(H100), Ranks(), 1).bound == "memory"  # not a tile's worth of arithmetic
     assert "fp32" in planner(LLAMA, "fp32").row(cluster(H100), Ranks(), 64).unknown
     assert width(planner(LLAMA).row(cluster(H100), Ranks(8), 64)) > width(known)  # collectives
 

@@ -8,14 +8,12 @@ from functools import cache
 from typing import Any
 
 from ffncli.block.dtypes import storage
-from ffncli.models.counting.times.kernels import CLASSES, TimeConstants, chip_of
+from ffncli.models.counting.times.kernels import CLASSES, Chip, TimeConstants, chip_of
 from ffncli.system.hardware import Device, fitted_rows, planning_defaults
 
 Ends = tuple[float, float]
 BOUNDS = ("memory", "compute")
-_SHORT = (
-    0.3  # rows of a short tile over those at which arithmetic takes as long as reading weights: 0.28 to 0.41 fitted
-)
+_SHORT = 0.3  # of the rows at which arithmetic takes as long as reading weights; 0.28 to 0.41 are fitted
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,16 @@ def fitted(device: Device, name: str) -> Fitted:
         return known if known.of == device.name else replace(known, products=general.products, experts=general.experts)
     chip, one = chip_of(device, name) or chip_of(device, name, "fp16"), general.constants
     peak = one.peak * device.gemm_efficiency / planning_defaults().gemm_efficiency
-    short = one.short_rows
-    if chip is not None:
-        ridge = chip.flops_per_s / chip.bytes_per_s * storage(CLASSES[name].weights).bytes / 2  # in rows
-        short = max(1.0, min(short, _SHORT * ridge))
-    return replace(general, constants=replace(one, peak=min(peak, 1.2), short_rows=short))
+    one = replace(one, peak=min(peak, 1.2))
+    size = storage(CLASSES[name].weights).bytes
+    return replace(general, constants=one if chip is None else with_short_rows(one, chip, size))
+
+
+def with_short_rows(one: TimeConstants, chip: Chip, weight_bytes: float) -> TimeConstants:
+    """Lower `short_rows` for a chip or format of which it was not measured, if so many rows would take longer than
+    reading the weights: few rows are not computed in tiles then."""
+    ridge = chip.flops_per_s / chip.bytes_per_s * weight_bytes / 2  # in rows
+    return replace(one, short_rows=max(1.0, min(one.short_rows, _SHORT * ridge)))
 
 
 @cache

@@ -213,7 +213,8 @@ def _finish(times: PublishedTimes) -> None:
 def _known_plain() -> set[tuple[int, ...]]:
     """Return the shapes of mixtures without gates in the catalog: (width, d_ff, top_k, experts), the width that of the
     model or of the latent space of its experts."""
-    groups = [group for name in catalog.names() for group in catalog.find(name).model.groups]
+    models = (resolved.model for name in catalog.names() if (resolved := catalog.find(name)))
+    groups = [group for model in models for group in model.groups]
     return {
         (width, spec.d_ff, spec.moe.top_k, spec.moe.experts)
         for spec in (group.spec for group in groups) if spec.moe and not spec.gated
