@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ffncli.run.measure.gap import Agreement
     from ffncli.run.precision.results import MixedFormat, PrecisionRow
     from ffncli.run.trace.survey import LayerRow
+    from ffncli.run.trace.training_step import LayerGradients
 
 
 def in_json(value: Any) -> Any:
@@ -50,7 +51,7 @@ def dimensions_text(block: BlockSummary) -> str:
 
 
 def layer_name(
-    row: LayerRow | CorpusLayer | LayerExperts | LayerData | PrecisionRow | MixedFormat, model: Model
+    row: LayerRow | LayerGradients | CorpusLayer | LayerExperts | LayerData | PrecisionRow | MixedFormat, model: Model
 ) -> str:
     """Return a name such as `3`, or `encoder.3` if the model has several stacks."""
     return f"{row.stack}.{row.layer}" if len({group.stack for group in model.groups}) > 1 else str(row.layer)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import csv_table, layer_name, listed, named
+from ffncli.cli.common.summaries import csv_table, in_json, layer_name, listed, named
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, percent, plural, rounded
 
@@ -44,6 +44,7 @@ def survey_answer(survey: Survey, units: int = 1) -> Answer:
                   "input": survey.input,
                   "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in survey.tokens.items()}},
         "layers": layers,
+        **({} if survey.gradients is None else {"loss": survey.loss, "gradients": in_json(survey.gradients)}),
     }  # fmt: skip
     rows = [_csv_keys(row) for row in layers]
     names = tuple(dict.fromkeys(name for row in rows for name in row))
@@ -57,7 +58,22 @@ def survey_answer(survey: Survey, units: int = 1) -> Answer:
     parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _meanings(survey, units).items()]
     loads = [(layer_name(row, survey.model.model), row.routing) for row in survey.rows if row.routing]
     parts += [layers_table(loads)] if loads else []
+    parts += gradient_norms(survey)
     return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})
+
+
+def gradient_norms(survey: Survey) -> list[Part]:
+    """Show the norms of each layer's gradients, and the loss of the next tokens."""
+    if survey.gradients is None or survey.loss is None:
+        return []
+    names = dict.fromkeys(name for row in survey.gradients for name in row.weight_norms)
+    rows = [
+        (layer_name(row, survey.model.model), row.output_norm, row.input_norm,
+         *(row.weight_norms.get(name) for name in names))
+        for row in survey.gradients
+    ]  # fmt: skip
+    title = f"Norms of the gradients of the next tokens' loss, {survey.loss:.6g} nats"
+    return [Table(("layer", "output", "input", *names), rows, title, labels=1)]
 
 
 def _keys(row: LayerRow) -> dict[str, Any]:

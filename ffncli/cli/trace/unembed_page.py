@@ -52,6 +52,8 @@ def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]
 
 def _about(session: Session) -> str:
     """Describe what is unembedded."""
+    if session.training_step is not None and session.training_step.lr is not None:
+        return "what one training step adds to the FFN's output, normalised alone, through the final norm and head"
     return _OUTPUT if session.question.neuron is None else _UNIT_AT if session.tokens else _UNIT
 
 

@@ -25,7 +25,7 @@ from ffncli.run.corpus.question import TABLES
 from ffncli.run.engine.changes import Change, changes_of
 from ffncli.run.explain.place import StepIndex, place_of
 from ffncli.run.pretrained.prompt import DIMENSIONS, PROMPT_RULES, Prompt, prompt_of
-from ffncli.run.trace.step_question import STEP_RULES, StepOptions
+from ffncli.run.trace.step_question import STEP_RULES, Backward, StepOptions
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Input, ModelSource
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable
@@ -246,6 +246,7 @@ class SurveyQuestion(Dimensions):
     seed: shared.Seed = None
     threads: shared.Threads = None
     top_units: shared.TopUnits = None
+    backward: Backward = False
 
     @property
     def leading(self) -> tuple[int, ...] | None:
@@ -288,6 +289,11 @@ ONE_LAYER = (
         contradicts="layer=all",
         why="the option concerns one layer: give the layer's number",
     ),
+)
+
+SURVEY_RULES = (
+    Conflict("backward", needs=_PROMPT, why="without a model's loss, layers have no gradients"),
+    Conflict("backward", contradicts="position", why="a gradient is a sum over all tokens"),
 )
 
 # --- the subject of a question
@@ -334,7 +340,7 @@ def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
 
     An example is surveyed without its own input, weights and mask, because every layer gets the same input.
     """
-    conflicts.check((*PROMPT_RULES, Conflict("position", needs=_PROMPT)), question)
+    conflicts.check((*PROMPT_RULES, Conflict("position", needs=_PROMPT), *SURVEY_RULES), question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
     _ = question.leading
     if question.source is None and question.d_model is None:

@@ -20,6 +20,7 @@ from ffncli.models.model import Resolved
 from ffncli.options import conflicts
 from ffncli.run.corpus.question import TABLES
 from ffncli.run.corpus.results import save_table
+from ffncli.run.engine.backward import forward
 from ffncli.run.engine.changes import NoUnit
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import BlockSummary, Prepared, Token, block_summary, prepare
@@ -152,6 +153,12 @@ class Session:
 
         asked = StepOptions(backward=True, **options)
         conflicts.check(STEP_RULES, asked, {} if self.model_run is None else {"prompt": self.model_run.prompt})
+        if self.subject is not None and self.subject.prompt is not None:
+            question, everything = (
+                replace(self.question, backward=True, lr=asked.lr),
+                replace(self.subject, experts=None),
+            )
+            return _training_step(question, everything, self.prepared, None)
         return training_step(self.model, self.prepared, asked, self.question.values_shown, None, self.mask_state)
 
     def __iter__(self) -> Iterator[str]:
@@ -238,7 +245,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
         model_run=_model_run(subject, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.values_shown),
         routing=routing_of(prepared.steps, result.tensors),
-        **_tokens(question, subject, prepared, result),
+        **_tokens(question, subject, prepared, result, step),
         sampling=None if probs is None else sampling(probs, *question.sets, question.values_shown),
         flow=flow(prepared.steps, model.example.aliases if model.example else {}),
         **_text(question, subject, prepared),
@@ -365,12 +372,20 @@ def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict
     return {"aliases": dict(example.aliases), "facts": facts(name, prepared)}
 
 
-def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> dict[str, Any]:
-    """Return, if requested, the tokens that the output promotes and the units that promote a token."""
+def _tokens(
+    question: Question, subject: TraceSubject, prepared: Prepared, result: Trace, step: TrainingStep | None
+) -> dict[str, Any]:
+    """Return, if requested, the tokens that the output (of a training step: the change of the output) promotes, and the
+    units that promote a token."""
     if not question.unembed and question.promotes is None:
         return {}
     from ffncli.run.trace.unembed import promoting, unembedded
 
+    if step is not None and step.lr is not None:
+        output = ffn_sum(prepared.steps)
+        new = forward(prepared.steps, step.weights, prepared.inputs).tensors[output]
+        result = replace(result, tensors={**result.tensors, output: new - result.tensors[output]})
+        prepared = replace(prepared, stream=None)  # the change is no part of this pass
     return {
         "unembed": unembedded(question, subject, prepared, result) if question.unembed else None,
         "promotes": promoting(question, subject, prepared),
@@ -394,8 +409,13 @@ def _training_step(
     question: Question, subject: TraceSubject, prepared: Prepared, mask_state: Tensor | None
 ) -> TrainingStep:
     """Go back through the block, from a loss of its output or, if a model ran on a prompt, of its next tokens."""
-    from ffncli.run.trace.training_step import training_step
+    from ffncli.run.trace.training_step import model_step, training_step
 
+    if subject.prompt is not None:
+        return model_step(
+            subject.model, subject.prompt, prepared, question, question.values_shown, subject.experts, question.dtype,
+            question.device,
+        )  # fmt: skip
     return training_step(subject.model, prepared, question, question.values_shown, subject.experts, mask_state)
 
 

@@ -14,19 +14,23 @@ Loss: TypeAlias = Literal["sum", "mse", "cross-entropy"]
 _step = partial(Opt, group="Training step")
 
 
+Backward = Annotated[
+    bool,
+    _step("--backward", accepts=FLAG, help="Show the gradient of every step and weight, last to first."),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(Options):
     """The loss of a backward pass, and the learning rate of the step that follows it."""
 
-    backward: Annotated[
-        bool,
-        _step("--backward", accepts=FLAG, help="Show the gradient of every step and weight, last to first."),
-    ] = False
+    backward: Backward = False
     loss: Annotated[
         Loss | None,
         _step(
             "--loss", accepts=choice(*get_args(Loss)),
-            help="Loss of the output: sum, mse (mean square error) or cross-entropy. [default: sum]",
+            help="Loss of the output: sum, mse (mean square error) or cross-entropy. [default: sum; with a prompt, that"
+            " of the next tokens]",
         ),
     ] = None  # fmt: skip
     target: Annotated[
@@ -56,9 +60,11 @@ class StepOptions(Options):
 STEP_RULES = (
     Conflict("loss target lr kernel", needs="backward"),
     Conflict("backward", contradicts="tp ep set ablate promotes", why="it shows the unchanged block's gradients"),
-    Conflict("backward", contradicts="prompt input_ids", why="the loss is of this block's output"),
+    Conflict("loss target", contradicts="prompt input_ids", why="the loss of a model is that of its next tokens"),
+    Conflict("backward", contradicts="position", unless="unembed", why="a gradient is a sum over all tokens"),
     Conflict(
         "kernel", contradicts="prompt input_ids vocab example train=True lr", why="a kernel computes an FFN alone"
     ),
+    Conflict("lr kernel", contradicts="layer=all", why="a step is one layer's"),
     Conflict("target", needs="loss=mse loss=cross-entropy", why="a sum has no target"),
 )

@@ -24,6 +24,7 @@ from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt, layers_of, reached
 from ffncli.run.trace.question import SurveyQuestion
 from ffncli.run.trace.routing import Routing, routing_of
+from ffncli.run.trace.training_step import LayerGradients, layer_gradients
 from ffncli.show.text import plural
 
 TOP_UNITS = 3
@@ -73,7 +74,8 @@ class Survey:
     """A survey of a model; `rows` has a row for every layer that has an FFN, in order.
 
     `tokens` maps each stack to its tokens, if the model read a `prompt` or token ids; `input` describes the input of
-    the layers if no model ran. `notes` are remarks on the run.
+    the layers if no model ran. `notes` are remarks on the run. With a backward pass, `loss` is the mean cross-entropy
+    of the next tokens and `gradients` has a row for every layer.
     """
 
     model: Resolved
@@ -82,6 +84,8 @@ class Survey:
     notes: tuple[str, ...]
     prompt: str | None = None
     input: str | None = None
+    loss: float | None = None
+    gradients: tuple[LayerGradients, ...] | None = None
 
     @property
     def not_finite(self) -> tuple[LayerRow, ...]:
@@ -110,6 +114,10 @@ def survey_of(
         model, prompt, top, input=question.input, leading=question.leading, dtype=question.dtype,
         device=question.device, seed=question.seed,
     )  # fmt: skip
+    if question.backward and prompt is not None:
+        layers, _ = reached(model, layers_of(model))
+        loss, rows = layer_gradients(model, layers, prompt, question.dtype, question.device)
+        survey_record = replace(survey_record, loss=loss, gradients=rows)
     after = (*model.notes, *map(str, model.differences), *survey_record.notes)
     for text in after:
         note(text)

@@ -15,13 +15,14 @@ from ffncli.block.steps import Linear, Step, block_inputs, ffn_steps
 from ffncli.block.symbols import weight_symbol
 from ffncli.errors import FFNError, option, shown
 from ffncli.kernels.choice import parse
-from ffncli.models.model import Resolved
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.backward import ForwardPass, Gradient, backward, forward
 from ffncli.run.engine.inputs import given_values
-from ffncli.run.engine.prepare import Prepared
+from ffncli.run.engine.prepare import Prepared, Token
 from ffncli.run.engine.trace import excerpt
 from ffncli.run.engine.weights import packed_parameters
 from ffncli.run.measure.statistics import statistics
+from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.step_question import StepOptions
 from ffncli.show.page.document import record_table
 from ffncli.system.packages import package_errors
@@ -251,6 +252,68 @@ def training_step(
         return objective.compute(_run(prepared, weights, mask_state).tensors[objective.reads].double())[0]
 
     return stepped(step, prepared, loss_of, show)
+
+
+def model_step(
+    model: Resolved, prompt: Prompt, prepared: Prepared, options: StepOptions, show: int | None = 8,
+    inside: frozenset[int] | None = frozenset(), dtype: str | None = None, device: str = "cpu",
+) -> TrainingStep:  # fmt: skip
+    """Go back through a layer's FFN from the loss of the model's next tokens, and take one step of its weights alone if
+    there is a learning rate. The new loss is that of the model with our steps in place of the FFN."""
+    from ffncli.run.pretrained.next_tokens import gradient_of_output, next_tokens
+
+    packed = packed_parameters(model, prepared.layer)
+    notes = _packed_notes(packed, options.lr)
+    with next_tokens(model, [prepared.layer], prompt, dtype, device) as read:
+        ran = _run(prepared, prepared.weights, None)
+        output = gradient_of_output(prepared.steps, read.upstream[prepared.layer])
+        kept = {one.name: one for one in backward(prepared.steps, ran, output) if one.name not in packed}
+        records = tuple(record_of(one, show) for one in kept.values() if _shown(one, inside))
+        text = f"mean(-log softmax(logits)[next token]) over {read.count} tokens"
+        step = TrainingStep(
+            "next-tokens", text, read.loss, options.lr, None, None, None, records, (), notes, kept, {}, ran
+        )
+        if options.lr is None:
+            return step
+        before = read.loss_with(prepared.layer, prepared.weights)
+        return stepped(step, prepared, lambda w: step.loss + read.loss_with(prepared.layer, w) - before, show)
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """The L2 norms of one layer's gradients: of its FFN's output and input over all tokens, and of each weight."""
+
+    stack: str
+    layer: int
+    output_norm: float
+    input_norm: float
+    weight_norms: Mapping[str, float]
+
+
+def layer_gradients(
+    model: Resolved, layers: Sequence[Layer], prompt: Prompt, dtype: str | None = None, device: str = "cpu"
+) -> tuple[float, tuple[LayerGradients, ...]]:
+    """Return (the loss of the model's next tokens, the norms of the gradients of every layer's FFN)."""
+    from ffncli.run.pretrained.capture import prepared as ready_layer
+    from ffncli.run.pretrained.next_tokens import gradient_of_output, next_tokens
+
+    rows = []
+    with next_tokens(model, layers, prompt, dtype, device) as read:
+        ids = read.arguments["input_ids"].flatten().tolist()
+        tokens = tuple(Token(at, number) for at, number in enumerate(ids))
+        for layer in layers:
+            x, upstream = read.entering[layer], read.upstream[layer]
+            ready = ready_layer(model, layer, tokens, x, x, (), dtype, device)
+            ran = forward(ready.steps, ready.weights, ready.inputs)
+            start, packed = next(iter(ready.inputs)), packed_parameters(model, layer)
+            norms = {
+                one.name: float(one.tensor.double().norm())
+                for one in backward(ready.steps, ran, gradient_of_output(ready.steps, upstream))
+                if one.name == start or (one.weight and one.name not in packed)
+            }
+            of_input = norms.pop(start, 0.0)
+            rows.append(LayerGradients(layer.stack, layer.index, float(upstream.double().norm()), of_input, norms))
+        return read.loss, tuple(rows)
 
 
 def stepped(
