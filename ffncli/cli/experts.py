@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.options import ONE_OR_MANY, OutputOptions, corpus_size
 from ffncli.cli.common.spread import spread
-from ffncli.cli.common.summaries import csv_table, layer_name
+from ffncli.cli.common.summaries import csv_table, layer_name, loss_lines
 from ffncli.errors import FFNError, option
 from ffncli.options import conflicts
 from ffncli.options.accept import TEXTS
@@ -179,6 +179,7 @@ def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     columns = ("expert", "tokens", "share %", "× even", "weight", "output %", "saliency",
                *(("nats", "argmax %") if known else ()))  # fmt: skip
     parts: list[Part] = [Table(columns, rows, f"{title}: the experts {by}")]
+    parts += loss_lines(layer.losses)
     pairs = [
         f"{p.first} and {p.second} for {p.tokens:,} {plural('token', p.tokens)} ({p.lift:.2f} × chance)"
         for p in layer.pairs[:_MOST_PAIRS]

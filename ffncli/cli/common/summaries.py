@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ffncli.run.corpus.experts import LayerExperts
     from ffncli.run.corpus.results import CorpusLayer
     from ffncli.run.engine.prepare import BlockSummary, Token
+    from ffncli.run.engine.router_losses import RouterLoss
     from ffncli.run.measure.gap import Agreement
     from ffncli.run.precision.results import MixedFormat, PrecisionRow
     from ffncli.run.trace.survey import LayerRow
@@ -91,6 +92,12 @@ def agreement_text(agreement: Agreement) -> str:
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulp at that element"
     error, relative = f"max error {agreement.max_error:.2e}", f"relative {agreement.relative_error:.2e}"
     return f"against the model's own FFN: {error}, {relative}{ulps}"
+
+
+def loss_lines(losses: Sequence[RouterLoss]) -> list[Part]:
+    """Show a router's losses on one line; `ffn explain load-balancing` defines them."""
+    values = ", ".join(f"{one.name} {one.value:.4g}" for one in losses)
+    return [Line(f"load-balancing losses and z-loss: {values}", quiet=True)] if losses else []
 
 
 ShortLine = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; the reason

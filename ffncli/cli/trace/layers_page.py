@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import csv_table, in_json, layer_name, listed, named
+from ffncli.cli.common.summaries import csv_table, in_json, layer_name, listed, loss_lines, named
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, percent, plural, rounded
 
@@ -281,6 +281,7 @@ def routing_parts(routing: Routing | None) -> list[Part]:
         parts.append(Line(f"entropy of the load: {entropy}"))
     if routing.identity_choices:
         parts.append(Line(f"{routing.identity_choices:,} more choices are identity experts"))
+    parts += loss_lines(routing.losses)
     busiest = sorted((e for e, count in enumerate(load) if count), key=lambda e: -load[e])[:_MOST_EXPERTS]
     rows = [(str(e), load[e], in_percent(load[e] / routing.choices), load[e] / routing.even_load) for e in busiest]
     title = f"The busiest experts; evenly spread, each has {routing.even_load:.3g} ({percent(1 / len(load))})"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.recipe import steps
+from ffncli.block.recipe import route_of, steps
 from ffncli.block.steps import Route, ffn_steps
 from ffncli.errors import FFNError, option
 from ffncli.models.model import Layer, Resolved
@@ -36,6 +36,7 @@ from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.changes import changes_of
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
+from ffncli.run.engine.router_losses import RouterLoss, RouterSums
 from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, demanding, load
 from ffncli.run.pretrained.what_if import changed_model
@@ -118,6 +119,7 @@ class LayerExperts:
     hit_rates: tuple[float, ...]
     caches: tuple[CacheHits, ...] = ()
     placement: LayerPlacement | None = None
+    losses: tuple[RouterLoss, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def experts_of(
     keep = Keep(question.routes_path is not None, bool(question.cache or question.slots))
     with reader_of(question, reading, note) as reader:
         half = (sum(1 for _ in reader.corpus) + 1) // 2 if question.ep else 0
-        sums = {layer: RouteSums(moe.experts, keep, half) for layer, moe in moes.items()}
+        sums = {layer: RouteSums(moe.experts, keep, half, route_of(layer.spec)) for layer, moe in moes.items()}
         reader.load(in_order=True)
         progress = Progress()
         reader.read(sums, progress, advance)
@@ -234,6 +236,7 @@ def _layer(
         hit_rates=tuple(sums.hit_rates()),
         caches=cache_hits(sums.order, question.cache or POLICIES, slots) if sums.keep.order else (),
         placement=placement,
+        losses=() if sums.router_sums is None else sums.router_sums.losses(load),
     )
 
 
@@ -291,7 +294,7 @@ class RouteSums(Receiver):
     `halves` [2, experts] counts the choices in texts before text `half` and in the others; `order` lists all choices.
     """
 
-    def __init__(self, experts: int, keep: Keep, half: int) -> None:
+    def __init__(self, experts: int, keep: Keep, half: int, router: Route | None = None) -> None:
         self.experts, self.tokens, self.first, self.keep, self._half = experts, 0, 0, keep, half
         self.chosen = torch.zeros(experts, dtype=torch.int64)
         self.weight = torch.zeros(experts, dtype=torch.float64)
@@ -306,6 +309,7 @@ class RouteSums(Receiver):
         self.identity = 0
         self.routes: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
         self._logits: Tensor | None = None
+        self.router_sums = None if router is None else RouterSums(router)
         self._last = torch.full((experts,), -1, dtype=torch.int64)
         self._clock = 0
         self._norms: list[tuple[int, Tensor, Tensor]] = []
@@ -313,6 +317,8 @@ class RouteSums(Receiver):
     def router(self, logits: Tensor) -> None:
         """Keep a batch's logits until its choices arrive."""
         self._logits = logits.detach().cpu() if self.keep.routes else None
+        if self.router_sums is not None:
+            self.router_sums.add(logits)
 
     def route(self, weights: Tensor, places: Tensor) -> None:
         """Add a batch's choices; columns beyond `experts` stand for identity experts, which return their input."""

@@ -1,13 +1,14 @@
 """Choices of a router and a sampler: the experts of each token, the load of the experts, the top-k and top-p sets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
 
 from torch import Tensor
 
 from ffncli.block.steps import Step, routes
+from ffncli.run.engine.router_losses import RouterLoss, RouterSums, routers
 from ffncli.show.tensors import edges
 
 
@@ -20,7 +21,7 @@ class Routing:
     if several tie) receives the fraction `busiest_share` of the choices. `entropy_bits` is the entropy of the experts'
     fractions, at most `max_entropy_bits` = log2 of the number of experts. `identity_choices` counts choices of identity
     experts, which have no weights and return their input; these are excluded from all other counts. If there are no
-    choices, the busiest expert and the entropy are None.
+    choices, the busiest expert and the entropy are None. `losses` are the losses that training adds for balance.
     """
 
     step: str
@@ -34,13 +35,22 @@ class Routing:
     entropy_bits: float | None
     max_entropy_bits: float
     identity_choices: int = 0
+    losses: tuple[RouterLoss, ...] = ()
 
 
 def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing | None:
-    """Return the load of the block's experts, None in a dense block, from the route [..., experts]."""
+    """Return the load of the block's experts, None in a dense block, from the route [..., experts]; with the router's
+    losses if `tensors` has its logits."""
+    ops = routers(steps)
     for name, experts in routes(steps).items():
         columns = slice(experts.experts.size + experts.identity)
-        return _load(name, tensors[name].flatten(0, -2)[:, columns], experts.experts.size)
+        flat, (op, logits) = tensors[name].flatten(0, -2)[:, columns], ops[name]
+        load = _load(name, flat, experts.experts.size)
+        if logits not in tensors:
+            return load
+        sums = RouterSums(op)
+        sums.add(tensors[logits])
+        return replace(load, losses=sums.losses([int(n) for n in (flat != 0).sum(0)]))
     return None
 
 

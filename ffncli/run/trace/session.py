@@ -24,6 +24,7 @@ from ffncli.run.engine.backward import forward
 from ffncli.run.engine.changes import NoUnit
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import BlockSummary, Prepared, Token, block_summary, prepare
+from ffncli.run.engine.router_losses import routers
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.explain.place import StepIndex
 from ffncli.run.measure.gap import Agreement, agreement
@@ -262,7 +263,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
 def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepared) -> frozenset[str]:
     """Return the printed names of the steps whose complete tensors the answer needs; all other tensors are freed."""
     steps = prepared.steps
-    names = {"probs", *routes(steps)}
+    names = {"probs", *routes(steps), *(logits for _, logits in routers(steps).values())}
     if question.unembed or prepared.reference is not None:
         names |= {ffn_sum(steps), ffn_span(steps)[1]}
     if question.ranks is not None:

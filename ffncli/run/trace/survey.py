@@ -17,6 +17,7 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.inputs import InputSource
 from ffncli.run.engine.prepare import Token, prepare
+from ffncli.run.engine.router_losses import routers
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.statistics import NotFinite, statistics, unit_statistics, where_not_finite
 from ffncli.run.pretrained.capture import prepared, run_model
@@ -171,14 +172,17 @@ def survey_layer(
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
     bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
     finite, load, routing_steps = True, None, routes(steps)
+    logits, routed = {name for _, name in routers(steps).values()}, dict[str, Tensor]()
     with torch.no_grad():
         for event in execute(steps, weights, inputs, EVAL):
             if finite and (first := where_not_finite("step", {event.name: event.tensor})):
                 finite, bad = False, [*bad, *first]
             if event.name in (start, end):
                 norms[event.name] = _mean_norm(event.tensor)
+            if event.name in logits:
+                routed[event.name] = event.tensor.clone()
             if event.name in routing_steps:
-                load = routing_of(steps, {event.name: event.tensor})
+                load = routing_of(steps, {**routed, event.name: event.tensor})
             if event.name == end and reference is not None:
                 agreed = agreement(event.tensor, reference)
             if event.name.rpartition(".")[2] == "act":

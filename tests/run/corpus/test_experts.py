@@ -31,6 +31,20 @@ def choices(name: str, layer: int) -> list[list[int]]:
     return out
 
 
+def test_the_losses_are_those_of_transformers_over_the_corpus() -> None:
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    model, config = made("mixtral").model, made("mixtral").model.config
+    with torch.no_grad():
+        texts = [model(input_ids=ids_of(text), output_router_logits=True).router_logits for text in TEXTS]
+    for layer in ffncli.experts(made("mixtral").path, TEXTS, batch_size=5, ablate_texts=0).layers:
+        logits = torch.cat([text[layer.layer] for text in texts])
+        expected = load_balancing_loss_func((logits,), config.num_local_experts, config.num_experts_per_tok)
+        values = {one.name: one.value for one in layer.losses}
+        assert values["transformers"] == pytest.approx(expected.item(), rel=1e-5)
+        assert values["z-loss"] == pytest.approx(logits.double().logsumexp(-1).square().mean().item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_loads_pairs_and_coverage_are_those_of_the_router(name: str) -> None:
     survey = ffncli.experts(made(name).path, TEXTS, batch_size=5, ablate_texts=0)
