@@ -386,7 +386,7 @@ def _tokens(
         output = ffn_sum(prepared.steps)
         new = forward(prepared.steps, step.weights, prepared.inputs).tensors[output]
         result = replace(result, tensors={**result.tensors, output: new - result.tensors[output]})
-        prepared = replace(prepared, stream=None)  # the change is no part of this pass
+        prepared = replace(prepared, stream=None)  # the change does not belong to this pass
     return {
         "unembed": unembedded(question, subject, prepared, result) if question.unembed else None,
         "promotes": promoting(question, subject, prepared),
