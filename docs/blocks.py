@@ -35,7 +35,7 @@ from pathlib import Path
 
 import yaml
 
-from docs.example_model import write_mixture, write_model
+from docs.example_model import write_mixture, write_model, write_tuned
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -244,7 +244,8 @@ def in_process(arguments: Sequence[str]) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def page_folder() -> Iterator[Callable[[str], None]]:
-    """Enter a new folder that has `my-model` and `my-mixture`; commands have no network and no terminal's size there.
+    """Enter a new folder that has `my-model`, `my-tuned` and `my-mixture`; commands have no network there, and no
+    terminal's size.
 
     Yield a function that runs shell lines in the folder, and raises CalledProcessError if a line fails.
     """
@@ -258,6 +259,7 @@ def page_folder() -> Iterator[Callable[[str], None]]:
         os.chdir(name)
         write_model(Path("my-model"))
         write_mixture(Path("my-mixture"))
+        write_tuned(Path("my-tuned"), Path("my-model"))
         try:
             yield run
         finally:

@@ -1,4 +1,5 @@
-"""`my-model` and `my-mixture`: the tiny Llama and Mixtral checkpoints with random weights that the manual reads."""
+"""`my-model` and `my-mixture`: the tiny Llama and Mixtral checkpoints with random weights that the manual reads; and
+`my-tuned`, which is `my-model` with a LoRA merged into some of its layers."""
 
 import json
 from pathlib import Path
@@ -41,6 +42,26 @@ def write_mixture(path: Path) -> None:
         "num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K,
     }  # fmt: skip
     _write(path, shapes, {**_config(), **changed})
+
+
+def write_tuned(path: Path, model: Path) -> None:
+    """Write `model` with a change of rank 2 in up and down of its last two layers, rounded to bf16."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, path)
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(path / "model.safetensors")
+    for layer in (2, 3):
+        for name in ("up", "down"):
+            key = f"model.layers.{layer}.mlp.{name}_proj.weight"
+            rows, columns = tensors[key].shape
+            change = torch.randn(rows, 2, generator=generator) @ torch.randn(2, columns, generator=generator)
+            tensors[key] = tensors[key] + 0.05 * layer * tensors[key].norm() / change.norm() * change
+    rounded = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(rounded, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write(path: Path, shapes: dict[str, tuple[int, ...]], config: dict[str, object]) -> None:

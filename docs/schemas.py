@@ -70,7 +70,7 @@ SAMPLES = {
     ],
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
-                "a.csv --plot", "a.safetensors b.safetensors"],
+                "a.csv --plot", "a.safetensors b.safetensors", f"my-model my-tuned {PROMPT}", "my-model my-model"],
     "merge": ["part-1.csv -o one.csv", "part-1.csv part-2.csv -o both.csv"],
     "report": ["a.json -o one.html", "a.json b.json -o two.html"],
     "doctor": ["", "--no-noise"],

@@ -136,7 +136,7 @@ def _from_hub(text: str) -> Resolved:
         return read_config(hub.config, text).noted(
             f"no safetensors in {where}: the model is read from the config alone"
         )
-    return _described(hub.config, remote_checkpoint(where, columns), text)
+    return _described(hub.config, remote_checkpoint(where, columns, hub.revision), text)
 
 
 def _from_path(path: Path, text: str) -> Resolved:

@@ -426,7 +426,7 @@ REFUSED = [
         "this layer of deepseek-v3 has no experts; the first MoE layer is 3\n",
     ),
     # ffn compare
-    ("compare . .", "is not a file"),
+    ("compare . .", "config.json is missing"),
     ("compare gelu", "NEW is missing"),
     ("compare gelu nothing", "'gelu' does not exist"),
     ("compare gelu silu", "did you mean `ffn activations gelu silu`?"),

@@ -127,6 +127,7 @@ _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "norm_positions": ("ffncli.block.recipe", "NormPosition", get_args),
     "suites": ("ffncli.bench.request.suite", "SUITES", list),
     "launchers": ("ffncli.bench.request.machines", "LauncherName", get_args),
+    "findings": ("ffncli.run.checkpoints.results", "FINDINGS", list),
     "formats": ("ffncli.show.output", "Format", get_args),
     "colors": ("ffncli.show.color", "COLORS", list),
 }

@@ -1,17 +1,25 @@
-"""`ffn compare`: compares results, or two traces, or plots the sweep of one result."""
+"""`ffn compare`: compares checkpoints, results, or two traces, or plots the sweep of one result."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ffncli.bench.comparison import CompareQuestion, are_results, are_routes, compare_results, paths_of, sides
+from ffncli.bench.comparison import (
+    CompareQuestion,
+    compare_results,
+    compared_checkpoints,
+    kind_of,
+    paths_of,
+    sides,
+)
 from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep, require_sweeps
 from ffncli.bench.results.csv_file import is_results, read_rows
-from ffncli.cli.common.options import OutputOptions, PlotOptions
+from ffncli.cli.common.options import OutputOptions, PlotOptions, prompt_text
 from ffncli.cli.common.result_lines import interval
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.sweep_page import speed_plots
@@ -20,6 +28,7 @@ from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.options.accept import listed
 from ffncli.options.conflicts import given
 from ffncli.options.opt import Opt, Options
+from ffncli.show.color import progress
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import finite, in_percent, plural
@@ -47,16 +56,14 @@ class VerdictOptions(Options):
 
 @spread
 def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOptions, show: OutputOptions) -> None:
-    """Compare two results of ffn bench, two saved traces, or two files of routes: what changed, and with what
-    certainty. Exit 1 if traces or routes differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of
-    one result.
+    """Compare two checkpoints (what was done to one?), two results of ffn bench, two saved traces, or two files of
+    routes. Exit 1 if they differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of one result.
 
     Examples:
-      ffn compare main.csv branch.csv
-      ffn compare main.csv branch.csv --fail-if-slower 3%  # a gate for CI
-      ffn compare main.csv branch.csv --format md          # for a pull request
-      ffn compare base.npz new.npz                         # two traces
-      ffn compare train.safetensors serve.npz              # two files of routes
+      ffn compare ./base ./tuned --expect finetuned          # two checkpoints
+      ffn compare ./base ./quantized --expect rounding:q4_1  # a check for CI
+      ffn compare main.csv branch.csv --fail-if-slower 3%    # two results
+      ffn compare base.npz new.npz                           # two traces, or routes
     """
     output = show.output()
     plot.check(show.force, show.out)
@@ -64,11 +71,15 @@ def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOpt
     if plot.wanted:
         _plot(question, options, plot, output)
         return
+    kind = kind_of(question, options)
+    if kind == "a checkpoint":
+        _compare_checkpoints(question, output, show)
+        return
     base, new = sides(question)
-    if are_routes((base, new), options):
+    if kind == "routes":
         _compare_routes(base[0], new[0], output)
         return
-    if not are_results((base, new), options):
+    if kind == "a saved trace":
         _compare_traces(base[0], new[0], question.tolerance, output)
         return
     comparison = compare_results(base, new, question.rules)
@@ -142,6 +153,24 @@ def _speed(point: SpeedPoint | None) -> str | None:
         return None
     ends = interval(point.speed_low, point.speed_high)
     return f"{point.speed:.3f}{ends}{' ?' if point.verdict == 'inconclusive' else ''}"
+
+
+# --- two checkpoints --------------------------------------------------------------------------------------------------
+
+
+def _compare_checkpoints(question: CompareQuestion, output: Output, show: OutputOptions) -> None:
+    """Show what was done to a checkpoint. Raises FFNError (exit 1) if it is not what was expected or allowed."""
+    from ffncli.cli.compare.checkpoints_page import checkpoints_answer
+
+    if isinstance(question.prompt, str):
+        question = replace(question, prompt=prompt_text(question.prompt))
+    bar = partial(progress, what="values", quiet=output.quiet, color=show.color_choice())
+    result = compared_checkpoints(question, note=output.note, bar=bar)
+    output.notes(*result.notes)
+    output.show(checkpoints_answer(result, result.passed or not _same_screen(output)), result.first.detail)
+    if not result.passed:
+        expected = "" if question.expect is None else f"expected {question.expect}, found {result.first.finding}: "
+        raise FFNError(f"{expected}{result.first.detail}", code=ExitCode.FAILED)
 
 
 # --- two traces -------------------------------------------------------------------------------------------------------

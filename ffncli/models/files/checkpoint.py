@@ -12,7 +12,7 @@ import re
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +44,8 @@ class ByteLocation(NamedTuple):
 class Checkpoint:
     """The tensors of a file or directory; `files` maps each name to its file. Headers are read on first use.
 
-    `remote`: only the headers were fetched. `gguf`: the tensors' dtypes are GGML's formats.
+    `remote`: only the headers were fetched, those of `commit`; `fetched` then returns a file whose bytes are fetched
+    when they are read. `gguf`: the tensors' dtypes are GGML's formats.
     """
 
     where: str
@@ -55,9 +56,13 @@ class Checkpoint:
     _headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
     gguf: bool = False
     _starts: dict[str, dict[str, int]] = field(default_factory=dict)
+    commit: str = ""
+    fetched: Callable[[str], Path] | None = None
 
     def path(self, name: str) -> Path:
         """Return the file that contains a tensor. Raises FFNError if only headers were fetched (`remote`)."""
+        if self.fetched is not None:
+            return self.fetched(self.files[name])
         if self.remote:
             raise FFNError(
                 f"{self.where}: only headers are fetched, not weights", "download the model and give its path"
@@ -133,9 +138,9 @@ def _together(where: Path, paths: list[Path]) -> Checkpoint:
     return Checkpoint(shown_path(where), paths[0].parent, _named_once(columns, shown_path(where)), False, columns)
 
 
-def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
+def remote_checkpoint(where: str, columns: dict[str, Columns], commit: str = "") -> Checkpoint:
     """Build a checkpoint from fetched headers; `columns` maps each file's name to its header's columns."""
-    return Checkpoint(where, Path(), _named_once(columns, where), True, columns)
+    return Checkpoint(where, Path(), _named_once(columns, where), True, columns, commit=commit)
 
 
 def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -25,6 +26,7 @@ from urllib.parse import urlsplit
 from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 from ffncli.models.files.checkpoint import INDEX, open_checkpoint
 from ffncli.models.files.headers import MOST_HEADER_BYTES, check_length
+from ffncli.models.files.rows import FetchedFile
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES
 from ffncli.system.packages import extra_command
 
@@ -84,6 +86,26 @@ def open_hub(text: str) -> HubModel:
         if kept is None or error.code is not ExitCode.ENVIRONMENT:
             raise
         return replace(kept, note=f"{error.message}: the model is read from the cached config alone")
+
+
+def files_of(text: str, commit: str) -> Callable[[str], Path]:
+    """Return a function from a name to that file of a model at a commit; its bytes are fetched when they are read."""
+    hub = Requests(parse(text)[0])
+
+    def fetch(name: str, start: int, stop: int) -> bytes:
+        hub.deadline = time.monotonic() + PATIENCE * hub.timeout  # for this request, since there may be thousands
+        with quiet():
+            body = hub.ask("GET", name, commit, (start, stop)).body
+        if len(body) != stop - start:
+            raise FFNError(f"{hub.label(name)} is truncated: it ends before byte {stop:,}")
+        return body
+
+    def file(name: str) -> Path:
+        path = FetchedFile(f"{hub.label()}/{name}")
+        path.fetch = partial(fetch, name)
+        return path
+
+    return file
 
 
 def cached(repo: str) -> Path | None:

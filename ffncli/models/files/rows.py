@@ -31,6 +31,12 @@ FLOAT8 = {
 POWERS = ("F8_E8M0", "U8")  # exponents without a mantissa, stored with or without a dtype of their own
 
 
+class FetchedFile(type(Path())):  # type: ignore[misc]
+    """The path of a file that is elsewhere: `fetch(start, stop)` returns some of its bytes."""
+
+    fetch: Callable[[int, int], bytes]
+
+
 class OpenFiles:
     """Open files and a read buffer; a context manager that closes the files."""
 
@@ -62,7 +68,7 @@ class OpenFiles:
             data: Any = self._buffer.numpy()
             self._bytes = memoryview(data)
         try:
-            if path not in self._open:
+            if path not in self._open and not isinstance(path, FetchedFile):
                 self._open[path] = open_to_read(path)
             for at in range(times):
                 self._fill(path, start + at * pitch, self._bytes[at * count : (at + 1) * count])
@@ -74,6 +80,9 @@ class OpenFiles:
         return self._buffer[:total]
 
     def _fill(self, path: Path, start: int, into: memoryview) -> None:
+        if isinstance(path, FetchedFile):
+            into[:] = path.fetch(start, start + len(into))
+            return
         at = 0
         while at < len(into):
             got = os.preadv(self._open[path].fileno(), [into[at : at + MOST_AT_ONCE]], start + at)

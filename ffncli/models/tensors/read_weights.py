@@ -7,7 +7,7 @@ parameters; gate and up of a fused matrix are filled together.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import prod
@@ -65,6 +65,58 @@ def read_weights(
         work.append((tensors[name], _matrices(wanted[name][0][0]), targets))
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
     return out | {item.parameter: _table(checkpoint, item).to(device) for item in listed}
+
+
+def read_matrices(
+    checkpoint: Checkpoint,
+    located: Sequence[Located],
+    expert: int = 0,
+    quantization: Mapping[str, Any] | None = None,
+    first: int | None = None,
+) -> list[Tensor]:
+    """Read matrices of one expert, float32 [out, in]; a parameter with fewer axes, which `expert` leaves alone, is read
+    whole, in its shape.
+
+    Rows of a fused tensor that hold none of these parameters are not read, and rows that several of them share are read
+    once. `first` reads only so many stored rows, and leaves the other values 0.
+    """
+    import torch
+
+    out: list[Tensor] = []
+    targets: dict[str, list[_Destination]] = defaultdict(list)
+    for item in located:
+        one = len(item.axes) > 2
+        sizes = [axis.size for axis in item.axes[one:]]
+        out.append(torch.empty(sizes) if first is None else torch.zeros(sizes))
+        place = out[-1].unsqueeze(0) if one else out[-1]
+        for at, name in enumerate(item.names[expert : expert + 1] if one and item.slice.per_expert else item.names):
+            targets[name].append(_destination(place, item, at))
+    with OpenFiles() as files:
+        for name, several in targets.items():
+            item, expected = several[0].item, several[0].item.stored_shape()
+            tensor = stored(checkpoint, name, quantization)
+            if squeezed(tensor.shape) != squeezed(expected):
+                raise wrong_shape(tensor.place.path, name, tensor.shape, item)
+            tensor = tensor if tensor.shape == expected else shaped(tensor, expected)
+            matrices, rows, columns = _matrices(item)
+            chosen = expert if len(item.axes) > 2 and matrices > 1 else None
+            spans = [one.rows(rows) for one in several]
+            low, high = min(start for start, _ in spans), max(stop for _, stop in spans)
+            high = high if first is None else min(high, low + first)
+            step = max(1, _BLOCK // max(1, columns))
+            for matrix in range(matrices) if chosen is None else (chosen,):
+                for start in range(low, high, step):
+                    stop = min(start + step, high)
+                    block = tensor.decode(files, matrix * rows + start, matrix * rows + stop).view(stop - start, -1)
+                    for target in several:
+                        target.fill(0 if chosen is not None else matrix, start, block)
+    return out
+
+
+def read_apart(item: Located) -> bool:
+    """Return whether a parameter has stored rows of its own, so that reading it alone reads nothing twice."""
+    by_rows = (item.output_axis == -2) != item.slice.transposed
+    return item.slice.parts == 1 or (by_rows and not item.slice.interleaved)
 
 
 def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
@@ -151,6 +203,13 @@ class _Destination:
     place: Tensor
     item: Located
     by_rows: bool
+
+    def rows(self, stored: int) -> tuple[int, int]:
+        """Return the first of the stored rows that hold this parameter, and the row after the last one."""
+        if self.item.slice.parts == 1 or self.item.slice.interleaved or not self.by_rows:
+            return 0, stored
+        height = self.place.shape[1]
+        return self.item.slice.part * height, (self.item.slice.part + 1) * height
 
     def fill(self, matrix: int, start: int, block: Tensor) -> None:
         """Copy this parameter's part of some stored rows."""

@@ -12,7 +12,6 @@ from torch import Tensor
 from ffncli.block.formats import Format
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, parameters
-from ffncli.errors import FFNError
 from ffncli.models.model import Layer
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
@@ -22,7 +21,7 @@ from ffncli.run.precision.question import PrecisionQuestion, PrecisionSubject
 from ffncli.run.precision.results import PrecisionRow, WholeModel
 from ffncli.run.precision.rounding import ExactLayer, RoundedLayer, mixed_output
 from ffncli.run.pretrained.capture import ForwardInput, forward_arguments, model_files
-from ffncli.run.pretrained.loading import Pretrained, load, offline, read_config
+from ffncli.run.pretrained.loading import Pretrained, load_for_logits, offline, read_config
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import tokenizer_of, tokens_of
 from ffncli.run.pretrained.what_if import output_of, replaced_ffn
@@ -71,7 +70,7 @@ def loaded_model(
     with offline() as transformers:
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         texts = [tokens_of(prompt, tokenizer, path) for prompt in prompts]
-        loaded, head = _loaded(transformers, path, config, device)
+        loaded, head = load_for_logits(transformers, path, config, device)
         live = {layer: live_ffn(loaded.module, subject.model, layer) for layer in subject.layers}
         inputs = [forward_arguments(loaded, tokens, tokenizer, subject.layers) for tokens in texts]
         yield LoadedModel(loaded, head, inputs, live)
@@ -102,23 +101,6 @@ class LoadedModel:
 
                 runs.rounded([*formats], compute, sums)
         return [sums.kl if sums.kl is not None else (sums.output_error or 0.0) ** 2 for _, sums in every]
-
-
-def _loaded(transformers: Any, path: Any, config: Any, device: str) -> tuple[Pretrained, bool]:
-    """Load the model, with its language-model head if it has one; return it, and whether it has."""
-    try:
-        loaded = load(transformers, path, config, torch.float32, device, with_head=True)
-    except FFNError as error:
-        if "no language-model head" not in error.message:
-            raise
-    else:
-        prefix = f"{loaded.module.base_model_prefix}."
-        if all(name.startswith(prefix) for name in loaded.missing):
-            return loaded, True
-    loaded = load(transformers, path, config, torch.float32, device)
-    if hasattr(loaded.module, "pooler"):
-        loaded.module.pooler = None  # it reads the last hidden state, and checkpoints often lack it
-    return loaded, False
 
 
 def _grouped(inputs: Iterable[ForwardInput]) -> Iterator[list[ForwardInput]]:

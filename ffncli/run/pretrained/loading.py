@@ -195,6 +195,23 @@ def load(
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 
+def load_for_logits(transformers: Any, path: Path, config: Any, device: str) -> tuple[Pretrained, bool]:
+    """Load the model, with its language-model head if it has one; return it, and whether it has."""
+    try:
+        loaded = load(transformers, path, config, torch.float32, device, with_head=True)
+    except FFNError as error:
+        if "no language-model head" not in error.message:
+            raise
+    else:
+        prefix = f"{loaded.module.base_model_prefix}."
+        if all(name.startswith(prefix) for name in loaded.missing):
+            return loaded, True
+    loaded = load(transformers, path, config, torch.float32, device)
+    if hasattr(loaded.module, "pooler"):
+        loaded.module.pooler = None  # it reads the last hidden state, and checkpoints often lack it
+    return loaded, False
+
+
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:
     """Return an FFNError with another library's exception as one line."""
     text = " ".join(str(error).split())  # join lines, because the reason is often in the second line

@@ -12,9 +12,11 @@ from ffncli.bench.doctor import noise
 from ffncli.cli.main import COMMANDS, load
 from ffncli.errors import ExitCode
 from ffncli.options.opt import COMPUTE, HELP, INPUT, OUTPUT, SOURCE
+from ffncli.run.quantize.quantized import quantize
 from tests.bench.stored import table, write
 from tests.cli.test_doctor import QUIET
 from tests.cli.test_main import loaded_by
+from tests.oracles import edited
 from tests.oracles.prompted import made
 from tests.show.test_output import ESCAPE, in_terminal
 
@@ -198,6 +200,11 @@ def test_the_examples_run(call, stdout_of, name, place, monkeypatch):
     monkeypatch.setattr(noise, "measure_noise", lambda *arguments: QUIET)
     for file in {"compare": ("base.npz", "new.npz"), "report": ("trace.safetensors",)}.get(name, ()):
         assert call("trace", "4x8:relu", "--save", file)[0] == 0
+    if name == "compare":
+        base = edited.tensors("gated")
+        rounded = edited.every("gated", base, lambda w: quantize(w, "q4_1").dequantize())
+        for folder, stored in (("base", base), ("tuned", edited.noisy(base, 0.01)), ("quantized", rounded)):
+            edited.write(place / folder, "gated", stored)
     assert len(examples(name)) == 4
     for line in examples(name):
         words = shlex.split(line)

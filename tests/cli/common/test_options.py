@@ -216,7 +216,7 @@ BELOW = {  # asked of the records below, since a run takes long
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
     ("bench", "--certificate"), ("bench", "--routing"), ("bench", "--launcher-option"), ("verify", "--tokens"),
-    ("precision", "--input-ids"), ("precision", "--position"), ("precision", "--prompt"),
+    ("compare", "--prompt"), ("precision", "--input-ids"), ("precision", "--position"), ("precision", "--prompt"),
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Two checkpoints compared: what was done to one to get the other."""

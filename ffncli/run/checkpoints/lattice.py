@@ -1,0 +1,165 @@
+"""Rounding, recognised by its result: the format for which rounding one side's values gives the other side's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ffncli.block.dtypes import find_storage
+from ffncli.block.formats import FORMATS, Format, format_of
+from ffncli.errors import FFNError
+from ffncli.run.quantize.quantized import quantize
+
+PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SHARED = {
+    "fp8": ("channel", "tensor", "block128"), "fp8_e5m2": ("channel", "tensor", "block128"),
+    "int8": ("channel", "g128", "g64", "g32", "tensor"), "int4": ("g128", "g64", "g32", "channel"),
+}  # fmt: skip
+_ROWS, _TILE = 16, 128  # rows that are tried first; with tiles
+_STEP = 1 << 20
+_SAME = 0.999  # share of the values that must be those of the format
+_ULPS_OF_FP32 = 2.0
+
+
+@dataclass(frozen=True)
+class RoundedTo:
+    """The `side` whose values are the other side's, rounded to `format`; `exact` is the share of values that are those
+    of the format's own library. `stored`: the format is that of the file, and the change is within its error."""
+
+    format: str
+    side: str
+    exact: float = 1.0
+    stored: bool = False
+
+
+@dataclass
+class Lattices:
+    """Recognises rounding in one pair of matrices after the other; formats that were found are tried first."""
+
+    seen: dict[tuple[str, str], None] = field(default_factory=dict)
+    failures: int = 0
+
+    def rounding(self, base: Tensor, new: Tensor, plain: tuple[str, str], packed: tuple[str, str]) -> RoundedTo | None:
+        """Return how two unequal matrices differ if only by rounding. `plain` are the narrowest plain formats that hold
+        all values of each, `packed` the formats of their files."""
+        if plain[0] == plain[1] == "fp32" and _neighbours(base, new):
+            return RoundedTo("fp32", "NEW")
+        for form, side in self._candidates(plain, packed, base.dim() > 1):
+            before, after, lattice = (base, new, plain[1]) if side == "NEW" else (new, base, plain[0])
+            exact = _share(before, after, form, lattice)
+            if exact >= _SAME:
+                self.seen.setdefault((form, side))
+                return RoundedTo(form, side, exact)
+        self.failures += base.dim() > 1
+        return _within(base, new, packed)
+
+    def _candidates(self, plain: tuple[str, str], packed: tuple[str, str], blocks: bool) -> Iterator[tuple[str, str]]:
+        """Yield formats with the side that may have been rounded to them, the likeliest first."""
+        for side, form, other in (("NEW", *plain[::-1]), ("BASE", *plain)):
+            if form != other and form in PLAIN:
+                yield form, side
+        if not blocks:
+            return
+        yield from self.seen
+        for side, name in zip(("NEW", "BASE"), packed[::-1], strict=True):
+            if name:
+                yield from ((form, side) for form in _NAMES if form.partition(":")[0] == _stem(name))
+        if self.failures < 12 or self.seen:  # a model that was rounded has few matrices that were not
+            yield from ((form, side) for side in ("NEW", "BASE") for form in _NAMES)
+
+
+def _names() -> list[str]:
+    """Return every format with each rule and each usual way to share scales, plain floats left out."""
+    out: list[str] = []
+    for row in FORMATS.values():
+        if row.name in PLAIN:
+            continue
+        rules = [f":{rule}" for rule in row.rules] if len(row.rules) > 1 else [""]
+        ways = [f":{way}" for way in _SHARED.get(row.name, ())] or [""]
+        more = [":asymmetric"] if row.name in ("int8", "int4") else []
+        out += [f"{row.name}{way}{rule}{word}" for word in ["", *more] for way in ways for rule in rules]
+    return out
+
+
+_NAMES = _names()
+
+
+def _stem(packed: str) -> str:
+    """Return a file's format as our formats are called: `fp8` for `fp8-block128`, `q4_0` for `Q4_0`."""
+    return packed.lower().partition("-")[0]
+
+
+def narrowest(values: Tensor, among: Sequence[str] = ("bf16", "fp16")) -> list[str]:
+    """Return the plain formats of 16 bits that hold all these values."""
+    return [name for name in among if torch.equal(values.to(PLAIN[name]).float(), values)]
+
+
+def _neighbours(base: Tensor, new: Tensor) -> bool:
+    """Return whether all values differ by at most two units in the last place of float32."""
+    for x, y in _pieces(base, new):
+        ulp = torch.exp2((torch.frexp(torch.maximum(x.abs(), y.abs()))[1] - 24).double())
+        if bool(((x.double() - y.double()).abs() > _ULPS_OF_FP32 * ulp).any()):
+            return False
+    return True
+
+
+def _share(before: Tensor, after: Tensor, form: str, lattice: str) -> float:
+    """Return the share of values of `after` that `before` has after rounding; 0 as soon as some rows have too few."""
+    made = format_of(form)
+    if form in PLAIN:
+        equal = sum(int((x.to(PLAIN[form]).float() == y).sum()) for x, y in _pieces(before, after))
+        return equal / before.numel()
+    whole = made.shared == "tensor" or made.name == "nvfp4"  # the largest value decides for all
+    rows = _TILE if made.shared.startswith("block") else _ROWS
+    if _equal(before, after, made, lattice, slice(0, rows), whole) < _SAME:
+        return 0.0
+    step = max(1, _STEP // before.shape[1] // _TILE) * _TILE
+    sums = [0.0, 0.0]
+    for start in range(0, len(before), step):
+        part = slice(start, start + step)
+        share, count = _equal(before, after, made, lattice, part, whole), len(before[part])
+        sums = [sums[0] + share * count, sums[1] + count]
+    return sums[0] / sums[1]
+
+
+def _equal(before: Tensor, after: Tensor, form: Format, lattice: str, rows: slice, whole: bool) -> float:
+    x, y = before[rows], after[rows]
+    if whole:  # rows with the least and the largest value give the part the tensor's scale
+        ends = torch.stack([before.argmin() // before.shape[1], before.argmax() // before.shape[1]])
+        x, y = torch.cat([x, before[ends]]), torch.cat([y, after[ends]])
+    try:
+        made = quantize(x, form).dequantize()
+    except FFNError:  # its blocks do not fit this width
+        return 0.0
+    made = made.to(PLAIN[lattice]).float() if lattice in PLAIN else made
+    return float((made == y).float().mean())
+
+
+def _within(base: Tensor, new: Tensor, packed: tuple[str, str]) -> RoundedTo | None:
+    """Return the rounding that a packed file shows: the error of k bits for each block is some 2^-k of the values."""
+    limits = [(name, row.bits_per_weight) for name in packed if name and (row := find_storage(_stem(name)))]
+    limits += [(name, float(bits)) for name in packed if (bits := _bits(name))]
+    if not limits:
+        return None
+    error = sum(float((x.double() - y).square().sum()) for x, y in _pieces(base, new))
+    size = sum(float(x.double().square().sum()) for x, _ in _pieces(base, new))
+    if error > size * sum(2.0 ** (1 - int(bits)) for _, bits in limits) ** 2:
+        return None
+    side = "NEW" if packed[1] else "BASE"
+    return RoundedTo(packed[1] or packed[0], "both" if all(packed) else side, 0.0, True)
+
+
+def _bits(name: str) -> int:
+    """Return the bits in the name of a packed format without a row of its own: `gptq-4bit`."""
+    word = name.rpartition("-")[2]
+    return int(word.removesuffix("bit")) if word.endswith("bit") and word.removesuffix("bit").isdigit() else 0
+
+
+def _pieces(base: Tensor, new: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield both matrices, or vectors, in blocks of rows."""
+    step = max(1, _STEP // max(1, base.shape[-1])) if base.dim() > 1 else len(base) or 1
+    for start in range(0, len(base), step):
+        yield base[start : start + step], new[start : start + step]
