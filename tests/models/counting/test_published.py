@@ -7,6 +7,8 @@ from math import exp, log
 from statistics import median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ffncli.errors import FFNError
 from ffncli.models.counting.times.fit import (
@@ -23,7 +25,15 @@ from ffncli.models.counting.times.fit import (
 )
 from ffncli.models.counting.times.fitted import fitted
 from ffncli.models.counting.times.kernels import Loads, PlannedKernel, TimeConstants, chip_of, kernel_time
-from ffncli.models.counting.times.published import PublishedTime, PublishedTimes, _rows, read_csv, user_fits
+from ffncli.models.counting.times.published import (
+    _NUMBERS,
+    PublishedTime,
+    PublishedTimes,
+    _add,
+    _rows,
+    read_csv,
+    user_fits,
+)
 from ffncli.system.hardware import named
 
 H100, H200 = named("h100", "--device"), named("h200", "--device")
@@ -76,8 +86,8 @@ def test_a_csv_is_read_packed_or_not_and_the_shortest_time_counts(tmp_path):
         ("w4afp8,16,4096,2048,0.01,h100_sxm", "dtype 'w4afp8' is not known"),
         ("fp8,16,4096,2048,0.01,a100_sxm", "A100 80GB SXM has no rate for fp8"),
         ("bfloat16,16,4096,2048,x,h100_sxm", "a number is missing or wrong"),
-        ("bfloat16,16,4096,2048,nan,h100_sxm", "a number is not positive"),
-        ("bfloat16,-1,4096,2048,1,h100_sxm", "a number is not positive"),
+        ("bfloat16,16,4096,2048,nan,h100_sxm", "a number is not positive, or too large"),
+        ("bfloat16,-1,4096,2048,1,h100_sxm", "a number is not positive, or too large"),
     ],
 )
 def test_rows_that_cannot_be_used_are_counted_by_reason(tmp_path, row, why):
@@ -143,6 +153,32 @@ def test_a_larger_exponent_is_more_uneven():
     spread = [Loads.of(Counter(_rows(d, 4096, 8, 256)).items(), 256).spread for d in ("balanced", "power_law_1.2")]
     assert spread[0] == pytest.approx(1)
     assert spread[1] > 3
+
+
+CELLS = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.integers(), st.integers(1, 5000), st.text(max_size=8),
+    st.sampled_from(["bfloat16", "nvfp4", "balanced", "power_law_1.2", "h100_sxm", "NVIDIA B200", "inf", "1e400"]),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["product", "mixture"]), st.data())
+def test_whatever_a_file_says_a_row_is_used_or_left_out(kind, data):
+    names = ["dtype", "ms", "device", "distribution", *_NUMBERS[kind]]
+    good = {
+        "dtype": "bfloat16",
+        "ms": 1.0,
+        "device": "h100_sxm",
+        "distribution": "balanced",
+        **dict.fromkeys(names[4:], 8),
+    }
+    row = {name: data.draw(st.one_of(CELLS, st.just(good[name]))) for name in names}
+    times = PublishedTimes()
+    _add([row], names, kind, "a file", times)
+    used = [*times.products, *times.mixtures]
+    assert len(used) + sum(times.left_out.values()) == 1
+    for one in used:
+        assert one.measured.predicted_s(chip_of(one.device, one.kind), TRUE, 0.1) > 0
 
 
 # --- fitting ----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ from ffncli.system.hardware import Device, find, named
 from ffncli.system.packages import require_extra
 
 PRODUCTS, MIXTURES = "gemm_perf.parquet", "moe_perf.parquet"
-_MOST_BYTES = 1 << 28
+_MOST_BYTES, _LARGEST, _MOST_EXPERTS = 1 << 28, 1 << 28, 8192
+_MOST_TURNS = 64
 _MOST_ROWS, _LEAST_SHAPES = 1000, 8  # of a device and class, for a fit
 _CLASS = {
     "bfloat16": "bf16", "float16": "bf16", "int8_wo": "int8_weights", "int4_wo": "int4_weights", "sq": "int8",
@@ -110,7 +111,10 @@ def read_csv(path: Path | str, kind: str, times: PublishedTimes) -> None:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise FFNError(f"{shown(str(path))} is not a CSV in UTF-8: {error}") from None
     rows = csv.DictReader(io.StringIO(text))
-    _add(rows, rows.fieldnames or (), kind, str(path), times)
+    try:
+        _add(rows, rows.fieldnames or (), kind, str(path), times)
+    except csv.Error as error:
+        raise FFNError(f"{shown(str(path))} is not a CSV: {error}") from None
     _finish(times)
 
 
@@ -165,13 +169,15 @@ def _unusable(row: Mapping[str, Any], kind: str) -> str:
         numbers = [int(row[name]) for name in _NUMBERS[kind]]
         seconds = float(row["ms"])
         split = any(int(row.get(name) or 1) > 1 for name in ("moe_tp_size", "moe_ep_size"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "a number is missing or wrong"
-    if not (all(0 < number < 2**31 for number in numbers) and isfinite(seconds) and seconds > 0):
-        return "a number is not positive"
+    if not (all(0 < number < _LARGEST for number in numbers) and isfinite(seconds) and seconds > 0):
+        return "a number is not positive, or too large"
     if kind == "mixture":
-        if numbers[3] > numbers[4] or numbers[4] > 65536:
+        if numbers[3] > numbers[4]:
             return "top_k is larger than the number of experts"
+        if numbers[4] > _MOST_EXPERTS:
+            return f"more than {_MOST_EXPERTS:,} experts"
         if _exponent(str(row["distribution"])) is None:
             return f"distribution {shown(str(row['distribution']))} is not known"
     return "split over devices" if split else ""
@@ -350,7 +356,7 @@ def _rows(distribution: str, tokens: int, top_k: int, experts: int) -> Iterator[
     ends = low**power, high**power
     drawn = [(ends[0] + (ends[1] - ends[0]) * (n + 0.5) / experts) ** (1 / power) for n in range(experts)]
     share, full = choices / sum(drawn), 0
-    for _ in range(experts):  # experts that every token chooses leave the others their rest
+    for _ in range(_MOST_TURNS):  # experts that every token chooses leave the others their rest
         now = sum(value * share >= tokens for value in drawn)
         rest = sum(sorted(drawn)[: experts - now])
         if now == full or not rest:
