@@ -35,6 +35,7 @@ SAMPLES = {
         "gpt2 --d-model 4 --d-ff 8 --layer all", "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
         "4x8:relu --set W1[0,3]=5", f"./my-model --layer 2 {PROMPT} --ablate unit:3",
         "./my-model --prompts texts.txt --top-contexts 2 --outliers 2", "./my-model --prompt Paris --prompt cat",
+        "./my-model --prompts texts.txt --layer 1 --neuron 3",
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
         "4x8:relu --backward --loss mse --lr 0.1 --explain dW1[0,3]", "8x16:swiglu --experts 4 --expert all --backward",
         f"./my-model --layer 2 {PROMPT} --backward", f"./my-model --layer all {PROMPT} --backward",

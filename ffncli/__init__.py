@@ -43,6 +43,7 @@ _WHERE = {
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
+    "unit": ("ffncli.run.trace.call", "unit"),
     "verify": ("ffncli.run.verify.call", "verify"),
 }
 
@@ -74,6 +75,7 @@ __all__ = [
     "steps",
     "survey",
     "trace",
+    "unit",
     "verify",
 ]
 
@@ -96,7 +98,7 @@ if TYPE_CHECKING:
     from ffncli.run.precision.call import precision
     from ffncli.run.quantize.quantized import quantize
     from ffncli.run.topics.call import explain
-    from ffncli.run.trace.call import survey, trace
+    from ffncli.run.trace.call import survey, trace, unit
     from ffncli.run.user.load import count, load, plan
     from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__

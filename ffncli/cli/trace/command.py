@@ -3,14 +3,15 @@
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ffncli.cli.common.options import CORPUS, ONE_OR_MANY, OutputOptions, corpus_size, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
 from ffncli.cli.trace.layers_page import corpus_answer, not_finite_layers, not_finite_texts, survey_answer
 from ffncli.cli.trace.page import trace_answer
+from ffncli.cli.trace.unit_page import unit_answer
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.examples import find
 from ffncli.options import conflicts
@@ -19,8 +20,8 @@ from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import Opt, Options
 from ffncli.options.shared import VIEW
 from ffncli.run.corpus.call import corpus_for
-from ffncli.run.corpus.question import CorpusQuestion
-from ffncli.run.trace.call import session_for, survey_for
+from ffncli.run.corpus.question import CorpusQuestion, UnitQuestion
+from ffncli.run.trace.call import session_for, survey_for, unit_for
 from ffncli.run.trace.question import ONE_LAYER, RULES, Question, SurveyQuestion
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.color import progress
@@ -91,6 +92,12 @@ MANY_RULES = (
         "prompts",
         allows=f"source layer dtype device threads top_units save force {' '.join(CORPUS)} digits fail_on_nonfinite",
         why="it reads many texts; all other options apply to one text",
+    ),
+    Conflict(
+        "prompts",
+        allows="source layer neuron expert dtype device threads top_units batch_size max_tokens limit skip_special"
+        " top_contexts digits",
+        why="a unit's options are these",
     ),
 )
 PAGE_RULES = (
@@ -168,11 +175,23 @@ def _show_many(
     """Show every layer over many texts, read from a file or typed."""
     conflicts.check(ONE_OR_MANY, corpus, question)
     corpus = replace(corpus, prompts=corpus.prompts if question.prompt is None else listed(question.prompt))
-    conflicts.check(MANY_RULES, corpus, replace(question, prompt=None), view)
+    one_unit = question.neuron is not None
+    conflicts.check(MANY_RULES[one_unit : 1 + one_unit], corpus, replace(question, prompt=None), view)
     with progress(corpus_size(corpus.prompts), "texts", output.quiet, show.color_choice()) as advance:
+        if one_unit:
+            output.show(unit_answer(unit_for(_of_unit(question, corpus), output.note, advance), view.digits))
+            return
         survey = corpus_for(corpus, output.note, advance)
     output.show(corpus_answer(survey, view.digits))
     view.judge(not_finite_layers(survey), output)
+
+
+def _of_unit(question: Question, corpus: CorpusQuestion) -> UnitQuestion:
+    """Return the question about one unit that both records ask together."""
+    expert: Any = question.expert  # converted there
+    names = {field.name for field in fields(UnitQuestion)} & {field.name for field in fields(CorpusQuestion)}
+    same = {name: getattr(corpus, name) for name in names}
+    return UnitQuestion(**same, neuron=question.neuron, expert=expert)
 
 
 def _write_page(question: Question, show: OutputOptions, output: Output) -> None:

@@ -189,10 +189,24 @@ def _cells(row: CorpusLayer) -> dict[str, Any]:
 
 
 def _corpus_table(survey: CorpusSurvey, digits: int) -> Table:
-    columns = ("layer", "active %", "dead", "units", "min", "max", "at", "unit", "outliers", "massive")
+    columns = (
+        "layer",
+        "active %",
+        "dead",
+        "units",
+        "std",
+        "kurtosis",
+        "min",
+        "max",
+        "at",
+        "unit",
+        "outliers",
+        "massive",
+    )
     rows = [
         (
             layer_name(row, survey.model.model), in_percent(row.active_share), row.dead_units, row.units,
+            rounded(row.std, digits), rounded(row.kurtosis, digits),
             rounded(row.min, digits),
             rounded(row.max, digits), _token_place(row.max_at), row.max_unit, len(row.outliers), row.massive,
         )
@@ -215,6 +229,7 @@ def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
     return {
         "active %": "share of tokens with an activation above 0, over the units that are not dead",
         "dead": f"units that no token activated (of {survey.tokens:,})",
+        "std": "of all inputs to the down projection; kurtosis: 3 for a normal distribution, more if tails are heavy",
         "max": "largest input to the down projection; at: the text and token that have it; unit: the unit",
         "outliers": f"input dimensions with |x| ≥ {survey.limit:g} on at least 6 % of tokens",
         "massive": "residual values above 100 and above 1000 × the median of their text",

@@ -38,8 +38,9 @@ class Tokenized:
 class Batch:
     """Texts that run together: `ids` and `mask` [texts, length], padded on the right.
 
-    `places` [tokens, 2] has the text's index and the position of every token that is not padding. `rows` are the
-    indices of these tokens among the batch's texts · length rows; None if there is no padding.
+    `places` [tokens, 2] has the text's index and the position of every token that counts: that is neither padding nor
+    left out. `rows` are the indices of these tokens among the batch's texts · length rows, None if all count; `lengths`
+    are their numbers in each text.
     """
 
     ids: Tensor
@@ -61,16 +62,18 @@ class Batch:
         return flat if self.rows is None else flat[self.rows]
 
 
-def batch_of(texts: Sequence[Tokenized], padding: int, device: str) -> Batch:
-    """Build one batch of these texts, padded with the token `padding`."""
+def batch_of(texts: Sequence[Tokenized], padding: int, device: str, left_out: Sequence[int] = ()) -> Batch:
+    """Build one batch of these texts, padded with the token `padding`; the tokens `left_out` do not count."""
     lengths = tuple(len(text.ids) for text in texts)
     longest = max(lengths)
     ids = torch.tensor([[*text.ids, *[padding] * (longest - len(text.ids))] for text in texts], device=device)
     count = torch.tensor(lengths)
     mask = torch.arange(longest) < count[:, None]
-    places = torch.stack([torch.tensor([text.number for text in texts]).repeat_interleave(count),
-                          torch.cat([torch.arange(length) for length in lengths])], 1)  # fmt: skip
-    rows = None if mask.all() else mask.flatten().nonzero().flatten().to(device)
+    counts = mask & ~torch.isin(ids.cpu(), torch.tensor([*left_out], dtype=torch.int64)) if left_out else mask
+    numbers = torch.tensor([text.number for text in texts])
+    places = torch.stack([numbers[:, None].expand_as(mask)[counts], torch.arange(longest).expand_as(mask)[counts]], 1)
+    rows = None if counts.all() else counts.flatten().nonzero().flatten().to(device)
+    lengths = tuple(counts.sum(1).tolist())
     return Batch(ids, mask.long().to(device), places.to(device), rows, lengths, tuple(text.number for text in texts))
 
 

@@ -80,6 +80,13 @@ class ReadingQuestion(Options):
             help="Truncate every text to N tokens. [default: the model's limit]",
         ),
     ] = None  # fmt: skip
+    limit: Annotated[
+        int | None, _many("--limit", accepts=COUNT, after="max_tokens", help="Read the first N texts.")
+    ] = None
+    skip_special: Annotated[
+        bool,
+        _many("--skip-special", after="limit", help="Leave special tokens, such as [CLS] and <s>, out of all figures."),
+    ] = False
     force: shared.Force = False
 
 
@@ -91,7 +98,8 @@ class CorpusQuestion(ReadingQuestion):
     is a text; in a .jsonl file, a JSON string or an object with the key `text`, `prompt` or `content`. The model is
     loaded once, and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer,
     `frame()` a row for each unit: the share of tokens for which the unit is active, its mean, its minimum and maximum
-    with their places, and its `top_contexts` largest values. `outliers` is the magnitude (default 6) from which an
+    with their places, and its `top_contexts` largest values. `limit` reads the first texts only, `skip_special` leaves
+    special tokens out of all figures. `outliers` is the magnitude (default 6) from which an
     input dimension is an outlier. `save` writes the table of units (.csv, .parquet); `resume` names a file that stores
     progress, so that an interrupted run can resume. The other arguments are the command line's options. Raises FFNError
     for whatever the command line refuses, and for an argument of the wrong type.
@@ -119,7 +127,7 @@ class CorpusQuestion(ReadingQuestion):
     ] = None
 
     @property
-    def limit(self) -> float:
+    def outlier_limit(self) -> float:
         """Return the magnitude from which an input dimension is an outlier."""
         return LIMIT if self.outliers is None else self.outliers
 
@@ -132,6 +140,23 @@ class CorpusQuestion(ReadingQuestion):
     def resume_path(self) -> Path | None:
         """The path of the file that stores the progress of a run."""
         return None if self.resume is None else Path(os.path.expanduser(self.resume))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitQuestion(ReadingQuestion):
+    """Run a model on many texts and describe one hidden unit, as `ffn trace --prompts --neuron` does.
+
+    `source`, `prompts` and most arguments are those of `ffncli.corpus`; `layer` and `neuron` name the unit, with
+    `expert` in a mixture. The answer has the unit's values over the corpus as a histogram and as quantiles, its
+    `top_contexts` (default 10) largest values with the text around them, the tokens that it fires on and that it
+    promotes, and the `top_units` (default 5) most like it: by their weights, and by their values over the corpus.
+    Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
+    """
+
+    neuron: Annotated[int | None, NATURAL] = None
+    expert: Annotated[int | None, NATURAL] = None
+    top_contexts: Annotated[int, whole(1, 100)] = 10
+    top_units: Annotated[int, COUNT] = 5
 
 
 @dataclass(frozen=True)
@@ -303,7 +328,9 @@ def recorded(question: ExpertsQuestion) -> Path | None:
     return path
 
 
-_OF_MODELS = ("prompts", "dtype", "device", "batch_size", "max_tokens", "ablate_texts", "save_routes")
+_OF_MODELS = (
+    "prompts", "dtype", "device", "batch_size", "max_tokens", "limit", "skip_special", "ablate_texts", "save_routes",
+)  # fmt: skip
 
 
 def mixture(question: ExpertsQuestion) -> ReadingModel:

@@ -90,6 +90,7 @@ class CorpusLayer:
     `max` are the smallest and largest values of all units. `not_finite` counts values that are NaN or infinite.
     `top_units` are the units with the largest maxima. `outliers` are the outlier dimensions of the FFN's input;
     `massive` counts the massive activations in the layer's output; `largest_massive` are the largest by magnitude.
+    `mean`, `std` (divisor n) and `kurtosis` (3 for a normal distribution) are over all values of all units.
     """
 
     stack: str
@@ -110,6 +111,9 @@ class CorpusLayer:
     outliers: tuple[OutlierDimension, ...]
     massive: int
     largest_massive: tuple[MassiveActivation, ...]
+    mean: float | None = None
+    std: float | None = None
+    kurtosis: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,11 +178,12 @@ def survey_of(results: CorpusResults, notes: tuple[str, ...]) -> CorpusSurvey:
     question, progress, sums = results.question, results.progress, results.sums
     most = TOP_UNITS if question.top_units is None else question.top_units
     top = {layer: _top_units(one, most) for layer, one in sums.items()}
-    places = _Places(results, [at for layer, one in sums.items() for at in _named_texts(one, top[layer])])
+    named = [at for layer, one in sums.items() for at in _named_texts(one, top[layer])]
+    places = Places(results.corpus, results.tokenizer, results.length, named)
     rows = tuple(_row(layer, one, top[layer], places) for layer, one in sums.items())
     inputs = [one.inputs for one in sums.values() if one.inputs is not None]
     return CorpusSurvey(
-        results.model, results.corpus.where, progress.texts, progress.tokens, progress.cut, question.limit,
+        results.model, results.corpus.where, progress.texts, progress.tokens, progress.cut, question.outlier_limit,
         rows, in_many_layers(inputs), progress.seconds, notes, sums,
     )  # fmt: skip
 
@@ -217,13 +222,13 @@ def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[
         yield from sums.inputs.largest_at[sums.inputs.outliers, 0].tolist()
 
 
-class _Places:
+class Places:
     """Builds records of places in the corpus; the texts of these places are read and tokenized again."""
 
-    def __init__(self, results: CorpusResults, numbers: Iterable[int]) -> None:
-        self._tokenizer = results.tokenizer
-        texts = [Text(n, text, 0) for n, text in results.corpus.texts([n for n in numbers if n >= 0]).items()]
-        again = tokenized(texts, results.tokenizer, results.length) if texts else []
+    def __init__(self, corpus: Corpus, tokenizer: Any, length: int | None, numbers: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        texts = [Text(n, text, 0) for n, text in corpus.texts([n for n in numbers if n >= 0]).items()]
+        again = tokenized(texts, tokenizer, length) if texts else []
         self._ids = {one.number: one.ids for one in again}
 
     def place(self, at: Tensor) -> TokenPlace:
@@ -250,7 +255,7 @@ class _Places:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: _Places) -> CorpusLayer:
+def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: Places) -> CorpusLayer:
     parts = sums.parts.values()
     tokens = [columns.tokens.repeat_interleave(columns.columns) for columns in parts]
     used = torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64)
@@ -280,10 +285,26 @@ def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: 
         outliers=_outliers(sums.inputs, places),
         massive=massive.count,
         largest_massive=tuple(massive.kept[:_MOST_MASSIVE]),
+        **_moments(sums),
     )
 
 
-def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: _Places) -> UnitFigures:
+def _moments(sums: LayerSums) -> dict[str, float | None]:
+    """Return the mean, standard deviation and kurtosis of all values of a layer, from the sums of their powers."""
+    count = sum(int(columns.tokens.sum()) * columns.columns for columns in sums.parts.values())
+    if not count:
+        return {}
+    total = sum(float(columns.total.sum()) for columns in sums.parts.values())
+    second, third, fourth = (
+        torch.stack([columns.powers.cpu() for columns in sums.parts.values()]).sum(0) / count
+    ).tolist()
+    mean = total / count
+    variance = max(0.0, second - mean**2)
+    moment = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
+    return {"mean": mean, "std": variance**0.5, "kurtosis": moment / variance**2 if variance else None}
+
+
+def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: Places) -> UnitFigures:
     """Build the record of one unit of a layer, given as (part, column)."""
     part, at = unit
     columns = sums.parts[part]
@@ -305,7 +326,7 @@ def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: _
     )  # fmt: skip
 
 
-def _outliers(inputs: Exceeding | None, places: _Places) -> tuple[OutlierDimension, ...]:
+def _outliers(inputs: Exceeding | None, places: Places) -> tuple[OutlierDimension, ...]:
     if inputs is None:
         return ()
     tokens = max(1, int(inputs.tokens))

@@ -51,7 +51,7 @@ def corpus_of(
     read since its last call."""
     top = question.top_contexts or 0
     with reader_of(question, reading, note) as reader:
-        sums = {layer: LayerSums(layer, top, question.limit) for layer in reading.layers}
+        sums = {layer: LayerSums(layer, top, question.outlier_limit) for layer in reading.layers}
         about, progress, resume = identity(question, reading, reader.corpus), Progress(), question.resume_path
         if resume is not None:
             progress = read_progress(resume, about, sums, reader.device)
@@ -90,6 +90,7 @@ def reader_of(
     for text in (*before, *reading.model.notes):
         remark(text)
     with opened(question.prompts or ()) as corpus, offline() as transformers:
+        corpus = replace(corpus, most=question.limit)
         yield CorpusReader(question, reading, corpus, transformers, path, remark, notes)
 
 
@@ -114,6 +115,11 @@ class CorpusReader:
             raise FFNError(
                 f"{option('prompts')}: {shown_path(path)} has no tokenizer", "give a directory with tokenizer.json"
             )
+        self._special: tuple[int, ...] = ()
+        if question.skip_special:
+            unknown = getattr(self.tokenizer, "unk_token_id", None)  # stands for a word of the text
+            self._special = tuple(one for one in getattr(self.tokenizer, "all_special_ids", ()) if one != unknown)
+            remark("special tokens are read but left out of all figures")
         if next(iter(corpus), None) is None:
             raise FFNError(f"{option('prompts')}: {corpus.where} has no text")
 
@@ -178,7 +184,7 @@ class CorpusReader:
             if max(text.ids) >= self._known:
                 what = f"text {text.number}: token {max(text.ids)} is out of range"
                 raise FFNError(what, f"the model has {self._known:,} tokens")
-        return batch_of(texts, self._padding, self.device)
+        return batch_of(texts, self._padding, self.device, self._special)
 
     def _batches_alike(self) -> bool:
         """Return whether a text's results are the same alone and in a batch with a longer text, which adds padding."""

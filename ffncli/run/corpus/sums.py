@@ -50,8 +50,9 @@ class LayerSums(Receiver):
         if not bool((stream.abs().amax() > MASSIVE).item()):
             return
         rows = torch.split(batch.tokens_of(stream), list(batch.lengths))
-        for number, values in zip(batch.numbers, rows, strict=True):
-            self.massive.add(number, values)
+        positions = torch.split(batch.places[:, 1], list(batch.lengths))
+        for number, values, at in zip(batch.numbers, rows, positions, strict=True):
+            self.massive.add(number, values, at)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all figures so far: (tensors by name, the other figures as JSON values)."""
@@ -78,6 +79,9 @@ NOWHERE = -1
 BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # bytes for a unit's figures; for one of its largest values and its place
 
 
+_MOST_FOURTH = 1e6  # a larger value's fourth power leaves too little of float32's range for a sum
+
+
 class RunningFigures:
     """Figures kept as tensors, which an interrupted run can restore."""
 
@@ -99,7 +103,8 @@ class UnitSums(RunningFigures):
     `high` and `low` are the maximum and minimum of each column, `high_at` and `low_at` [columns, 2] their places (text
     index, position), of equal values the first. `largest` [columns, top] are each column's largest values in descending
     order, with their places in `largest_at`; equal values are in the order of their places. `not_finite` counts values
-    that are not finite; the other figures count such values as zero.
+    that are not finite; the other figures count such values as zero. `powers` are the sums of the second, third and
+    fourth powers of all values.
     """
 
     def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
@@ -109,6 +114,7 @@ class UnitSums(RunningFigures):
         self.not_finite = torch.zeros(groups, dtype=torch.int64)
         self.active = torch.zeros(size, dtype=torch.float64, device=device)
         self.total = torch.zeros(size, dtype=torch.float64, device=device)
+        self.powers = torch.zeros(3, dtype=torch.float64, device=device)
         self.high = torch.full((size,), -inf, device=device, dtype=torch.float64)
         self.low = torch.full((size,), inf, device=device, dtype=torch.float64)
         self.high_at = torch.full((size, 2), NOWHERE, device=device, dtype=torch.int64)
@@ -137,6 +143,10 @@ class UnitSums(RunningFigures):
         self.total[part] += total
         self.active[part] += (active > 0).to(values.dtype).sum(0)
         high, low = values.amax(0), values.amin(0)
+        most = max(float(high.max()), -float(low.min()))
+        flat = (values.double() if most > _MOST_FOURTH else values).flatten()
+        square = flat * flat
+        self.powers += torch.stack([square.sum(), square.dot(flat), square.dot(square)])
         _take(self.high[part], self.high_at[part], high, high >= self.high[part], values, places)
         _take(self.low[part], self.low_at[part], low, low <= self.low[part], values, places)
         if self.top:
@@ -264,8 +274,8 @@ class Massive:
         self.count = 0
         self.kept: list[MassiveActivation] = []
 
-    def add(self, text: int, values: Tensor) -> None:
-        """Add a text's values [tokens, d_model]. NaN is not massive."""
+    def add(self, text: int, values: Tensor, positions: Tensor) -> None:
+        """Add a text's values [tokens, d_model] at these positions [tokens]. NaN is not massive."""
         size = values.detach().abs()
         if not bool((size > MASSIVE).any()):
             return
@@ -274,7 +284,9 @@ class Massive:
         places = (size > max(MASSIVE, MASSIVE_RATIO * median)).nonzero()
         self.count += len(places)
         activations = [
-            MassiveActivation(text, token, dimension, value, median, abs(value) / median if median else None)
+            MassiveActivation(
+                text, int(positions[token]), dimension, value, median, abs(value) / median if median else None
+            )
             for (token, dimension), value in zip(places.tolist(), values[tuple(places.t())].tolist(), strict=True)
         ]
         self.kept = sorted(
@@ -317,7 +329,9 @@ def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) ->
         "dtype": question.dtype or "fp32",
         "max_tokens": question.max_tokens,
         "top_contexts": question.top_contexts or 0,
-        "outliers": question.limit,
+        "outliers": question.outlier_limit,
+        "limit": question.limit,
+        "skip_special": question.skip_special or None,
     }
 
 

@@ -30,13 +30,15 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read repeatedly. `size` is its number of bytes, `sha256` its hash; messages contain `where`."""
+    """Texts that can be read repeatedly, at `most` so many. `size` is its number of bytes, `sha256` its hash; messages
+    contain `where`."""
 
     where: str
     size: int
     sha256: str
     lines: Callable[[], Iterator[bytes]]
     as_json: bool = False
+    most: int | None = None
 
     def __iter__(self) -> Iterator[Text]:
         """Yield the nonempty texts in order. Raises FFNError with the line's number for a line that is not a text."""
@@ -45,6 +47,8 @@ class Corpus:
             end += len(line)
             text = _text(line, f"{self.where}:{at}", self.as_json)
             if text.strip():
+                if number == self.most:
+                    return
                 yield Text(number, text, end)
                 number += 1
 

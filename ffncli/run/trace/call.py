@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import FFNError, option
 from ffncli.options.opt import call
+from ffncli.run.corpus.question import UnitQuestion, reading_model
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.ranks.environment import device_of, split_over, torchrun
 from ffncli.run.trace.question import Question, SurveyQuestion, model_of, subject_of
@@ -15,6 +17,7 @@ from ffncli.system.packages import package_errors
 if TYPE_CHECKING:
     from ffncli.run.trace.session import Note, Session
     from ffncli.run.trace.survey import Survey
+    from ffncli.run.trace.unit import UnitSurvey
 
 
 @package_errors()
@@ -48,6 +51,21 @@ def survey_for(question: SurveyQuestion, note: Note = lambda text: None) -> Surv
     return survey_of(question, model, prompt, note)
 
 
+@package_errors()
+def unit_for(
+    question: UnitQuestion, note: Note = lambda text: None, advance: Callable[[int], Any] = lambda size: None
+) -> UnitSurvey:
+    """Check a question about a unit over many texts, then run it; `note` and `advance` are as in `corpus_for`."""
+    if torchrun() is not None:
+        raise FFNError(f"{option('prompts')} runs in one process", "start it without torchrun")
+    with sleep_while_waiting():
+        reading = reading_model(question)
+    set_threads(question.threads)
+    from ffncli.run.trace.unit import unit_of
+
+    return unit_of(question, reading, note, advance)
+
+
 def of_this_rank(question: Question) -> Question:
     """Adapt the question to this process: under torchrun, the block is split over all ranks, and this rank uses its own
     device."""
@@ -65,3 +83,4 @@ def of_this_rank(question: Question) -> Question:
 _CORPUS = {"prompts": "for several texts, use ffncli.corpus"}
 trace = call(Question, session_for, "trace", _CORPUS)
 survey = call(SurveyQuestion, survey_for, "survey", _CORPUS)
+unit = call(UnitQuestion, unit_for, "unit")

@@ -163,7 +163,11 @@ class Question(Dimensions, StepOptions):
     ] = False
     neuron: Annotated[
         int | None,
-        _unembed("--neuron", accepts=NATURAL, help="With --unembed: the tokens that hidden unit N promotes."),
+        _unembed(
+            "--neuron",
+            accepts=NATURAL,
+            help="With --unembed: the tokens that hidden unit N promotes; with --prompts: all about it.",
+        ),
     ] = None
     top_tokens: Annotated[
         int | None,

@@ -363,3 +363,51 @@ def test_several_processes_do_not_read_one_corpus(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     with pytest.raises(FFNError, match="prompts runs in one process"):
         ffncli.corpus(in_double("llama")[0], TEXTS)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_moments_are_those_of_all_values(name: str) -> None:
+    survey = ffncli.corpus(in_double(name)[0], TEXTS, dtype="fp64", batch_size=4)
+    values = values_of(name, [row.layer for row in survey.rows], TEXTS)
+    for row in survey.rows:
+        x = torch.cat([units for units, _ in values[row.layer]]).double().flatten()
+        centred = x - x.mean()
+        assert row.mean == pytest.approx(float(x.mean()), rel=1e-9)
+        assert row.std == pytest.approx(float(centred.square().mean().sqrt()), rel=1e-9)
+        assert row.kurtosis == pytest.approx(float((centred**4).mean() / centred.square().mean() ** 2), rel=1e-9)
+
+
+def test_the_first_texts_alone() -> None:
+    path = made("llama").path
+    assert ffncli.corpus(path, TEXTS, limit=7).frame().equals(ffncli.corpus(path, TEXTS[:7]).frame())
+    assert ffncli.corpus(path, TEXTS[:3], limit=7).texts == 3
+
+
+def test_special_tokens_are_left_out(tmp_path: Path) -> None:
+    """A tokenizer that adds <s>: the figures are those of the other tokens, at the positions they have."""
+    from tokenizers import Tokenizer, processors
+
+    model: Any = built("llama", tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "bos_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(__import__("json").dumps(said), "utf-8")
+    texts = [*TEXTS[:5], "unknown cat"]
+    survey = ffncli.corpus(tmp_path, texts, layer=1, skip_special=True, top_units=1)
+    values, places = [], []
+    for number, text in enumerate(texts):
+        ids = [1, *(WORDS.index(word) if word in WORDS else 0 for word in text.split())]
+        given = {"input_ids": torch.tensor([ids])}
+        values.append(through(model, {"units": "model.layers.1.mlp.down_proj"}, **given)["units"][1:])
+        places += [(number, at) for at in range(1, len(ids))]
+    x = torch.cat(values)
+    frame = survey.frame()
+    assert survey.rows[0].tokens == len(x)
+    torch.testing.assert_close(torch.tensor(frame["mean"].to_numpy(float)), x.double().mean(0), rtol=1e-4, atol=1e-6)
+    for unit in range(x.shape[1]):
+        one = frame.iloc[unit]
+        assert (one.max_text, one.max_token) == places[int(x[:, unit].argmax())]
+    kept = ffncli.unit(tmp_path, texts, layer=1, neuron=2, skip_special=True)
+    assert [tuple(at) for at in kept.places.tolist()] == places
+    assert any("special tokens" in note for note in survey.notes)

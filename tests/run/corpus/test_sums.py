@@ -120,13 +120,13 @@ def test_of_equal_values_the_first_by_text_counts_whatever_the_batches(seed: int
 
 def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "_MOST_KEPT", 2)
-    figures = Massive()
-    figures.add(0, torch.full((4, 4), 90.0))
+    figures, at = Massive(), torch.arange(4)
+    figures.add(0, torch.full((4, 4), 90.0), at)
     assert figures.count == 0
     x = torch.full((4, 4), 0.1)
     x[1, 2], x[3, 0], x[0, 0], x[2, 2] = 200.0, -300.0, 99.0, 150.0
-    figures.add(1, x)
-    figures.add(2, 10 * x)  # 1000 times the median of 1 is 1000
+    figures.add(1, x, at)
+    figures.add(2, 10 * x, at)  # 1000 times the median of 1 is 1000
     assert figures.count == 3 + 3
     assert [(one.text, one.token, one.dimension, one.value) for one in figures.kept] == [
         (2, 3, 0, -3000.0),
@@ -134,8 +134,8 @@ def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert figures.kept[0].median == pytest.approx(1.0)
     assert figures.kept[0].ratio == pytest.approx(3000.0)
-    figures.add(4, -10 * x)
-    figures.add(0, 10 * x)  # the texts are read in any order
+    figures.add(4, -10 * x, at)
+    figures.add(0, 10 * x, at)  # the texts are read in any order
     assert [(one.text, one.value) for one in figures.kept] == [(0, -3000.0), (2, -3000.0)]
 
 
@@ -143,7 +143,7 @@ def test_the_median_of_an_even_number_of_values_is_between_the_middle_two() -> N
     x = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
     x[1, 4] = 5000.0
     figures = Massive()
-    figures.add(0, x)
+    figures.add(0, x, torch.arange(3))
     (one,) = figures.kept
     assert one.median == pytest.approx(statistics.median(x.abs().flatten().tolist()), rel=1e-12)
     assert one.median != float(x.abs().median())
