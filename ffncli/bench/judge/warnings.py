@@ -64,6 +64,14 @@ ADVICE: Mapping[str, str] = {
     Code.ENVIRONMENT: "the processes ran in different environments: measure again in a single environment",
 }
 
+TOPICS: Mapping[str, str] = {  # the topic of `ffn explain` that a warning's advice ends with
+    **dict.fromkeys((Code.ONE_PROCESS, Code.PRECISION, Code.CORRELATED), "interval"),
+    **dict.fromkeys((Code.DRIFT, Code.CLOCK, Code.GPU_THROTTLED, Code.POWER_CAPPED), "drift"),
+    Code.LAUNCH_BOUND: "kernel", Code.SPIKES: "outlier", Code.ROOF: "roofline",
+    **dict.fromkeys((Code.UNRESOLVED, Code.PREEMPTED, Code.THROTTLED, Code.STOLEN, Code.LOAD, Code.WAITING,
+                     Code.ENVIRONMENT), "noise"),
+}  # fmt: skip
+
 ONE_THREAD: Mapping[str, str] = {
     Code.UNRESOLVED: "identical code timed twice differed by more than the margin, which widens the intervals: stop"
     " other work, or raise --max-time",
@@ -80,7 +88,8 @@ def advice(warning: BenchWarning, threads: int = 0) -> str:
     fewer threads.
     """
     known = ONE_THREAD if threads == 1 and warning.code in ONE_THREAD else ADVICE
-    return known.get(warning.code, "")
+    text = known.get(warning.code, "")
+    return f"{text} (ffn explain {TOPICS[warning.code]})" if text else ""
 
 
 def has(warnings: Iterable[BenchWarning], code: Code) -> bool:

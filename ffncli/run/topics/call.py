@@ -7,7 +7,7 @@ from ffncli.block.analysis.gated import UNITS
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.options.accept import TEXT
 from ffncli.options.arguments import checked
-from ffncli.run.topics import blocks, formats
+from ffncli.run.topics import blocks, formats, measuring, training
 from ffncli.run.topics.topic import Topic, TopicLine, activation_topic, function_topic, unit_topic
 
 _Builder = Callable[[TopicLine], Topic]
@@ -32,7 +32,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "neuron": (
         blocks.neuron_topic,
         "one of the d_ff hidden units: it reads a pattern, fires, and writes",
-        ("unit", "neurons", "units"),
+        ("unit", "neurons", "units", "dead-units", "dead"),
     ),
     "moe": (
         blocks.moe_topic,
@@ -63,7 +63,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "tolerance": (
         blocks.tolerance_topic,
         "how far apart two correct computations of a block may be, and why",
-        ("rounding", "precision", "error", "eps", "atol", "rtol"),
+        ("rounding", "precision", "error", "eps", "atol", "rtol", "ulp", "ulps"),
     ),
     "scale": (
         formats.scale_topic,
@@ -74,7 +74,77 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "fp8": (formats.format_topic, "floats of 8 bits with a scale for each row", ("e4m3", "fp8_e4m3")),
     "mxfp4": (formats.format_topic, "floats of 4 bits, blocks of 32, powers of two as scales", ("mx",)),
     "nvfp4": (formats.format_topic, "floats of 4 bits, blocks of 16, fp8 scales", ("fp4", "e2m1")),
-}
+    "gradient": (
+        training.gradient_topic,
+        "how much the loss changes with a value",
+        ("gradients", "backward", "backprop", "backpropagation", "derivative"),
+    ),
+    "loss": (training.loss_topic, "one number that says how wrong an output is", ("mse", "cross-entropy", "objective")),
+    "learning-rate": (
+        training.rate_topic,
+        "how far one step of gradient descent goes",
+        ("lr", "gradient-descent", "training-step", "step-size"),
+    ),
+    "load-balancing": (
+        training.balance_topic,
+        "losses that spread the tokens over the experts",
+        ("load-balancing-loss", "balance", "aux-loss", "auxiliary-loss", "z-loss", "entropy", "even-load"),
+    ),
+    "optimizer": (
+        training.optimizer_topic,
+        "what turns gradients into steps, and what it remembers",
+        ("optimizers", "adam", "adamw", "adamw8bit", "muon", "sgd", "momentum", "optimizer-state"),
+    ),
+    "recompute": (
+        training.recompute_topic,
+        "computing again for the backward pass instead of keeping",
+        ("recomputation", "checkpointing", "gradient-checkpointing", "kept", "activation-memory"),
+    ),
+    "zero": (training.zero_topic, "data-parallel ranks share their states", ("fsdp", "data-parallel", "dp")),
+    "roofline": (
+        measuring.roofline_topic,
+        "the least time that a device's two rates allow",
+        ("roof", "ridge", "intensity", "arithmetic-intensity", "bound", "floor", "time-floor", "memory-bound",
+         "compute-bound", "traffic"),
+    ),
+    "prefill": (
+        measuring.prefill_topic, "reading a prompt at once, and writing token by token", ("decode", "decoding"),
+    ),
+    "kernel": (
+        measuring.kernel_topic,
+        "one way to compute the block",
+        ("kernels", "eager", "fused", "fusion", "packed", "compiled", "launch", "launches", "launch-bound"),
+    ),
+    "noise": (
+        measuring.noise_topic,
+        "why the same code takes another time, and how much that matters",
+        ("a/a", "aa", "jitter", "unresolved", "preempted", "throttled", "stolen", "load", "waiting", "environment"),
+    ),
+    "drift": (
+        measuring.drift_topic, "a machine whose speed changes during a run", ("clock", "gpu-throttled", "power-capped")
+    ),
+    "interval": (
+        measuring.interval_topic,
+        "how far a measured ratio may be from the true one",
+        ("confidence", "verdict", "inconclusive", "faster", "slower", "same", "margin", "ratio", "baseline", "rounds",
+         "one-process", "correlated", "resolvable-difference"),
+    ),
+    "outlier": (measuring.outlier_topic, "a value far from the others", ("outliers", "spikes", "spike")),
+    "cold-weights": (
+        measuring.cache_topic,
+        "weights read from memory, as in a model, instead of the cache",
+        ("cold", "warm", "flush", "cache", "cache-mode", "shared-weights"),
+    ),
+    "zipf": (measuring.zipf_topic, "a skewed load: the second half as often as the first", ("skew", "uniform")),
+    "certificate": (
+        measuring.certificate_topic, "what the referee says about a kernel", ("referee", "verify", "judge")
+    ),
+    "unembed": (
+        measuring.unembed_topic,
+        "which tokens a vector promotes",
+        ("unembedding", "logit-lens", "logit", "logits", "promotes", "head", "vocabulary", "vocab"),
+    ),
+}  # fmt: skip
 
 
 @checked(topic=TEXT)

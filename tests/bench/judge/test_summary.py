@@ -198,7 +198,7 @@ def test_nothing_is_advised_that_is_done_already(code) -> None:
     """On one thread there are none to take away; other advice is the same."""
     warning = BenchWarning(code, "20 % of the blocks")
     several, one = warnings.advice(warning, 2), warnings.advice(warning, 1)
-    assert several == warnings.ADVICE[code]
+    assert several == f"{warnings.ADVICE[code]} (ffn explain {warnings.TOPICS[code]})"
     assert "--threads" not in one
     assert (one == several) == ("--threads" not in several)
     assert one
@@ -321,7 +321,7 @@ def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["roof"] == Roof(5e9, None)
     assert row.flops == 7
     assert texts(row) == ("roof: 130 % of the measured roof",)
-    assert warnings.advice(row.warnings[0]).endswith("check the cache mode or the timing")
+    assert warnings.advice(row.warnings[0]).endswith("check the cache mode or the timing (ffn explain roofline)")
 
 
 def test_the_tokens_of_experts_are_means_over_processes_and_the_bytes_follow_them() -> None:
@@ -368,7 +368,7 @@ def test_every_code_has_advice_and_no_separator() -> None:
     assert unknown == BenchWarning("from the future", "x")
     assert unknown.code not in set(Code)
     assert warnings.advice(unknown) == ""
-    assert warnings.advice(BenchWarning.parse("load: 3.1")) == warnings.ADVICE[Code.LOAD]
+    assert warnings.advice(BenchWarning.parse("load: 3.1")) == f"{warnings.ADVICE[Code.LOAD]} (ffn explain noise)"
 
 
 def test_summary_agrees_with_paired() -> None:

@@ -18,7 +18,14 @@ from tests.oracles.counts import MOE
 
 PARTS = (
     "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout tolerance scale int4 fp8 "
-    "mxfp4 nvfp4"
+    "mxfp4 nvfp4 gradient loss learning-rate load-balancing optimizer recompute zero roofline prefill kernel noise "
+    "drift interval outlier cold-weights zipf certificate unembed"
+).split()
+PRINTED = (
+    "roofline drift noise inconclusive outlier kernel unembed prefill decode tolerance certificate zipf cold-weights "
+    "flush fp8 mxfp4 gradient backward loss lr optimizer adamw muon sgd recompute kept zero z-loss load-balancing "
+    "entropy ridge bound floor verdict faster slower same ratio baseline margin warm shared-weights referee ulps eps "
+    "logits promotes dead-units spikes clock throttled stolen preempted launch-bound correlated"
 ).split()
 
 
@@ -88,6 +95,23 @@ def test_every_name_of_an_activation_is_a_topic():
 )
 def test_other_names_lead_there(alias, topic):
     assert ffncli.explain(alias).topic == topic
+
+
+@pytest.mark.parametrize("word", PRINTED)
+def test_what_is_printed_has_a_topic(word):
+    topic = ffncli.explain(word)
+    assert word in (topic.topic, *topic.aliases)
+
+
+def test_every_warning_has_a_topic():
+    from ffncli.bench.judge.warnings import TOPICS, Code, advice
+    from ffncli.bench.results.row import BenchWarning
+
+    assert {*TOPICS} == {*Code}
+    for code in Code:
+        assert ffncli.explain(TOPICS[code]).topic == TOPICS[code]
+        assert advice(BenchWarning(code, "x")).endswith(f" (ffn explain {TOPICS[code]})")
+        assert ffncli.explain(code.value), code
 
 
 def test_no_name_means_two_topics():
@@ -406,3 +430,100 @@ def test_scales_of_smaller_groups_are_more_and_hurt_fewer_channels():
         near = ((blocks / scale).round().clamp(-8, 7) * scale).reshape(w.shape)
         errors = (near - w).norm(dim=0) / w.norm(dim=0)
         assert median == pytest.approx(100 * float(errors.median()), rel=1e-3)
+
+
+# --- training and measuring -------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_of_autograd():
+    topic = ffncli.explain("gradient")
+    layers, x = drawn((4, 6), (6, 4), bias=True)
+    up = layers[0](x)
+    act = torch.relu(up)
+    up.retain_grad()
+    act.retain_grad()
+    layers[1](act).square().mean().backward()
+    for name, tensor in (("up", up), ("act", act), ("d act", act.grad), ("d up", up.grad)):
+        assert column(topic, name) == pytest.approx(tensor[0].tolist(), rel=1e-5, abs=1e-8)
+
+
+def test_losses_by_hand():
+    for p, entropy, gradient, square in ffncli.explain("loss").example.rows:
+        assert (entropy, gradient, square) == pytest.approx((-math.log(p), p - 1, (1 - p) ** 2))
+
+
+def test_learning_rates_against_sgd():
+    topic = ffncli.explain("learning-rate")
+    layers, x = drawn((4, 6), (6, 4), bias=True, tokens=2)
+    model = torch.nn.Sequential(layers[0], torch.nn.GELU(), layers[1])
+    start = {n: t.clone() for n, t in model.state_dict().items()}
+    for lr, after, change, predicted in topic.example.rows:
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        steep = sum(float(p.grad.square().sum()) for p in model.parameters())
+        optimizer.step()
+        assert after == pytest.approx(float(model(x).square().mean()), rel=1e-4)
+        assert change == pytest.approx(after - loss.item(), rel=1e-3)
+        assert predicted == pytest.approx(-lr * steep, rel=1e-4)
+
+
+def test_balance_is_1_if_even_and_the_number_of_experts_if_one_gets_all():
+    topic = ffncli.explain("load-balancing")
+    assert column(topic, "switch")[0] == pytest.approx(1.0)
+    assert column(topic, "entropy bits")[0] == 2.0
+    chance = math.exp(4) / (math.exp(4) + 3)
+    assert column(topic, "switch")[-1] == pytest.approx(4 * chance)
+    assert column(topic, "z-loss") == pytest.approx([math.log(math.exp(4) + 3) ** 2] * 4)
+
+
+def test_memory_of_llama_by_hand():
+    layers, d, f, tokens = 32, 4096, 11008, 4096
+    params = layers * (3 * d * f + d)
+    names, bytes_ = (column(ffncli.explain("optimizer"), name) for name in ("optimizer", "state, bytes"))
+    states = dict(zip(names, bytes_, strict=True))
+    assert states["sgd"] == 0
+    assert states["adamw"] == 2 * 2 * params + layers * 4 * 4
+    kept = column(ffncli.explain("recompute"), "kept, bytes")
+    assert kept[0] == layers * (4 * tokens * d + 4 * tokens + 2 * 2 * tokens * d + 2 * 4 * tokens * f)
+    assert kept[2] == layers * 2 * tokens * d
+    again = column(ffncli.explain("recompute"), "FLOPs again")
+    assert again[:2] == [0, layers * 2 * tokens * f]
+    stages = ffncli.explain("zero").example.rows
+    assert [row[1] for row in stages] == [2 * params] * 3 + [2 * params // 8]
+    assert [row[3] for row in stages] == [states["adamw"], *[states["adamw"] // 8] * 3]
+
+
+def test_roofline_and_prefill_by_hand():
+    matrices = 32 * 3 * 4096 * 11008
+    rows = ffncli.explain("roofline").example.rows
+    assert rows[0][3] == pytest.approx(1e3 * 2 * matrices / 3.35e12, rel=0.01)
+    assert rows[-1][3] == pytest.approx(1e3 * 2 * 4096 * matrices / 989.4e12, rel=0.01)
+    assert [row[2] for row in rows] == ["memory"] * 3 + ["compute"] * 2
+    assert ffncli.explain("prefill").example.rows[0][2] == pytest.approx(2 * matrices, rel=0.001)
+    assert column(ffncli.explain("cold-weights"), "bytes a layer")[1] == pytest.approx(2 * matrices / 32, rel=0.001)
+
+
+def test_measuring_by_hand():
+    from statistics import median
+
+    times = column(ffncli.explain("outlier"), "ms")
+    away = [abs(t - median(times)) for t in times]
+    assert column(ffncli.explain("outlier"), "scaled MADs from the median")[-1] == pytest.approx(
+        away[-1] / (1.4826 * median(away))
+    )
+    widths = [high - low for _, low, high, _ in ffncli.explain("interval").example.rows]
+    assert widths[1] / widths[2] == pytest.approx(2 * 2.131 / 1.998)
+    assert {row[3] for row in ffncli.explain("interval").example.rows} == {"faster", "inconclusive"}
+    assert {round(row[3], 12) for row in ffncli.explain("drift").example.rows} == {0.8}
+    total = sum(rank**-1.2 for rank in range(1, 9))
+    assert column(ffncli.explain("zipf"), "zipf:1.2 %") == pytest.approx([100 * r**-1.2 / total for r in range(1, 9)])
+    off = column(ffncli.explain("noise"), "off by")
+    assert off[-1] < 0.01
+    assert all(row[2] < 16 for row in [(0, 0, r[3]) for r in ffncli.explain("certificate").example.rows])
+    rows = ffncli.explain("kernel").example.rows
+    assert all(fused < unfused for _, unfused, fused, _ in rows)
+    logits, probs = (column(ffncli.explain("unembed"), name) for name in ("logit", "probability"))
+    assert probs == pytest.approx(torch.tensor(logits).softmax(0).tolist(), rel=1e-5)
