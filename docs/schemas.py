@@ -34,7 +34,8 @@ SAMPLES = {
         f"./my-model --layer 1 {PROMPT} --promotes Paris", "./my-model --promotes Paris",
         "gpt2 --d-model 4 --d-ff 8 --layer all", "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
         "4x8:relu --set W1[0,3]=5", f"./my-model --layer 2 {PROMPT} --ablate unit:3",
-        "./my-model --prompts texts.txt --top-contexts 2 --outliers 2", "./my-model --prompt Paris --prompt cat",
+        "./my-model --prompts texts.txt --top-contexts 2 --outliers 2 --similar 0.1",
+        "./my-model --prompt Paris --prompt cat",
         "./my-model --prompts texts.txt --layer 1 --neuron 3",
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
         "4x8:relu --backward --loss mse --lr 0.1 --explain dW1[0,3]", "8x16:swiglu --experts 4 --expert all --backward",
@@ -80,7 +81,7 @@ SAMPLES = {
         "4x8:gelu --as torch -o block.py",
     ],
     "experts": ["./my-mixture -p Paris -p 'the cat sat on the mat'", "./my-mixture -p Paris --ablate-texts 0",
-                "./my-mixture -p Paris -p cat --ep 2 --redundant 2 --cache lru,best", "a.safetensors"],
+                "./my-mixture -p Paris -p cat --ep 2 --redundant 2 --cache lru,best --similar 0.01", "a.safetensors"],
     "precision": [
         "4x8:relu --dtype fp8 --sums", "64x128:swiglu --dtype nvfp4,int4:g64 --explain W1[0,3]",
         f"./my-model --layer 1 {PROMPT}", f"./my-model --layer all {PROMPT} --in-model", "64x64:relu --budget 6",

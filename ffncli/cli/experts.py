@@ -40,6 +40,7 @@ CONVENTIONS = {
     "mean over ranks, copies of an expert sharing its choices evenly",
     "worth": "share of the MoE time saved in the second half of the texts, if a layer takes as long as its busiest "
     "rank has rows: `saved` by a placement for that half itself, `kept` by the placement for the first half",
+    "similar_experts": "cosine of all weights, unit by unit, and mean cosine of the outputs for tokens that go to both",
     "lift": "how often two experts are chosen together, divided by how often they would be if choices were independent",
 }
 
@@ -185,6 +186,12 @@ def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
         for p in layer.pairs[:_MOST_PAIRS]
     ]
     parts += [Line(f"chosen together: {', '.join(pairs)}", quiet=True)] if pairs else []
+    if layer.similar_experts:
+        alike = [(str(a.first), str(a.second), a.weights, a.outputs, a.tokens)
+                 for a in layer.similar_experts[:_MOST_EXPERTS]]  # fmt: skip
+        parts.append(
+            Table(("expert", "expert", "weights", "outputs", "tokens"), alike, f"{title}: experts that are alike")
+        )
     tokens = ", ".join(f"{one.tokens:,}" for one in layer.coverage)
     experts = ", ".join(str(one.experts) for one in layer.coverage)
     parts += (

@@ -146,7 +146,17 @@ class PlotOptions(Options):
 
 _MOST_BYTES = 10_000_000  # maximum size of a prompt in a file, larger than any model's context
 
-CORPUS = ("prompts", "batch_size", "max_tokens", "limit", "skip_special", "top_contexts", "outliers", "resume")
+CORPUS = (
+    "prompts",
+    "batch_size",
+    "max_tokens",
+    "limit",
+    "skip_special",
+    "top_contexts",
+    "outliers",
+    "similar",
+    "resume",
+)
 ONE_OR_MANY = (
     Conflict("prompt", contradicts="prompts", why="give one"),
     Conflict(" ".join(CORPUS[1:]), needs="prompts prompt"),

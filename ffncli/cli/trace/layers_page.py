@@ -13,6 +13,7 @@ from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, percent, plural, rounded
 
 if TYPE_CHECKING:
+    from ffncli.run.corpus.likeness import SimilarPair
     from ffncli.run.corpus.results import CorpusLayer, CorpusSurvey, TokenPlace, UnitFigures
     from ffncli.run.trace.routing import Routing
     from ffncli.run.trace.survey import LayerRow, Survey
@@ -161,6 +162,7 @@ def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
         *(Line(f"{name}: {text}", quiet=True) for name, text in _corpus_meanings(survey).items()),
         *_outliers(survey),
         *_contexts(survey),
+        *_similar(survey),
     ]
     return Answer("trace", body, csv, parts, CORPUS_CONVENTIONS)
 
@@ -183,7 +185,7 @@ def _cells(row: CorpusLayer) -> dict[str, Any]:
             out[name] = tuple(one.dimension for one in row.outliers)
         elif name == "top_units":
             out[name] = tuple(unit.name for unit in row.top_units)
-        elif name != "largest_massive":
+        elif name not in ("largest_massive", "similar_pairs"):
             out[name] = value
     return out
 
@@ -267,6 +269,31 @@ def _contexts(survey: CorpusSurvey) -> list[Part]:
         for unit in row.top_units
         if unit.top
     ]
+
+
+def _similar(survey: CorpusSurvey) -> list[Part]:
+    """Show the most similar pairs of each layer, and how many there are."""
+    rows = [
+        (layer_name(row, survey.model.model), _unit(pair, pair.first), _unit(pair, pair.second), pair.cosine_in,
+         pair.cosine_out)
+        for row in survey.rows for pair in row.similar_pairs[:_MOST_PAIRS]
+    ]  # fmt: skip
+    more = sum(max(0, len(row.similar_pairs) - _MOST_PAIRS) for row in survey.rows)
+    parts: list[Part] = []
+    if rows:
+        parts.append(Table(("layer", "unit", "unit", "cosine in", "cosine out"), rows, "Units that read the same"))
+        parts += [Line(f"and {more:,} more pairs", quiet=True)] if more else []
+    if near := sum(row.near_dead_units for row in survey.rows):
+        parts.append(Line(f"{near:,} {plural('unit', near)} within 0.001 of 0 for every token", quiet=True))
+    return parts
+
+
+_MOST_PAIRS = 5
+
+
+def _unit(pair: SimilarPair, unit: int) -> str:
+    where = pair.part if pair.expert is None else pair.expert
+    return f"{where}:{unit}" if where != "" else str(unit)
 
 
 def _unit_table(title: str, unit: UnitFigures) -> Table:

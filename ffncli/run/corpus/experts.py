@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import log2
 from pathlib import Path
@@ -18,6 +18,7 @@ from ffncli.block.recipe import route_of, steps
 from ffncli.block.steps import Route, ffn_steps
 from ffncli.errors import FFNError, option
 from ffncli.models.model import Layer, Resolved
+from ffncli.run.corpus.likeness import SimilarExperts, add_cosines, similar_experts
 from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
 from ffncli.run.corpus.placement import (
     CacheHits,
@@ -98,8 +99,8 @@ class LayerExperts:
     often chosen together, and how soon an expert is used again.
 
     `hit_rates[n - 1]` is the share of choices that hit a cache of n experts with least-recently-used eviction; the
-    first choice of an expert never hits. `caches` are the hit rates by other rules, and `placement` says where the
-    experts should live, if requested.
+    first choice of an expert never hits. `caches` are the hit rates by other rules, `placement` says where the
+    experts should live, and `similar_experts` which are alike, if requested.
     """
 
     stack: str
@@ -119,6 +120,7 @@ class LayerExperts:
     hit_rates: tuple[float, ...]
     caches: tuple[CacheHits, ...] = ()
     placement: LayerPlacement | None = None
+    similar_experts: tuple[SimilarExperts, ...] = ()
     losses: tuple[RouterLoss, ...] = ()
 
 
@@ -166,7 +168,8 @@ def experts_of(
     """Answer a question about experts; `note` and `advance` are as in `corpus_of`."""
     moes = {layer: layer.spec.moe for layer in reading.layers if layer.spec.moe}
     splits = {layer: spread_of(question, moe.experts, moe.groups) for layer, moe in moes.items()}
-    keep = Keep(question.routes_path is not None, bool(question.cache or question.slots))
+    keep = Keep(question.routes_path is not None, bool(question.cache or question.slots),
+                question.similar is not None)  # fmt: skip
     with reader_of(question, reading, note) as reader:
         half = (sum(1 for _ in reader.corpus) + 1) // 2 if question.ep else 0
         sums = {layer: RouteSums(moe.experts, keep, half, route_of(layer.spec)) for layer, moe in moes.items()}
@@ -175,8 +178,15 @@ def experts_of(
         reader.read(sums, progress, advance)
         if question.routes_path is not None:
             reader.remark(_saved(question.routes_path, reading.model, sums))
+        alike = {
+            layer: similar_experts(layer, reader.weights_of(layer), one.cosines, one.pairs, question.similar)
+            for layer, one in sums.items() if question.similar is not None
+        }  # fmt: skip
         texts, worths = _ablated(question, reader, sums)
-        figures = tuple(_layer(layer, one, worths, question, splits[layer]) for layer, one in sums.items())
+        figures = tuple(
+            replace(_layer(layer, one, worths, question, splits[layer]), similar_experts=alike.get(layer, ()))
+            for layer, one in sums.items()
+        )
         split = next(iter(splits.values()))
         return ExpertsSurvey(
             reading.model, reader.corpus.where, progress.texts, progress.tokens, progress.cut, len(texts),
@@ -275,10 +285,12 @@ def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
 
 @dataclass(frozen=True)
 class Keep:
-    """What is kept besides sums: the `routes` with weights and logits, and the `order` of the choices."""
+    """What is kept besides sums: the `routes` with weights and logits, the `order` of the choices, and the cosines of
+    the `outputs` of experts that are chosen together."""
 
     routes: bool = False
     order: bool = False
+    outputs: bool = False
 
 
 MOST_ROUTES = 1 << 20  # the largest number of tokens whose routes are kept for a file
@@ -291,7 +303,8 @@ class RouteSums(Receiver):
 
     `coverage` pairs a count of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for each
     expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens, and `norm` the former.
-    `halves` [2, experts] counts the choices in texts before text `half` and in the others; `order` lists all choices.
+    `halves` [2, experts] counts the choices in texts before text `half` and in the others; `order` lists all choices;
+    `cosines` [experts, experts] sums the cosines of the outputs of two experts over the tokens that chose both.
     """
 
     def __init__(self, experts: int, keep: Keep, half: int, router: Route | None = None) -> None:
@@ -312,7 +325,9 @@ class RouteSums(Receiver):
         self.router_sums = None if router is None else RouterSums(router)
         self._last = torch.full((experts,), -1, dtype=torch.int64)
         self._clock = 0
+        self.cosines = torch.zeros(experts, experts, dtype=torch.float64)
         self._norms: list[tuple[int, Tensor, Tensor]] = []
+        self._outputs: list[tuple[int, Tensor, Tensor]] = []
 
     def router(self, logits: Tensor) -> None:
         """Keep a batch's logits until its choices arrive."""
@@ -373,6 +388,8 @@ class RouteSums(Receiver):
     def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
         """Keep the norm of an expert's contribution until the whole output is known."""
         self._norms.append((expert, tokens, torch.linalg.vector_norm(values.double(), dim=-1)))
+        if self.keep.outputs:
+            self._outputs.append((expert, tokens, functional.normalize(values.double(), dim=-1)))
 
     def left(self, output: Tensor) -> None:
         """Add each expert's share of the output's norm for the batch's tokens."""
@@ -381,6 +398,9 @@ class RouteSums(Receiver):
             self.change[expert] += float((norm / whole[tokens]).sum())
             self.norm[expert] += float(norm.sum())
         self._norms.clear()
+        if self._outputs:
+            add_cosines(self.cosines, self._outputs, len(output))
+            self._outputs.clear()
 
     def hit_rates(self) -> list[float]:
         """Return the hit rates of least-recently-used caches of 1, 2, ... experts."""

@@ -20,6 +20,7 @@ from ffncli.options.accept import (
     NATURAL,
     PATH,
     RANKS,
+    SHARE,
     TEXT,
     Accepts,
     choice,
@@ -90,6 +91,15 @@ class ReadingQuestion(Options):
     force: shared.Force = False
 
 
+Similar = Annotated[
+    float | None,
+    _many(
+        "--similar", accepts=SHARE, after="outliers",
+        help="List units (in ffn experts: experts) whose weights have at least this cosine.",
+    ),
+]  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class CorpusQuestion(ReadingQuestion):
     """Run a model on many texts and return figures of every layer and hidden unit, as `ffn trace --prompts` does.
@@ -99,10 +109,11 @@ class CorpusQuestion(ReadingQuestion):
     loaded once, and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer,
     `frame()` a row for each unit: the share of tokens for which the unit is active, its mean, its minimum and maximum
     with their places, and its `top_contexts` largest values. `limit` reads the first texts only, `skip_special` leaves
-    special tokens out of all figures. `outliers` is the magnitude (default 6) from which an
-    input dimension is an outlier. `save` writes the table of units (.csv, .parquet); `resume` names a file that stores
-    progress, so that an interrupted run can resume. The other arguments are the command line's options. Raises FFNError
-    for whatever the command line refuses, and for an argument of the wrong type.
+    special tokens out of all figures. `outliers` is the magnitude (default 6) from which an input dimension is an
+    outlier. `similar` lists the pairs of units whose weights have at least this cosine. `save` writes the table of
+    units (.csv, .parquet); `resume` names a file that stores progress, so that an interrupted run can resume. The other
+    arguments are the command line's options. Raises FFNError for whatever the command line refuses, and for an argument
+    of the wrong type.
     """
 
     top_units: shared.TopUnits = None
@@ -120,6 +131,7 @@ class CorpusQuestion(ReadingQuestion):
             help=f"Magnitude at which an input dimension counts as an outlier. [default: {LIMIT:g}]",
         ),
     ] = None  # fmt: skip
+    similar: Similar = None
     save: shared.Save = None
     resume: Annotated[
         shared.Path | None,
@@ -217,7 +229,8 @@ class ExpertsQuestion(ReadingQuestion):
     expert. `ablate_texts` texts (default 4) are read again for each expert, with that expert removed, to measure how
     the predictions change; 0 skips this. With `ep` ranks, `placement` says which experts each rank should hold, with
     `redundant` copies more than experts, and `worth` what this saves; `groups` of experts (default: the router's) stay
-    on one of the `nodes`. `cache` policies (`lru`, `lfu`, `pin`, `best`) of `slots` experts per layer give `caches`.
+    on one of the `nodes`. `similar` lists the pairs of experts whose weights, or whose outputs for the tokens of both,
+    have at least this cosine. `cache` policies (`lru`, `lfu`, `pin`, `best`) of `slots` experts a layer give `caches`.
     `save_routes` writes the routes, of one `layer` for `ffn bench --routing` or of all. `source` may also be a file of
     routes: ours, or one that vLLM, SGLang or llama.cpp recorded; then `recorded_experts` and `recorded_top_k` say what
     the file does not. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
@@ -257,6 +270,7 @@ class ExpertsQuestion(ReadingQuestion):
         ),
     ] = None  # fmt: skip
 
+    similar: Similar = None
     ep: Annotated[
         int | None,
         _where("--ep", "--expert-parallel", accepts=RANKS, help="Place the experts on N ranks by their load."),
@@ -329,7 +343,8 @@ def recorded(question: ExpertsQuestion) -> Path | None:
 
 
 _OF_MODELS = (
-    "prompts", "dtype", "device", "batch_size", "max_tokens", "limit", "skip_special", "ablate_texts", "save_routes",
+    "prompts", "dtype", "device", "batch_size", "max_tokens", "limit", "skip_special", "similar", "ablate_texts",
+    "save_routes",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ffncli.models.model import Layer, Resolved
+from ffncli.run.corpus.likeness import SimilarPair
 from ffncli.run.corpus.listen import tokenized
 from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.corpus.sums import Exceeding, LayerSums, MassiveActivation, Progress, UnitSums, in_many_layers
@@ -91,6 +92,8 @@ class CorpusLayer:
     `top_units` are the units with the largest maxima. `outliers` are the outlier dimensions of the FFN's input;
     `massive` counts the massive activations in the layer's output; `largest_massive` are the largest by magnitude.
     `mean`, `std` (divisor n) and `kurtosis` (3 for a normal distribution) are over all values of all units.
+    `near_dead_units` are within 0.001 of 0 for every token, those without tokens left out; `similar_pairs` are the
+    units with similar weights, if requested.
     """
 
     stack: str
@@ -114,6 +117,8 @@ class CorpusLayer:
     mean: float | None = None
     std: float | None = None
     kurtosis: float | None = None
+    near_dead_units: int = 0
+    similar_pairs: tuple[SimilarPair, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ class CorpusSurvey:
 
 
 TOP_UNITS = 3
+NEAR_ZERO = 1e-3
 _BEFORE, _AFTER = 8, 4  # tokens before and after the token in a context
 _MOST_MASSIVE = 10
 
@@ -286,10 +292,13 @@ def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: 
         massive=massive.count,
         largest_massive=tuple(massive.kept[:_MOST_MASSIVE]),
         **_moments(sums),
+        near_dead_units=sum(
+            int(((columns.high <= NEAR_ZERO) & (columns.low >= -NEAR_ZERO)).sum()) for columns in parts
+        ),
     )
 
 
-def _moments(sums: LayerSums) -> dict[str, float | None]:
+def _moments(sums: LayerSums) -> dict[str, Any]:
     """Return the mean, standard deviation and kurtosis of all values of a layer, from the sums of their powers."""
     count = sum(int(columns.tokens.sum()) * columns.columns for columns in sums.parts.values())
     if not count:

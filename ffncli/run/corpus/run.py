@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ffncli.errors import FFNError, option, shown_path, spelled
 from ffncli.models.model import Layer
+from ffncli.run.corpus.likeness import similar_units
 from ffncli.run.corpus.listen import (
     Batch,
     BatchLimits,
@@ -36,6 +37,7 @@ from ffncli.run.corpus.sums import (
     save_progress,
 )
 from ffncli.run.corpus.texts import Corpus, opened
+from ffncli.run.engine.locate import live_weights
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.pretrained.capture import load_up_to, model_files
@@ -71,7 +73,15 @@ def corpus_of(
         results = CorpusResults(
             question, reading.model, reader.corpus, progress, sums, reader.tokenizer, reader.limits.length
         )
-        return survey_of(results, tuple(reader.notes))
+        survey = survey_of(results, tuple(reader.notes))
+        if question.similar is None:
+            return survey
+        pairs = {
+            (layer.stack, layer.index): similar_units(layer, reader.weights_of(layer), question.similar)
+            for layer in reading.layers
+        }
+        rows = (replace(row, similar_pairs=pairs[row.stack, row.layer]) for row in survey.rows)
+        return replace(survey, rows=tuple(rows))
 
 
 @contextmanager
@@ -135,6 +145,10 @@ class CorpusReader:
         if self.limits.texts > 1 and not self._batches_alike():
             self.remark("this model's result for a text depends on other texts in the batch, so texts run one by one")
             self.limits = replace(self.limits, texts=1)
+
+    def weights_of(self, layer: Layer) -> dict[str, Tensor]:
+        """Return the canonical weights of a layer's FFN, as views of the loaded model's tensors if possible."""
+        return live_weights(self.loaded.module, self.live[layer].located)
 
     def read(
         self, receivers: Mapping[Layer, Receiver], progress: Progress, advance: Callable[[int], Any],

@@ -321,9 +321,17 @@ class UnitEvents:
         """Return a group's down projection [written, d_ff]: each column is the vector that a unit writes at activation
         1."""
         reader = next(name for name in self._program(group.part).values() if name)
+        return self._inside(group, weights)[f"{reader}.weight"]
+
+    def rows(self, group: UnitGroup, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the matrices [d_ff, read] whose rows a group's units read the input with: gate and up, or up alone."""
+        prefix = f"{group.part}." if group.part not in ("", *self._mixtures) else ""
+        inside = self._inside(group, weights)
+        return [inside[name] for name in (f"{prefix}gate.weight", f"{prefix}up.weight") if name in inside]
+
+    def _inside(self, group: UnitGroup, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         step = self._mixtures.get(group.part)
-        inside = weights if step is None else _experts(step).of_one(weights, group.expert, step.prefix)
-        return inside[f"{reader}.weight"]
+        return weights if step is None else _experts(step).of_one(weights, group.expert, step.prefix)
 
     def _program(self, owner: str) -> Mapping[str, str | None]:
         """Return the unit steps of the whole block, or of one expert's program, each with the Linear that reads it."""

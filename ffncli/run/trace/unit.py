@@ -18,7 +18,6 @@ from ffncli.run.corpus.question import ReadingModel, UnitQuestion
 from ffncli.run.corpus.results import Context, Places
 from ffncli.run.corpus.run import reader_of
 from ffncli.run.corpus.sums import Progress
-from ffncli.run.engine.locate import live_weights
 from ffncli.run.engine.trace import UnitEvents, UnitGroup
 from ffncli.run.pretrained.tokens import token_text
 from ffncli.run.trace.unembed import Added, PromotedTokens, TokenLimits, unembed
@@ -173,8 +172,7 @@ def unit_of(
         kept, progress = UnitValues(group, unit, layer.spec.d_ff), Progress()
         reader.load()
         reader.read({layer: kept}, progress, advance)
-        weights = live_weights(reader.loaded.module, reader.live[layer].located)
-        similar, column = _similar(layer, group, kept, weights, question.top_units)
+        similar, column = _similar(layer, group, kept, reader.weights_of(layer), question.top_units)
         values, active, places, ids = kept.sorted()
         best = values.argsort(descending=True, stable=True)[: question.top_contexts]
         contexts = Places(reader.corpus, reader.tokenizer, reader.limits.length, places[best, 0].tolist())
@@ -218,11 +216,10 @@ def _similar(
     layer: Layer, group: UnitGroup, kept: UnitValues, weights: Mapping[str, Tensor], most: int
 ) -> tuple[tuple[SimilarUnit, ...], Tensor]:
     """Return the units most like the unit by any of the three figures, by the largest of them; and its column."""
-    block, name = ffn_steps(steps(layer.spec)), "gate" if layer.spec.gated else "up"
-    written = UnitEvents(block).columns(group, weights)
+    unit_events = UnitEvents(ffn_steps(steps(layer.spec)))
+    written = unit_events.columns(group, weights)
     columns = written.double().cpu()
-    into = weights[f"{name}.weight"]
-    into = (into if group.experts == 1 else into[group.expert]).double().cpu()
+    into = unit_events.rows(group, weights)[0].double().cpu()
     cosines = [torch.nn.functional.cosine_similarity(rows, rows[kept.unit][None], dim=-1) for rows in (into, columns.T)]
     count, u = sum(map(len, kept.values)), kept.unit
     spread = kept.square - kept.total**2 / max(1, count)
