@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ffncli.bench.judge.compare import ResultComparison, Rules
 from ffncli.bench.judge.compare import compare as compare_rows
+from ffncli.bench.judge.history import History, read_history
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.block.activations import known_names
 from ffncli.errors import FFNError, option, shown
 from ffncli.models.files.checkpoint import PICKLED
 from ffncli.models.files.headers import MOST_HEADER_BYTES
+from ffncli.options import conflicts
 from ffncli.options.accept import FROM_ZERO, PATH, PATHS, PROMPT, TEXT, listed, percentage
+from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import Opt, Options, call, chosen
 from ffncli.options.shared import Path as FilePath
 from ffncli.run.corpus.question import PROMPTS, recorded_routes
@@ -50,27 +53,35 @@ class CompareQuestion(Options):
 
     For results, each ratio is the time of `new` divided by the time of `base`, with a 95 % interval. `margin` (0.02: up
     to 2 % counts as the same) and `fail_if_slower` are fractions. A regression does not raise an error; it is listed in
-    `regressions`. For traces, `first` is the first step whose relative error exceeds `tolerance` (which defaults by
-    dtype). For routes, `rows` has a record for each layer: how many choices differ, at how many tokens, and by what
-    margin. All comparisons have `frame()`, a DataFrame of the rows.
+    `regressions`. With `history`, which names many results, as in 'results/*.csv', the answer has a line for each
+    machine, case and kernel, with its times and its changes. For traces, `first` is the first step whose relative error
+    exceeds `tolerance` (which defaults by dtype). For routes, `rows` has a record for each layer: how many choices
+    differ, at how many tokens, and by what margin. All comparisons have `frame()`, a DataFrame of the rows.
 
     Raises FFNError for other files, for results from different machines (unless `allow_mismatch` is set), and for
     traces and checkpoints of different blocks.
     """
 
     base: Annotated[
-        FilePath | Iterable[FilePath],
+        FilePath | Iterable[FilePath] | None,
         Opt(
             metavar="BASE",
             accepts=PATHS,
             help="A checkpoint (directory, file, hf://org/name, BASE+ADAPTER), results of ffn bench"
             " (one or several: a.csv,b.csv), a saved trace, or routes of tokens to experts.",
         ),
-    ] = field(kw_only=False)
+    ] = field(default=None, kw_only=False)
     new: Annotated[
         FilePath | Iterable[FilePath] | None,
         Opt(metavar="NEW", accepts=PATHS, help="The same kind of file, to compare with BASE. Optional with --plot."),
     ] = field(default=None, kw_only=False)
+    history: Annotated[
+        FilePath | Iterable[FilePath] | None,
+        _results(
+            "--history", metavar="FILES", accepts=PATHS,
+            help="Show each kernel's time over all results that FILES ('results/*.csv') match, and where it changed.",
+        ),
+    ] = None  # fmt: skip
     fail_if_slower: Annotated[
         float | None,
         _results(
@@ -130,8 +141,12 @@ class CompareQuestion(Options):
 
 
 @package_errors()
-def compared(question: CompareQuestion) -> ResultComparison | TraceComparison | RoutesComparison | CheckpointComparison:
-    """Compare the two sides of a question."""
+def compared(
+    question: CompareQuestion,
+) -> ResultComparison | TraceComparison | RoutesComparison | CheckpointComparison | History:
+    """Compare the two sides of a question, or all results of its history."""
+    if question.history is not None:
+        return history_of(question)
     kind = kind_of(question, chosen(question))
     if kind == "a checkpoint":
         return compared_checkpoints(question)
@@ -152,6 +167,16 @@ def compared(question: CompareQuestion) -> ResultComparison | TraceComparison | 
 compare = call(CompareQuestion, compared, "compare")
 
 
+HISTORY = (Conflict("history", allows="fail_if_slower", why="it compares all files of a history"),)
+
+
+def history_of(question: CompareQuestion) -> History:
+    """Return the history of a question. Raises FFNError for options that compare two sides."""
+    conflicts.check(HISTORY, question)
+    names = [name for text in listed(question.history) for name in ([text] if _is_file(text) else text.split(","))]
+    return read_history(names, question.fail_if_slower)
+
+
 def compared_checkpoints(question: CompareQuestion, **shown_by: Any) -> CheckpointComparison:
     """Compare the checkpoints of a question; `shown_by` are the functions that show notes and progress."""
     from ffncli.run.checkpoints.call import compare_sources
@@ -169,6 +194,8 @@ def compared_checkpoints(question: CompareQuestion, **shown_by: Any) -> Checkpoi
 
 def kind_of(question: CompareQuestion, options: Collection[str]) -> Kind:
     """Return what both sides are. Raises FFNError for two kinds, and if `options` has one for another kind."""
+    if question.base is None:
+        raise FFNError(f"{option('base')} is missing", f"give two files, or {option('history')} with many results")
     if question.new is None:
         hint = "give two checkpoints, results or traces, or one result of ffn bench with --plot"
         raise FFNError(f"{option('new')} is missing", hint)

@@ -26,7 +26,7 @@ from ffncli.bench.results.journal import Journal, changed, locked, require_same,
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, PrintedBytes, ending
-from ffncli.system.files import results_folder
+from ffncli.system.files import head_commit, results_folder
 from ffncli.system.isolation import isolation
 from ffncli.version import __version__
 
@@ -360,7 +360,11 @@ def new_run(path: Path, request: BenchRequest, force: bool = False, part: GridPa
     from ffncli.bench.judge.summary import summarise
 
     now = datetime.now(UTC)
-    run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+    run = {
+        "run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
+        "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "commit": head_commit(Path.cwd()),
+    }
     grid = None if part is None else whole_grid(request, part.count)
     mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):

@@ -52,7 +52,7 @@ def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) ->
     if lost := sum(row.diverged for row in rows):
         output.note(f"{lost} of {len(rows) * question.seeds} training runs diverged and are left out")
     page = answer(question, rows, len(planned), _overfitting(question, rows))
-    output.show(plot.extended(page, plots(rows), output) if plot.wanted else page)
+    output.show(plot.extended(page, plots(rows), output))
     if stopped:
         raise stopped
 

@@ -139,6 +139,6 @@ Output = Annotated[
     str | None,
     Opt(
         "-o", "--output", accepts=PATH, daily=True,
-        help="Write to FILE, in the format of its suffix (.json, .csv, .md); - is stdout.",
+        help="Write to FILE, in the format of its suffix (.json, .csv, .md, .html); - is stdout.",
     ),
 ]  # fmt: skip

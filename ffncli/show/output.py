@@ -1,4 +1,5 @@
-"""The only sink for answers: an Answer becomes a table, JSON, CSV or Markdown. Data goes to stdout, notes to stderr.
+"""The only sink for answers: an Answer becomes a table, JSON, CSV, Markdown or HTML. Data go to stdout, notes to
+stderr.
 
 A terminal gets output through rich; a pipe or a file gets the same content as plain aligned text at its natural width,
 without escape codes.
@@ -24,7 +25,7 @@ from ffncli.show.tensors import Excerpt, HeatMap
 from ffncli.show.text import aligned, encodable, folded, json_safe, width
 from ffncli.system.files import check_writable, written_whole
 
-Format = Literal["table", "json", "csv", "md"]
+Format = Literal["table", "json", "csv", "md", "html"]
 SCHEMA_VERSION = 1
 _NUMBERS = re.compile(r"\[\n\s*((?:[-+\d.eE]+|null)(?:,\s*(?:[-+\d.eE]+|null))*)\n\s*\]")
 
@@ -41,7 +42,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
-            raise FFNError(f"--format: unknown format {shown(self.format)}", "use table, json, csv or md")
+            raise FFNError(f"--format: unknown format {shown(self.format)}", "use table, json, csv, md or html")
         if self.path is not None:
             check_writable(self.path, self.force, "-o")
 
@@ -73,7 +74,7 @@ class Output:
 
             Terminal(sys.stdout, is_colored(sys.stdout, self.color)).show(answer.parts)
         else:
-            if self.format in ("json", "csv") and isinstance(sys.stdout, io.TextIOWrapper):
+            if self.format in ("json", "csv", "html") and isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(encoding="utf-8")  # the encoding of data does not depend on the locale
             encoding = sys.stdout.encoding or "utf-8"
             color = is_colored(sys.stdout, self.color)
@@ -94,6 +95,8 @@ class Output:
             return _csv(answer.rows)
         if self.format == "md":
             return markdown(answer.parts, encoding)
+        if self.format == "html":
+            return _html(answer)
         return plain(answer.parts, encoding, painted if color else unpainted)
 
 
@@ -185,6 +188,15 @@ def plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> str
             case Fold():
                 lines += ([""] if lines else []) + plain(part.parts, encoding, paint).splitlines()
     return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def _html(answer: Answer) -> str:
+    from ffncli.show.page.answer import answer_parts
+    from ffncli.show.page.document import document
+
+    parts = [*answer.pages(), answer_parts(answer)]
+    title = next((part.title for part in parts if part.title), "") or parts[0].sections[0].title
+    return document(title, f"Made by ffn {answer.command}; the page loads nothing.", parts)
 
 
 def _plain_plot(plot: Plot, encoding: str, paint: Paint = unpainted) -> list[str]:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.errors import clean
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tensors import Excerpt, HeatMap
+
+if TYPE_CHECKING:
+    from ffncli.show.page.document import PageParts
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,15 @@ Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold
 
 @dataclass(frozen=True)
 class Answer:
-    """A command's answer before it is rendered: `body` for JSON, `rows` for CSV, `parts` for people."""
+    """A command's answer before it is rendered: `body` for JSON, `rows` for CSV, `parts` for people, and the sections
+    that come before the parts on a page of HTML, made when they are needed."""
 
     command: str
     body: Mapping[str, Any]
     rows: Table
     parts: Sequence[Part]
     conventions: Mapping[str, str] = field(default_factory=dict)
+    pages: "Callable[[], Sequence[PageParts]]" = tuple
 
     def with_section(self, key: str, value: Any, parts: Sequence[Part] = ()) -> "Answer":
         """Append `key` and these parts to the answer; return the answer unchanged if the value is None."""

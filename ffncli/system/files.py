@@ -220,6 +220,17 @@ def file_at(ref: str, path: Path, option: str) -> FileAtCommit:
     return FileAtCommit(commit, blob.stdout)
 
 
+def head_commit(folder: Path) -> str:
+    """Return the hash of the commit that is checked out, with `+` if tracked files were changed since; "" outside of a
+    repository, and without git."""
+    try:
+        head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no").stdout if not head.returncode else b""
+    except FFNError:
+        return ""
+    return head.stdout.decode("ascii", "replace").strip() + "+" * bool(changed.strip())
+
+
 def _refs(folder: Path) -> list[str]:
     """Return the branches and tags, by the names that users type."""
     return _git(folder, "for-each-ref", "--format=%(refname:short)").stdout.decode("utf-8", "replace").split()

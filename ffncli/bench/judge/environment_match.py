@@ -5,7 +5,7 @@ differ only in their names. The recorded hardware and software decide; different
 anchor shows whether the machine runs as fast as before.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, ResultRow, name_of
@@ -57,12 +57,12 @@ def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
     if the sides have no case and kernel in common.
     """
     unclear = _unclear(base) | _unclear(new)
-    left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)
-    pairs = tuple(RowPair(*_name(right[key][0]), left[key], right[key]) for key in left if key in right)
+    left, right = runs_of("BASE", base, unclear), runs_of("NEW", new, unclear)
+    pairs = tuple(RowPair(*name_of_case(right[key][0]), left[key], right[key]) for key in left if key in right)
     if not pairs:
         raise NothingInCommon("BASE and NEW have no case and kernel in common", _apart(base, new))
-    only_base = tuple(_name(left[key][0]) for key in left if key not in right)
-    only_new = tuple(_name(right[key][0]) for key in right if key not in left)
+    only_base = tuple(name_of_case(left[key][0]) for key in left if key not in right)
+    only_new = tuple(name_of_case(right[key][0]) for key in right if key not in left)
     return Matching(pairs, only_base, only_new)
 
 
@@ -114,14 +114,19 @@ def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
     return {key for (_, key), texts in cases.items() if len(texts) > 1}
 
 
-def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping[Key, tuple[ResultRow, ...]]:
+def runs_of(
+    side: str, rows: Sequence[ResultRow], unclear: Collection[Key] | None = None
+) -> Mapping[Key, tuple[ResultRow, ...]]:
+    """Group rows by case and kernel, with a row per run. Raises FFNError, which names the `side`, if a run has two
+    different results for one of them. `unclear` are the keys that need the case's name (default: those of `rows`)."""
+    unclear = _unclear(rows) if unclear is None else unclear
     groups: dict[Key, dict[str, ResultRow]] = {}
     for row in rows:
         key = _key(row)
         key += (row.case,) if key in unclear else ()
         runs = groups.setdefault(key, {})
         if runs.setdefault(row.run_id, row) != row:
-            case, kernel = _name(row)
+            case, kernel = name_of_case(row)
             raise FFNError(
                 f"{side} has {shown(kernel)} twice with different figures: {shown(case, 120)}, run {shown(row.run_id)}",
                 "leave one of them out",
@@ -129,7 +134,7 @@ def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping
     return {key: tuple(runs.values()) for key, runs in groups.items()}
 
 
-def _name(row: ResultRow) -> tuple[str, str]:
+def name_of_case(row: ResultRow) -> tuple[str, str]:
     """Return the case in words, and the kernel."""
     threads = "" if row.threads is None else f"{row.threads} {plural('thread', row.threads)}"
     tokens = "" if row.tokens is None else f"{row.tokens} tokens"

@@ -133,6 +133,7 @@ def _of_case(stored: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
     row = ResultRow(
         run_id=run.get("run_id", ""),
         started_utc=run.get("started_utc", ""),
+        commit=run.get("commit", ""),
         baseline=stored.baseline,
         processes=len(stored.units),
         aa_ratio=aa.value if aa else None,

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, get_args, get_origin
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.results.row import ASKED, SCHEMA_VERSION, BenchWarning, ResultRow, columns, name_of
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
-from ffncli.models.files.json_records import hints_of, record_of
+from ffncli.models.files.json_records import checked_fields, hints_of, record_of
 from ffncli.options.accept import PATH, listed, several
 from ffncli.options.arguments import checked
 from ffncli.show.parts import csv_text
@@ -105,21 +105,29 @@ def is_results(path: Path) -> bool:
     return start.startswith(b"schema_version,") or path.suffix.lower() == ".csv"
 
 
+def is_rows(path: Path) -> bool:
+    """Return whether a file begins as a result does. Raises FFNError for a file that cannot be read."""
+    return path.suffix.lower() == ".csv" and next((text for _, text in _lines(path)), "").startswith("schema_version,")
+
+
 def read_rows(path: str | Path, growing: bool = False) -> tuple[ResultRow, ...]:
     """Read the rows of a result, or of several results joined with `cat`. The last line of a `growing` file may be
     incomplete; it is then skipped.
 
     Raises FFNError, naming the file and line.
     """
-    rows = []
+    rows, kinds = [], _kinds(ResultRow)
+    known: dict[str, dict[str, Any]] = {name: {} for name in kinds}  # most cells repeat those of other rows
     for where, record in _records(_lines(Path(path), growing), _FIXED, []):
         if record["schema_version"] != str(SCHEMA_VERSION):
             version = shown(record["schema_version"])
             raise FFNError(f"{where}: unknown schema_version {version}", f"this ffn reads version {SCHEMA_VERSION}")
-        kinds = _kinds(ResultRow)
-        cells = {_FIELDS[c]: text for c, text in record.items() if c in _FIELDS}
-        values = {name: _value(where, name_of(name), text, *kinds[name]) for name, text in cells.items()}
-        rows.append(record_of(ResultRow, values, where))
+        cells = {_FIELDS[column]: text for column, text in record.items() if column in _FIELDS}
+        fresh = {name: text for name, text in cells.items() if text not in known[name]}
+        values = {name: _value(where, name_of(name), text, *kinds[name]) for name, text in fresh.items()}
+        for name, value in checked_fields(ResultRow, values, where).items():
+            known[name][fresh[name]] = value
+        rows.append(ResultRow(**{name: known[name][text] for name, text in cells.items()}))
     return tuple(rows)
 
 

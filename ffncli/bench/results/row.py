@@ -188,6 +188,7 @@ class ResultRow:
     suite: str = of_run("")  # public suite: its name and the sha256 of its definition, ffn-1@...; empty: no suite
     referee: str = of_run("")  # who checks answers: a separate process, or the worker that runs the kernels
     isolated: str = of_run("")  # what isolated the processes that ran kernels: user nobody, landlock; empty: nothing
+    commit: str = of_run("")  # of the repository in which the run was started; empty outside of one
 
     @property
     def hardware(self) -> str:

@@ -40,7 +40,7 @@ def command(*, question: FunctionsQuestion, plot: PlotOptions, data: DataQuestio
     plot.check(show.force, show.out)
     comparison = compared(question, data.device)
     page = answer(comparison)
-    if plot.wanted:
+    if plot.wanted or output.format == "html":
         names, units = question.chosen_names()
         curves = curve_plots(names, comparison.at, question.reference())
         page = plot.extended(page, [*curves, *unit_plots(units, comparison.at, comparison.ups)], output)

@@ -29,21 +29,19 @@ def format_of(path: str | None, hint: str) -> str | None:
     suffix = os.path.splitext(path or "")[1].lower()
     if suffix in ("", ".txt"):
         return None
-    if suffix not in (".json", ".csv", ".md"):
-        if suffix in (".html", ".htm"):
-            hint = "ffn report makes a page of saved results (.csv) and of answers (.json)"
+    if suffix not in (".json", ".csv", ".md", ".html", ".htm"):
         raise FFNError(f"-o {shown(path)}: cannot write {suffix} files", hint)
-    return suffix[1:]
+    return "html" if suffix == ".htm" else suffix[1:]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(Options):
     """--format and related options."""
 
-    suffix_hint: ClassVar = "use .json, .csv, .md, .txt or no suffix"
+    suffix_hint: ClassVar = "use .html, .json, .csv, .md, .txt or no suffix"
     format: Annotated[
         str | None,
-        Opt("--format", metavar="NAME", completes="formats", help="table, json, csv or md. [default: table]"),
+        Opt("--format", metavar="NAME", completes="formats", help="table, json, csv, md or html. [default: table]"),
     ] = None
     json: Annotated[bool, Opt("--json", daily=True, help="Same as --format json.")] = False
     csv: Annotated[bool, Opt("--csv", help="Same as --format csv.")] = False
@@ -135,6 +133,8 @@ class PlotOptions(Options):
 
             write(Path(self.path), [*plots, *file_only])
             output.wrote(self.plot_file)
+        if output.format == "html":
+            return replace(page, parts=[*page.parts, *plots])
         if not self.plot:
             return page
         if output.format in ("json", "csv"):

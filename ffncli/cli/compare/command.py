@@ -13,6 +13,7 @@ from ffncli.bench.comparison import (
     CompareQuestion,
     compare_results,
     compared_checkpoints,
+    history_of,
     kind_of,
     paths_of,
     sides,
@@ -23,6 +24,8 @@ from ffncli.cli.common.options import OutputOptions, PlotOptions, prompt_text
 from ffncli.cli.common.result_lines import interval
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.sweep_page import speed_plots
+from ffncli.cli.compare.history_page import failure as failure_of_history
+from ffncli.cli.compare.history_page import history_answer, history_plots
 from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.options.accept import listed
@@ -57,16 +60,20 @@ class VerdictOptions(Options):
 @spread
 def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOptions, show: OutputOptions) -> None:
     """Compare two checkpoints (what was done to one?), two results of ffn bench, two saved traces, or two files of
-    routes. Exit 1 if they differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of one result.
+    routes. Exit 1 if they differ, or if a kernel fails --fail-if-slower. With --history, show many results over time;
+    with --plot, draw the sweep of one.
 
     Examples:
-      ffn compare ./base ./tuned --expect finetuned          # two checkpoints
-      ffn compare ./base ./quantized --expect rounding:q4_1  # a check for CI
-      ffn compare main.csv branch.csv --fail-if-slower 3%    # two results
-      ffn compare base.npz new.npz                           # two traces, or routes
+      ffn compare ./base ./tuned --expect finetuned        # two checkpoints
+      ffn compare main.csv branch.csv --fail-if-slower 3%  # two results
+      ffn compare --history 'results/*.csv'                # many results
+      ffn compare base.npz new.npz                         # two traces, or routes
     """
     output = show.output()
     plot.check(show.force, show.out)
+    if question.history is not None:
+        _show_history(question, plot, output)
+        return
     options = [name for name in given(question, verdict) if name not in ("base", "new")]
     if plot.wanted:
         _plot(question, options, plot, output)
@@ -103,12 +110,26 @@ def _same_screen(output: Output) -> bool:
     return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
+# --- many results -----------------------------------------------------------------------------------------------------
+
+
+def _show_history(question: CompareQuestion, plot: PlotOptions, output: Output) -> None:
+    """Show all results as lines over time. Raises FFNError (exit 1) if a line's last change is a slowdown of more than
+    --fail-if-slower."""
+    history = history_of(question)
+    failed = failure_of_history(history)
+    answer = history_answer(history, verdict=not (failed and _same_screen(output)))
+    output.show(plot.extended(answer, history_plots(history), output))
+    if failed:
+        raise FFNError(failed, code=ExitCode.FAILED)
+
+
 # --- the sweep of one result ------------------------------------------------------------------------------------------
 
 
 def _plot(question: CompareQuestion, options: Sequence[str], plot: PlotOptions, output: Output) -> None:
     """Plot the sweeps of one result. Raises FFNError for two sides, and for options that compare two sides."""
-    if question.new is not None:
+    if question.base is None or question.new is not None:
         raise FFNError(f"{option('plot')} draws one result of ffn bench", "leave out NEW")
     paths = paths_of(listed(question.base))
     if not all(map(is_results, paths)):

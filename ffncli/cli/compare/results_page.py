@@ -114,7 +114,7 @@ def not_gated(comparison: ResultComparison) -> str:
         return gone
     reasons = list(dict.fromkeys(row.reason for row in left))
     more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
-    rows = f"{len(left)} of {len(comparison.rows)} rows were not gated by --fail-if-slower: {_cut(reasons[0])}{more}"
+    rows = f"{len(left)} of {len(comparison.rows)} rows were not gated by --fail-if-slower: {cut(reasons[0])}{more}"
     return "; ".join(filter(None, (rows, gone)))
 
 
@@ -142,7 +142,7 @@ def open_question(comparison: ResultComparison) -> str:
 
 
 def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
-    texts = [f"{_cut(row.kernel)} ({_cut(row.case)}): {words(row, margin)}" for row in rows[:_MOST_NAMED]]
+    texts = [f"{cut(row.kernel)} ({cut(row.case)}): {words(row, margin)}" for row in rows[:_MOST_NAMED]]
     return "; ".join(texts) + (f"; and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else "")
 
 
@@ -159,10 +159,10 @@ def words(row: ComparedRow, margin: float) -> str:
         if row.anchor_disagrees(margin) and row.normalised_ratio is not None:
             return f"inconclusive ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
         return f"inconclusive ({_signed(low)} to {_signed(high)})"
-    return f"{change(row.ratio)} ({_span(row.ratio, low, high)})"
+    return f"{change(row.ratio)} ({span(row.ratio, low, high)})"
 
 
-def _span(ratio: float, low: float, high: float) -> str:
+def span(ratio: float, low: float, high: float) -> str:
     """Return the interval in the unit that `change` uses for the ratio, with enough digits to tell its ends apart."""
     if ratio >= 2:
         ends, unit = (low, high), ""
@@ -190,7 +190,8 @@ def _signed(ratio: float) -> str:
     return f"{'+' if ratio >= 1 else '-'}{_percent(abs(ratio - 1))}"
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return text that is safe to print, cut if it is long."""
     text = clean(text)
     return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
 
@@ -233,7 +234,7 @@ def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
         if rest:
             many = f"{len(rest):,} {'other ' if top else ''}{plural('row', len(rest))}"
             parts.append(Fold(many, [_table(comparison, rest, "")]))
-        about: list[Part] = [Line(f"BASE: {_cut(names[0])}; NEW: {_cut(names[1])}")]
+        about: list[Part] = [Line(f"BASE: {cut(names[0])}; NEW: {cut(names[1])}")]
         about += [Line(text) for text in (*_frame(comparison), *_alone(comparison))]
         return [*parts, Fold("how it was measured, means over cases", [*about, *_means(comparison)])]
 
@@ -272,14 +273,14 @@ def _frame(comparison: ResultComparison) -> list[str]:
         for name in CASE_COLUMNS
         if not _varies(comparison, name) and getattr(first, name)
     ]
-    out = [", ".join(_cut(text) for text in alike)] if alike else []
+    out = [", ".join(cut(text) for text in alike)] if alike else []
     counts = [sorted({getattr(row, f"processes_{side}") for row in comparison.rows} - {0}) for side in ("base", "new")]
     texts = ["none" if not c else f"{c[0]}" if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in counts]
     out.append(f"processes: {texts[0]} in BASE, {texts[1]} in NEW; ranges are 95 % intervals over processes")
     if comparison.environment:
-        out.append(_cut(comparison.environment))
-    out += [f"{_cut(m.field)}: {_cut(m.base)} in BASE, {_cut(m.new)} in NEW" for m in comparison.mismatches]
-    return [*out, *(_cut(remark) for remark in comparison.remarks)]
+        out.append(cut(comparison.environment))
+    out += [f"{cut(m.field)}: {cut(m.base)} in BASE, {cut(m.new)} in NEW" for m in comparison.mismatches]
+    return [*out, *(cut(remark) for remark in comparison.remarks)]
 
 
 def _varies(comparison: ResultComparison, name: str) -> bool:
@@ -292,7 +293,7 @@ def _table(comparison: ResultComparison, rows: Sequence[ComparedRow], title: str
     cells = [
         (
             *(_cell(getattr(row, name)) for name in varying),
-            _cut(row.kernel), time_text(row.base_time_s), time_text(row.new_time_s),
+            cut(row.kernel), time_text(row.base_time_s), time_text(row.new_time_s),
             words(row, comparison.rules.margin),
         )
         for row in rows
@@ -301,7 +302,7 @@ def _table(comparison: ResultComparison, rows: Sequence[ComparedRow], title: str
 
 
 def _cell(value: Any) -> Any:
-    return _cut(value) if isinstance(value, str) else value
+    return cut(value) if isinstance(value, str) else value
 
 
 def _reasons(comparison: ResultComparison) -> list[Part]:
@@ -312,11 +313,11 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
             rows.setdefault(row.reason.partition(",")[0], []).append(row)  # without the row's own figures
     out: list[Part] = []
     for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
-        kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))
+        kernels = list(dict.fromkeys(cut(row.kernel) for row in group))
         who = "all rows" if len(group) == len(comparison.rows) else f"{len(group)} {plural('row', len(group))}"
         few = ", ".join(kernels[:_MOST_NAMED]) + (", ..." if len(kernels) > _MOST_NAMED else "")
         texts = sorted({row.reason for row in group})
-        out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others similar)" if len(texts) > 1 else "")))
+        out.append(Line(f"{who} ({few}): {cut(texts[0])}" + (" (others similar)" if len(texts) > 1 else "")))
     if len(rows) > _MOST_NAMED:
         out.append(Line(f"and {len(rows) - _MOST_NAMED} more reasons, in --json"))
     return out
@@ -329,7 +330,7 @@ def _means(comparison: ResultComparison) -> list[Part]:
         return []
     columns = ("mean over cases", "cases", "NEW's time is", "relative to a fixed reference loop")
     cells = [
-        (_cut(k.kernel), k.cases, change(k.ratio), None if k.normalised_ratio is None else change(k.normalised_ratio))
+        (cut(k.kernel), k.cases, change(k.ratio), None if k.normalised_ratio is None else change(k.normalised_ratio))
         for k in several[:_MOST_MEANS]
     ]
     left = len(several) - len(cells)
@@ -340,7 +341,7 @@ def _alone(comparison: ResultComparison) -> list[str]:
     out = []
     for side, pairs in (("BASE", comparison.only_in_base), ("NEW", comparison.only_in_new)):
         if pairs:
-            few = "; ".join(f"{_cut(kernel)} ({_cut(case)})" for case, kernel in pairs[:_MOST_NAMED])
+            few = "; ".join(f"{cut(kernel)} ({cut(case)})" for case, kernel in pairs[:_MOST_NAMED])
             more = f"; and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
             out.append(f"only in {side}, not compared: {few}{more}")
     return out

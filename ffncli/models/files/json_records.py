@@ -86,6 +86,15 @@ def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
         raise FFNError(f"{where}: {text}", hint) from None
 
 
+def checked_fields(kind: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values of some fields of a dataclass, each checked as `record_of` checks it."""
+    checks = _of_fields(kind)
+    try:
+        return {name: _at(name, checks[name], value) for name, value in values.items()}
+    except _Mismatch as error:
+        raise FFNError(f"{where}: {error.path}{error.why}") from None
+
+
 def known_fields(kind: Any, value: Any, where: str, hint: str = "") -> Any:
     """Build a `kind` as `record_of` does, without fields that it does not have: a later version may write more."""
     names = hints_of(kind)
@@ -185,8 +194,13 @@ def _mapping(inner: Check) -> Check:
     return check
 
 
+@cache
+def _of_fields(kind: Any) -> dict[str, Check]:
+    return {name: checker(hint) for name, hint in hints_of(kind).items()}
+
+
 def _record(kind: Any) -> Check:
-    checks = {name: checker(hint) for name, hint in hints_of(kind).items()}
+    checks = _of_fields(kind)
     needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
 
     def check(value: Any) -> Any:

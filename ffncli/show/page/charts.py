@@ -10,7 +10,7 @@ from ffncli.show.page.document import element
 from ffncli.show.plots.plot import PlotAxis, axis
 
 WIDTH = 760
-_LABELS = 230  # space for labels left of an interval chart
+_LONGEST_LABEL = 20  # characters left of an interval chart; a tooltip has all
 _ROW, _TOP, _BOTTOM, _RIGHT = 24, 8, 44, 16
 _COLOURS = 8  # further lines repeat the colours with hollow points
 
@@ -31,13 +31,15 @@ class RatioBar:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A named line of points (x, y); `bars` are (low, high) of y; `dashed` marks a limit, `joined` joins the points."""
+    """A named line of points (x, y); `bars` are (low, high) of y; `dashed` marks a limit, `joined` joins the points,
+    `marked` draws each point."""
 
     name: str
     points: Sequence[tuple[float, float]]
     bars: Sequence[tuple[float, float] | None] = ()
     dashed: bool = False
     joined: bool = True
+    marked: bool = True
     labels: Sequence[str] = field(default_factory=tuple)
 
 
@@ -50,8 +52,11 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
     height = _TOP + _ROW * (len(rows) + len(groups)) + _BOTTOM
     if scale is None:
         return element("p", "No ratios.")
-    parts: list[Element] = _across(scale, height - _BOTTOM, across, _LABELS)
-    x = _place(scale, mark, _LABELS)
+    labels = 16.0 + 11 * max(
+        (min(_LONGEST_LABEL, len(row.label)) for row in rows), default=0
+    )  # wide enough for a phone's letters
+    parts: list[Element] = _across(scale, height - _BOTTOM, across, labels)
+    x = _place(scale, mark, labels)
     parts.append(element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="mark"))
     line = 0
     for at, row in enumerate(rows):
@@ -62,11 +67,11 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
         y = _TOP + _ROW * line + _ROW / 2
         line += 1
         group = [element("title", f"{', '.join(filter(None, (row.group, row.label)))}: {_text(row)}")]
-        group.append(element("text", _short(row.label, 34), x=_LABELS - 8, y=y + 4, class_="label end"))
+        group.append(element("text", _short(row.label, _LONGEST_LABEL), x=labels - 8, y=y + 4, class_="label end"))
         if row.low is not None and row.high is not None:
-            x1, x2 = _place(scale, row.low, _LABELS), _place(scale, row.high, _LABELS)
+            x1, x2 = _place(scale, row.low, labels), _place(scale, row.high, labels)
             group.append(element("line", x1=x1, x2=x2, y1=y, y2=y, class_="bar", data_low=row.low, data_high=row.high))
-        group.append(element("circle", cx=_place(scale, row.value, _LABELS), cy=y, r=4, class_="dot"))
+        group.append(element("circle", cx=_place(scale, row.value, labels), cy=y, r=4, class_="dot"))
         parts.append(element("g", group, class_=f"interval {row.kind}".strip()))
     described = f"{len(rows)} ratios with intervals, from {_number(min(ends))} to {_number(max(ends))}"
     return _svg(parts, height, described)
@@ -89,21 +94,24 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
         element("text", up, x=12, y=height / 2, class_="label middle", transform=f"rotate(-90 12 {height / 2:g})")
     )
     for at, one in enumerate(series):
-        places = [
-            (_place(scale_x, x, left), _up(scale_y.share(y), height), x, y)
-            for x, y in one.points
-            if math.isfinite(scale_x.share(x)) and math.isfinite(scale_y.share(y))
-        ]
+        places, pieces = [], [list[str]()]  # a point that cannot be drawn interrupts the line
+        for x, y in one.points:
+            if math.isfinite(scale_x.share(x)) and math.isfinite(scale_y.share(y)):
+                places.append((_place(scale_x, x, left), _up(scale_y.share(y), height), x, y))
+                pieces[-1].append("{:.2f},{:.2f}".format(*places[-1]))
+            else:
+                pieces.append([])
         colour = "roof" if one.dashed else f"c{at % _COLOURS}"
-        if one.joined and len(places) > 1:
-            path = " ".join(f"{x:.2f},{y:.2f}" for x, y, _, _ in places)
-            parts.append(element("polyline", points=path, class_=f"line {colour}" + (" dashed" if one.dashed else "")))
+        for piece in pieces if one.joined else []:
+            if len(piece) > 1:
+                style = f"line {colour}" + (" dashed" if one.dashed else "")
+                parts.append(element("polyline", points=" ".join(piece), class_=style))
         for number, (px, py, x, y) in enumerate(places):
             bar = one.bars[number] if number < len(one.bars) else None
             if bar is not None:
                 ends = [_up(scale_y.share(v), height) for v in bar]
                 parts.append(element("line", x1=px, x2=px, y1=ends[0], y2=ends[1], class_=f"whisker {colour}"))
-            if not one.dashed:
+            if one.marked and not one.dashed:
                 label = one.labels[number] if number < len(one.labels) else one.name
                 title = element("title", f"{label}: {_number(x)}, {_number(y)}")
                 place = {"cx": f"{px:.2f}", "cy": f"{py:.2f}"}

@@ -80,7 +80,7 @@ def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequenc
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
             lone = "o" if sum(map(math.isfinite, y)) == 1 else ""  # a curve of a single point has no line
-            mark = _MARKS[curve % len(_MARKS)] if plot.marks else lone
+            mark = _MARKS[curve % len(_MARKS)] if plot.marks and not line.level else lone
             turn = curve // len(_COLORS)  # the ninth curve repeats the first colour with another dash pattern
             dashes = _DASHES[(curve + turn) % len(_DASHES)]
             color = _COLORS[curve % len(_COLORS)]

@@ -12,12 +12,13 @@ class Series:
     """One curve: its name in the legend and its points (x, y), from left to right; a non-finite point interrupts it.
 
     `intervals` contains, for each point, the range in which the point's y may lie; it is empty if the ranges are
-    unknown. Ranges are drawn only in files.
+    unknown. Ranges are drawn only in files. A `level` is a guide, not measured: dashed, without marks.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     intervals: Sequence[tuple[float, float]] = ()
+    level: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def complete(call, monkeypatch):
         ("ffn trace --dtype ", {row.name for row in DTYPES}),
         ("ffn params --dtype ", {row.name for row in (*DTYPES, *STORED)}),
         ("ffn activations --dtype ", {*FORMATS}),
-        ("ffn trace --format ", {"table", "json", "csv", "md"}),
+        ("ffn trace --format ", {"table", "json", "csv", "md", "html"}),
         ("ffn trace --color a", {"auto", "always"}),
         ("ffn trace --norm ", {"none", "layernorm", "rmsnorm"}),
         ("ffn bench --pass forward,", {"forward,forward+backward"}),

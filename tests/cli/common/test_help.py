@@ -161,7 +161,7 @@ def test_the_help_of_ffn_itself(call):
 
 
 def test_a_required_argument_is_not_needed_for_help(call):
-    assert call("compare", "-h")[1].startswith("Usage: ffn compare BASE [NEW] [OPTIONS]\n")
+    assert call("compare", "-h")[1].startswith("Usage: ffn compare [BASE] [NEW] [OPTIONS]\n")
     assert call("compare", "a.csv", "--nope", "-h")[0] == ExitCode.USAGE
 
 
@@ -183,6 +183,8 @@ def place(tmp_path: Path, monkeypatch) -> Path:
         write(tmp_path / f"{name}.csv", table([1.0] * 6, name))
     for at, row in enumerate(table([1.0] * 2, "part"), 1):
         write(tmp_path / f"part-{at}.csv", [row])
+    (tmp_path / "results").mkdir()
+    write(tmp_path / "results" / "main.csv", table([1.0] * 6, "main"))
     block, gate = table([1.0] * 2, "steps")
     write(
         tmp_path / "steps.csv",

@@ -41,6 +41,7 @@ def test_tokens():
         ({"out": "x"}, "table"),
         ({"out": "x.md"}, "md"),
         ({"out": "x.csv"}, "csv"),
+        ({"out": "x.htm"}, "html"),
         ({"out": "x.txt"}, "table"),
         ({"out": "x.JSON"}, "json"),
         ({"out": "x.txt", "csv": True}, "csv"),
@@ -60,12 +61,8 @@ def test_the_format(options, style, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"out": "x.html"},
-            "-o 'x.html': cannot write .html files; ffn report makes a page of saved results (.csv) and",
-        ),
-        ({"out": "x.npz"}, "-o 'x.npz': cannot write .npz files; use .json, .csv, .md, .txt or no suffix"),
-        *(({"out": f"x{end}"}, f"cannot write {end} files") for end in (".svg", ".html", ".png", ".log")),
+        ({"out": "x.npz"}, "-o 'x.npz': cannot write .npz files; use .html, .json, .csv, .md, .txt or no suffix"),
+        *(({"out": f"x{end}"}, f"cannot write {end} files") for end in (".svg", ".png", ".log")),
         ({"out": "x.npz", "format": "json"}, "cannot write .npz files"),
         ({"out": "x.json", "csv": True}, "-o 'x.json' contradicts --format csv; a .json file is written as json"),
         ({"out": "x.md", "format": "table"}, "-o 'x.md' contradicts --format table"),
@@ -211,7 +208,8 @@ ADDED = {  # each repeated value is one of its own
     ("trace", "--set"), ("trace", "--ablate"), ("trace", "--prompt"), ("experts", "--prompt"),
     ("precision", "--explain"),
 }  # fmt: skip
-BELOW = {  # asked of the records below, since a run takes long
+BELOW = {  # asked of the records below, since a run takes long, or in tests of their own
+    ("compare", "--history"),
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"), ("activations", "--prompt"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
