@@ -9,6 +9,7 @@ import torch
 from ffncli.block import steps as language
 from ffncli.block.activations import hard_limits
 from ffncli.block.cost import cost, step_costs
+from ffncli.block.kept import kept
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import (
@@ -36,6 +37,7 @@ from ffncli.block.steps import (
 )
 from ffncli.block.symbols import right_hand_side
 from ffncli.errors import FFNError
+from ffncli.run.engine.backward import backward, forward, step_gradients
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.trace import trace
 from ffncli.run.engine.weights import random_weights
@@ -85,6 +87,11 @@ def test_every_op_through_every_reader(op):
     assert sum(r.flops for r in recorded) == cost(block, 6).flops
     assert all(s.op.formula(s.inputs, lambda p: p) for _, s in walk(block))
     assert run(block, weights, {"x": x}).isfinite().all()
+    ran, last = forward(block, weights, {"x": x}), block[-1].output
+    back = {one.name: one for one in backward(block, ran, {last: ("1", torch.ones_like(ran.tensors[last]))})}
+    assert {"x", *parameters(block)} <= {*back}
+    assert all(one.formula for one in back.values())
+    assert sum(one.bytes for one in kept(block, 6)) > 0
     assert all(step_costs(block, {"x": (1, 6)})[s.output].elements > 0 for s in block)
 
 
@@ -95,6 +102,10 @@ def test_an_op_without_an_arm_is_noticed():
     block = (MODEL, Step("odd", Unknown(), ("up",)))
     with pytest.raises(AssertionError, match="no branch for Unknown"):
         cost(block)
+    with pytest.raises(AssertionError, match="no branch for Unknown"):
+        step_gradients(block[1], {}, {}, [torch.ones(1, 8)], torch.ones(1, 8))
+    with pytest.raises(AssertionError, match="no branch for Unknown"):
+        kept(block)
     with pytest.raises(AssertionError, match="no branch for Unknown"):
         run(block, random_weights((MODEL,), torch.Generator()), {"x": torch.ones(1, 6)})
 

@@ -96,6 +96,24 @@ def test_a_trace_in_bfloat16_is_that_of_the_librarys_weights(preset: str, moe: b
     assert answer["block"]["weights"].endswith(f", unpacked from {FORMS[preset][1]}")
 
 
+@pytest.mark.parametrize("moe", [False, True])
+def test_codes_have_no_gradient_but_their_inputs_have(moe: bool, call, json_of, tmp_path: Path):
+    """What passes through the packed matrices is the same as through the plain ones."""
+    small, full = models(tmp_path, "W4A16", moe)
+    arguments = ("--dtype", "bf16", "--backward", "--show", "all")
+    code, out, err = call("trace", small, *arguments, "--json")
+    assert code == 0
+    assert "codes of compressed-int4 have no gradient" in err
+    ours = {one["name"]: one for one in json.loads(out)["gradients"]}
+    theirs = {one["name"]: one for one in json_of("trace", full, *arguments, notes=True)["gradients"]}
+    assert {*theirs} - {*ours} == {"gate.weight", "up.weight", "down.weight"}
+    for name, one in ours.items():
+        assert one["values"] == theirs[name]["values"], name
+    code, _, err = call("trace", small, "--backward", "--lr", "0.1")
+    assert code == 2
+    assert "a step cannot change codes; leave out --lr" in err
+
+
 @pytest.mark.parametrize("preset", ["NVFP4A16", "MXFP8A16", "W4A16_ASYM", "W8A8"])
 def test_transformers_running_the_same_files_agrees(preset: str, json_of, tmp_path: Path):
     """To 1e-6 in float32, once NVFP4's and the integers' weights are rounded to bfloat16 as there: the row says so."""
