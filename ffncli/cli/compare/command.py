@@ -226,7 +226,9 @@ def traces_answer(base: Saved, new: Saved, comparison: TraceComparison, verdict:
     if comparison.weights:
         parts.append(_steps_table(comparison.weights, "weight", None))
     if comparison.first is None:
-        parts.append(Heading(f"all {len(comparison.rows)} steps agree"))
+        back = sum(row.op == "gradient" for row in comparison.rows)
+        gradients = f" and {back} gradients" if back else ""
+        parts.append(Heading(f"all {len(comparison.rows) - back} steps{gradients} agree"))
         if other := [row.step for row in comparison.weights if not row.agrees]:
             parts.append(Line(f"though weights differ: {', '.join(other)}"))
     elif verdict:

@@ -103,7 +103,7 @@ MANY_RULES = (
 PAGE_RULES = (
     Conflict(
         "explain terms depth show verbose digits heatmap keep top_units fail_on_nonfinite set ablate tp ep save"
-        " save_weights format json csv",
+        " backward save_weights format json csv",
         contradicts="out=.html",
         why="an HTML page shows the whole, unchanged block",
     ),

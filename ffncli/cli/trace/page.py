@@ -50,6 +50,11 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
     }
     names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
+    if session.training_step is not None:
+        kept = [
+            {n: v for n, v in one.items() if n not in _NOT_IN_CSV} for one in in_json(session.training_step.gradients)
+        ]
+        rows = csv_table(kept)
     rows = rows if session.over_ranks is None else csv_table(in_json(session.over_ranks.shares))
     parts = [*_head(session)]
     for record in session.steps if with_steps else ():

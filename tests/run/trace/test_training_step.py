@@ -258,3 +258,34 @@ def test_nan_reaches_the_gradients_that_depend_on_it() -> None:
     assert step["x"][0].isnan().all()
     assert step["x"][1].isfinite().all()
     assert step.loss != step.loss
+
+
+def test_the_commands_page_json_and_csv_say_the_same(call: Any, json_of: Any, csv_of: Any, tmp_path: Path) -> None:
+    arguments = ("trace", "4x8:relu", "--input", "1,2,3,4", "--backward", "--loss", "mse", "--lr", "0.1")
+    step = ffncli.trace("4x8:relu", input=[1, 2, 3, 4]).backward(loss="mse", lr=0.1)
+    answer = json_of(*arguments)
+    assert [one["name"] for one in answer["gradients"]] == [*step]
+    for one in answer["gradients"]:
+        assert {"name", "formula", "shape", "values", "values_index", "min", "max", "mean", "std"} <= {*one}
+        assert one["values"] == step[one["name"]].double().tolist()
+    assert (answer["loss"], answer["loss_after"]) == (step.loss, step.loss_after)
+    assert answer["predicted_change"] == step.predicted_change
+    assert {one["name"] for one in answer["new_weights"]} == {"up.weight", "up.bias", "down.weight", "down.bias"}
+    assert [line["name"] for line in csv_of(*arguments)] == [*step]
+    code, page, _ = call(*arguments, "--explain", "dW1[0,1]")
+    assert code == 0
+    assert "d up = d act ⊙ relu'(up)  [1, 8] float32" in page
+    assert "dW1 = xᵀ · d up  [4, 8] float32, up.weight" in page  # transposed, as the formula multiplies
+    first = page.split("dW1 = xᵀ · d up")[1].splitlines()[1].split()
+    assert [float(v) for v in first[1:]] == pytest.approx(step["up.weight"][:, 0].tolist(), abs=5e-5)
+    assert "dW1[0,1] in dW1 = xᵀ · d up" in page
+    code, _, err = call(*arguments, "-o", str(tmp_path / "page.html"))
+    assert code == 2
+    assert "contradicts" in err
+    names = []
+    for name in ("a", "b"):
+        names.append(str(tmp_path / f"{name}.safetensors"))
+        assert call(*arguments, "--save", names[-1])[0] == 0
+    code, page, _ = call("compare", *names)
+    assert code == 0
+    assert "all 4 steps and 8 gradients agree" in page
