@@ -63,6 +63,7 @@ class Assertion:
             of_device = self.key in _OF_DEVICE
             ridge = option("ridge") if self.key.startswith("ridge") else option("tp")
             other = option("ridge", "DEVICE") if of_device else ridge
+            other = option("training") if self.key.startswith("training_") else other
             raise FFNError(f"{option('asserted')} {shown(self.text)}: {self.key} exists only with {other}")
         value = row[self.key]
         return len(value) if isinstance(value, (list, tuple)) else value

@@ -16,7 +16,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "ffn": (
         blocks.block_topic,
         "the half of a transformer layer that works on each token by itself",
-        ("mlp", "block", "feed-forward", "feedforward"),
+        ("mlp", "block", "feed-forward", "feedforward", "d_model"),
     ),
     "activation": (
         activation_topic,
@@ -32,7 +32,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "neuron": (
         blocks.neuron_topic,
         "one of the d_ff hidden units: it reads a pattern, fires, and writes",
-        ("unit", "neurons", "units", "dead-units", "dead"),
+        ("unit", "neurons", "units", "dead-units", "dead", "near-zero"),
     ),
     "moe": (
         blocks.moe_topic,
@@ -63,7 +63,8 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "tolerance": (
         blocks.tolerance_topic,
         "how far apart two correct computations of a block may be, and why",
-        ("rounding", "precision", "error", "eps", "atol", "rtol", "ulp", "ulps"),
+        ("rounding", "precision", "error", "eps", "atol", "rtol", "ulp", "ulps", "bf16", "fp16", "fp32",
+         "fp64", "dtype"),
     ),
     "scale": (
         formats.scale_topic,
@@ -79,7 +80,8 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         "how much the loss changes with a value",
         ("gradients", "backward", "backprop", "backpropagation", "derivative"),
     ),
-    "loss": (training.loss_topic, "one number that says how wrong an output is", ("mse", "cross-entropy", "objective")),
+    "loss": (training.loss_topic, "one number that says how wrong an output is",
+             ("mse", "cross-entropy", "objective", "nats", "kl", "divergence")),
     "learning-rate": (
         training.rate_topic,
         "how far one step of gradient descent goes",
@@ -105,7 +107,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         measuring.roofline_topic,
         "the least time that a device's two rates allow",
         ("roof", "ridge", "intensity", "arithmetic-intensity", "bound", "floor", "time-floor", "memory-bound",
-         "compute-bound", "traffic"),
+         "compute-bound", "traffic", "flops"),
     ),
     "prefill": (
         measuring.prefill_topic, "reading a prompt at once, and writing token by token", ("decode", "decoding"),
@@ -118,7 +120,8 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "noise": (
         measuring.noise_topic,
         "why the same code takes another time, and how much that matters",
-        ("a/a", "aa", "jitter", "unresolved", "preempted", "throttled", "stolen", "load", "waiting", "environment"),
+        ("a/a", "aa", "jitter", "unresolved", "preempted", "throttled", "stolen", "steal",
+         "load", "waiting", "environment"),
     ),
     "drift": (
         measuring.drift_topic, "a machine whose speed changes during a run", ("clock", "gpu-throttled", "power-capped")
@@ -127,7 +130,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         measuring.interval_topic,
         "how far a measured ratio may be from the true one",
         ("confidence", "verdict", "inconclusive", "faster", "slower", "same", "margin", "ratio", "baseline", "rounds",
-         "one-process", "correlated", "resolvable-difference"),
+         "one-process", "correlated", "resolvable-difference", "holm", "median"),
     ),
     "outlier": (measuring.outlier_topic, "a value far from the others", ("outliers", "spikes", "spike")),
     "cold-weights": (
@@ -142,7 +145,8 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "unembed": (
         measuring.unembed_topic,
         "which tokens a vector promotes",
-        ("unembedding", "logit-lens", "logit", "logits", "promotes", "head", "vocabulary", "vocab"),
+        ("unembedding", "logit-lens", "logit", "logits", "promotes", "head", "vocabulary", "vocab",
+         "probs", "softmax", "sampling", "top-p"),
     ),
 }  # fmt: skip
 

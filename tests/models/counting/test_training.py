@@ -153,6 +153,7 @@ def test_the_command_says_the_same_without_torch(json_of: Any, csv_of: Any, call
     for wrong, words in (
         (("gpt2", "--zero", "1"), "--zero needs --training"), (("gpt2", "--training", "lion"), "unknown value 'lion'"),
         (("gpt2", "--training", "sgd", "--dtype", "q4_0"), "not trained"),
+        (("gpt2", "--assert", "training_kept_bytes > 0"), "exists only with --training"),
     ):  # fmt: skip
         code, _, err = call("params", *wrong)
         assert code == 2
