@@ -64,6 +64,8 @@ def _update(step: TrainingStep, digits: int) -> list[Part]:
         shape, index, values = printed(one)
         parts += [Heading(f"new {one.symbol} = {one.formula}", f"[{', '.join(map(str, shape))}], {one.name}")]
         parts.append(Excerpt(shape, index, values, digits))
+    if step.change != step.change:
+        return [*parts, Line(f"loss {step.loss:g} → {step.loss_after:g}: not finite, so no change can be predicted")]
     ratio = f", {step.predicted_change / step.change:.4g} of the true change" if step.change else ""
     precise = digits + 3
     parts.append(Line(f"loss {step.loss:.{precise}g} → {step.loss_after:.{precise}g}: {step.change:+.{precise}g}"))
