@@ -27,7 +27,7 @@ def explanation_parts(session: Session, digits: int) -> list[Part]:
     If the strings of the input's tokens are known, they are shown as well.
     """
     texts = tuple(token.text or "" for token in session.tokens)
-    return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
+    return [part for one in session.explain for part in _parts(one, session.trace, digits, texts)]
 
 
 def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def change_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
     if session.changes is None:
         return []
     question, rows = session.question, labels(session.tokens)
-    title = ", ".join([*(question.set or ()), *(question.ablate or ())])
+    title = ", ".join([*(question.set or ()), *(question.ablate or ()), *(question.edit or ())])
     columns = ("step", "changed", "of", "at", "old", "new", "new - old", "relative")
     table = [
         (one.name, one.changed, one.values, _place(one.at, rows), one.old, one.new,

@@ -72,7 +72,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
         .with_section("sampling", in_json(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", in_json(session.facts), facts_table(session.facts or ()))
-        .with_section("explain", in_json(session.explain), explanation_parts(session, digits))
+        .with_section("explain", in_json(session.explain or None), explanation_parts(session, digits))
         .with_section("over_ranks", in_json(session.over_ranks), ranks_parts(session, digits))
     )
 

@@ -1,5 +1,6 @@
-"""Changes to a block, parsed from strings: a weight with another value, or an ablated unit, expert or gate.
+"""Changes to a block, parsed from strings: a weight or a step with other values, or an ablated unit, expert or gate.
 
+act[:,3]=2           sets unit 3 of the step act for every token (also *=, +=, -=, /=); in expert 2 it is experts.2.act
 W1[0,3]=5            sets a weight, named and indexed as in formulas: W1 is [d_model, d_ff]; in expert 2 it is
 experts.2.W1 up.weight[3,0]=5     sets the same weight in torch's layout, [out, in] unit:358             removes hidden
 unit 358: its column of the down projection becomes 0 (in expert 7: unit:7:358) expert:5             removes expert 5:
@@ -9,9 +10,12 @@ it contributes nothing to the tokens routed to it gate                 sets act 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from operator import add, mul, truediv
+from operator import sub as subtract
+from typing import TYPE_CHECKING, Any
 
 from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step
 from ffncli.block.symbols import weight_symbol
@@ -55,16 +59,135 @@ class NoGate:
     text: str = "gate"
 
 
-Change = WeightChange | NoGate
+@dataclass(frozen=True)
+class StepEdit:
+    """A change of the output of the step with the printed name `step`: `edit` returns what later steps read instead."""
+
+    text: str
+    step: str
+    edit: Callable[[Tensor], Tensor]
 
 
-def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str]) -> tuple[Change, ...]:
-    """Parse the strings `sets` and `ablations` into changes to a block."""
+Change = WeightChange | NoGate | StepEdit
+
+
+def changes_of(
+    steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str],
+    means: Callable[[int | None, int], float] | None = None,
+) -> tuple[Change, ...]:  # fmt: skip
+    """Parse the strings `sets` and `ablations` into changes to a block. `means` returns the mean of a unit (expert,
+    unit), which then replaces the values of removed units; by default they become 0."""
     out: list[Change] = [_set(steps, text.strip()) for several in sets for text in outside_brackets(several)]
     for several in ablations:
         for text in several.split(","):
-            out += _ablated(steps, text.strip())
+            out += _ablated(steps, text.strip()) if means is None else [_averaged(steps, text.strip(), means)]
     return tuple(out)
+
+
+def edits_of(changes: Sequence[Change]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return what `Mode.edits` needs: a function for each step whose output changes, the changes in order."""
+    out: dict[str, Callable[[Tensor], Tensor]] = {}
+    for change in changes:
+        if isinstance(change, StepEdit):
+            before = out.get(change.step)
+            out[change.step] = change.edit if before is None else partial(_both, before, change.edit)
+    return out
+
+
+def _both(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return second(first(x))
+
+
+def function_edit(steps: Sequence[Step], name: str, function: Callable[[Tensor], Any]) -> StepEdit:
+    """Return the change that replaces a step's output by a function of it, which must keep its shape."""
+    asked = f"{option('edit')}[{shown(name)}]"
+    _require_step(steps, name, asked)
+
+    def edit(x: Tensor) -> Tensor:
+        import torch
+
+        try:
+            new = function(x.clone())
+        except FFNError:
+            raise
+        except Exception as error:  # it is the caller's function
+            raise FFNError(f"{asked}: {type(error).__name__}: {str(error)[:200]}") from None
+        if not isinstance(new, torch.Tensor) or new.shape != x.shape:
+            shape = [*new.shape] if isinstance(new, torch.Tensor) else type(new).__name__
+            raise FFNError(f"{asked} returned {shape}", f"it must return a tensor {[*x.shape]}")
+        return new.to(x.dtype)
+
+    return StepEdit(f"{name}: {getattr(function, '__name__', 'a function')}", name, edit)
+
+
+def _require_step(steps: Sequence[Step], name: str, asked: str) -> Step:
+    """Return the step with this printed name, such as `act` or `experts.2.act`; raise FFNError if there is none."""
+    for step in steps:
+        if step.output == name:
+            return step
+        match = re.fullmatch(rf"{re.escape(step.output)}\.([0-9]{{1,9}})\.(.+)", name)
+        if match and isinstance(step.op, Experts) and int(match[1]) < step.op.experts.size:
+            inner = [one for one in step.op.program if one.output == match[2]]
+            if inner:
+                return inner[0]
+    names = [step.output for step in steps]
+    raise FFNError(
+        f"{asked}: the block has no step {shown(name)}", did_you_mean(name, names, f"it has {', '.join(names)}")
+    )
+
+
+_OPERATORS: Mapping[str, Callable[[Any, float], Any]] = {
+    "": lambda old, value: value, "*": mul, "+": add, "-": subtract, "/": truediv,
+}  # fmt: skip
+_EDIT = re.compile(r"([\w.]+?)\s*(?:\[([^\[\]]*)\])?\s*([*+/-]?)=\s*(\S+)")
+
+
+def _step_edit(steps: Sequence[Step], text: str) -> StepEdit | None:
+    """Return the change that a text such as `act[:,3]*=0.5` makes; None if it does not name a step."""
+    asked = f"{option('set')} {shown(text)}"
+    plain = re.sub(r"^(\w+)\[([0-9]{1,9})\]\.", r"\1.\2.", text)
+    match = _EDIT.fullmatch(plain)
+    names = {step.output for step in steps}
+    if match is None or (match[1] not in names and match[1].partition(".")[0] not in names):
+        return None
+    step = _require_step(steps, match[1], asked)
+    words = [] if match[2] is None else [word.strip() for word in match[2].split(",")]
+    if not all(re.fullmatch(r"-?[0-9]{1,9}|(-?[0-9]{1,9})?:(-?[0-9]{1,9})?", word) for word in words):
+        raise FFNError(f"{asked}: {shown(match[2])} is not an index", "give numbers, : or ranges such as 2:5")
+    index = tuple(
+        slice(*(int(end) if end else None for end in word.split(":"))) if ":" in word else int(word) for word in words
+    )
+    try:
+        value = float(match[4])
+    except ValueError:
+        raise FFNError(f"{asked}: {shown(match[4])} is not a number") from None
+    return StepEdit(text, match[1], partial(_with_value, index, match[3], value, f"{asked}: {step.output}"))
+
+
+def _with_value(index: tuple[int | slice, ...], how: str, value: float, asked: str, x: Tensor) -> Tensor:
+    """Return a copy of a step's output whose elements at `index` are set to a value, or changed by it."""
+    new = x.clone()
+    try:
+        old = new[index]
+        new[index] = _OPERATORS[how](old, value)
+    except IndexError:
+        raise FFNError(f"{asked} is {[*x.shape]}", "the index is out of range") from None
+    return new
+
+
+def _averaged(steps: Sequence[Step], text: str, means: Callable[[int | None, int], float]) -> StepEdit:
+    """Return the change that replaces a unit's values by its mean."""
+    units = [*_ablated(steps, text)]
+    match = re.fullmatch(r"unit:(?:([0-9]+):)?([0-9]+)", text)
+    if match is None or len(units) != 1:
+        raise FFNError(f"{option('ablate')} {text}: only units have a mean", "give unit:358 or unit:7:3")
+    expert, unit = int(match[1]) if match[1] else None, int(match[2])
+    outer = next((step for step in steps if isinstance(step.op, Experts)), None)
+    program = outer.op.program if outer is not None and isinstance(outer.op, Experts) else steps
+    read = next(step for step in program if step.output == "down").inputs[0]
+    step = read if outer is None else f"{outer.output}.{expert}.{read}"
+    index = (Ellipsis, unit)
+    return StepEdit(text, step, partial(_with_value, index, "", means(expert, unit), f"{option('ablate')} {text}"))  # type: ignore[arg-type]
 
 
 def changed(
@@ -82,13 +205,15 @@ def changed(
 # --- a weight ---------------------------------------------------------------------------------------------------------
 
 
-def _set(steps: Sequence[Step], text: str) -> WeightChange:
+def _set(steps: Sequence[Step], text: str) -> Change:
+    if (edit := _step_edit(steps, text)) is not None:
+        return edit
     plain = re.sub(r"^(\w+)\[([0-9]{1,9})\]\.", r"\1.\2.", text)
     match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
     if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
         raise FFNError(
-            f"{option('set')}: expected a weight followed by its value, got {shown(text)}",
-            "give W1[i,j]=VALUE, as printed in the formula",
+            f"{option('set')}: expected a weight or a step followed by its value, got {shown(text)}",
+            "give W1[i,j]=VALUE, as printed in the formula, or act[:,3]=VALUE",
         )
     try:
         value = float(match[3])

@@ -31,7 +31,8 @@ class Mode:
     is no mask, dropout draws a mask from `generator`. Every mask in use is appended to the list `kept_masks`, if given.
 
     `reduce` sums a tensor over ranks, for sharded steps. `linear` computes a Linear from its step, its input, its
-    weight and its bias.
+    weight and its bias. `edits` maps the printed name of a step to a function that returns what later steps read in
+    place of the step's output.
     """
 
     train: bool = False
@@ -40,6 +41,7 @@ class Mode:
     kept_masks: list[Tensor] | None = None
     reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     linear: Callable[[Step, Tensor, Tensor, Tensor | None], Tensor] = lambda step, *x: functional.linear(*x)
+    edits: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
 EVAL = Mode()
@@ -92,6 +94,8 @@ def execute(
             with possible(step, arguments[0]):
                 result, fresh = _result(step, params, arguments, mode, last)
             del last
+        if (edit := mode.edits.get(step.output)) is not None:
+            result, fresh = edit(result), True
         if not fresh:
             free -= set(step.inputs)
         elif keep is not None and step.output not in keep:
@@ -322,7 +326,11 @@ def _experts(
     for one in received(step, op, flat, share, weights):
         result, prefix = one.x, f"{step.output}.{one.expert}."
         kept = None if keep is None else frozenset(n.removeprefix(prefix) for n in keep if n.startswith(prefix))
-        for event in execute(op.program, one.weights, {entry: one.x}, mode, kept):
+        inside = mode
+        if mode.edits:
+            edits = {n.removeprefix(prefix): edit for n, edit in mode.edits.items() if n.startswith(prefix)}
+            inside = replace(mode, edits=edits)
+        for event in execute(op.program, one.weights, {entry: one.x}, inside, kept):
             result = event.tensor
             yield Event(prefix + event.name, event.step, event.tensor, one.expert, one.tokens)
         mix(out, one, result)

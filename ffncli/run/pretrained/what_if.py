@@ -1,7 +1,7 @@
 """The effect of changing one layer's FFN: on each step of the block, and on the whole model's prediction."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import Step, ffn_span, ffn_steps, id_inputs
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved, folder_of
-from ffncli.run.engine.changes import Change, NoUnit, WeightChange, changed
-from ffncli.run.engine.execute import EVAL, execute, run
+from ffncli.run.engine.changes import Change, NoUnit, WeightChange, changed, edits_of
+from ffncli.run.engine.execute import EVAL, Mode, execute, run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.measure.statistics import unravel
@@ -56,12 +56,12 @@ def prediction_change(
     resolved: Resolved,
     layer: Layer,
     prompt: Prompt,
-    changes: Sequence[Change],
+    changes: Mapping[Layer, Sequence[Change]],
     top: int,
     dtype: str | None = None,
     device: str = "cpu",
 ) -> PredictionChange:
-    """Predict the token after the prompt, without and with the changes of a layer's FFN."""
+    """Predict the token after the prompt, without and with the changes of FFNs, each under its layer."""
     path = folder_of(resolved, prompt.option)
     computed, device = dtype_of(dtype), device_of(device)
     with offline() as transformers:
@@ -69,10 +69,12 @@ def prediction_change(
         tokens = tokens_of(prompt, tokenizer, path)
         loaded = load(transformers, path, config, computed, device, with_head=True)
         inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
-        live = live_ffn(loaded.module, resolved, layer)
         old = output_of(loaded, inputs)[-1].double()
-        ids = torch.tensor([[token.id] for token in inputs.of(layer.stack)], device=device)
-        with changed_model(loaded.module, layer, live, ids, changes):
+        with ExitStack() as every:
+            for one, some in changes.items():
+                ids = torch.tensor([[token.id] for token in inputs.of(one.stack)], device=device)
+                live = live_ffn(loaded.module, resolved, one)
+                every.enter_context(changed_model(loaded.module, one, live, ids, some))
             new = output_of(loaded, inputs)[-1].double()
     return _compared(old, new, len(tokens) - 1, top, tokenizer)
 
@@ -111,7 +113,8 @@ def changed_model(
 
         def compute(x: Tensor) -> Tensor:
             given = {ffn_span(block)[0]: x, **({} if ids is None else dict.fromkeys(id_inputs(block), ids))}
-            return run(*changed(block, live_weights(module, live.located), changes), given)
+            mode = Mode(edits=edits_of(changes))
+            return run(*changed(block, live_weights(module, live.located), changes), given, mode)
 
         with replaced_ffn(module, live, compute):
             yield
@@ -199,7 +202,8 @@ def step_changes(
     new_steps, new_weights = changed(steps, weights, changes)
     with torch.no_grad():
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)
-        new = (event for event in execute(new_steps, new_weights, inputs, EVAL) if event.expert is None)
+        mode = Mode(edits=edits_of(changes))
+        new = (event for event in execute(new_steps, new_weights, inputs, mode) if event.expert is None)
         return tuple(
             step_change(a.name, a.tensor, _without(changes, b.name, b.tensor)) for a, b in zip(old, new, strict=True)
         )

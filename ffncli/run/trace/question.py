@@ -1,17 +1,19 @@
 """The options of a trace, the rules between them, and a question's subject. Does not import torch."""
 
+import csv
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
 from ffncli.block import dtypes
 from ffncli.block.shard import Ranks
 from ffncli.block.steps import ffn_steps
-from ffncli.errors import FFNError, option, shown
+from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.models.counting.count import storage_of
 from ffncli.models.dimensions import Dimensions, leading_axes, whole
 from ffncli.models.examples import EXAMPLES, demo, final_layer_alone, find
@@ -22,13 +24,13 @@ from ffncli.options.accept import whole as whole_from
 from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import COMPUTE, OUTPUT, SOURCE, Opt
 from ffncli.run.corpus.question import TABLES
-from ffncli.run.engine.changes import Change, changes_of
+from ffncli.run.engine.changes import Change, changes_of, function_edit
 from ffncli.run.explain.place import StepIndex, place_of
 from ffncli.run.pretrained.prompt import DIMENSIONS, PROMPT_RULES, Prompt, prompt_of
 from ffncli.run.trace.step_question import STEP_RULES, Backward, StepOptions
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Input, ModelSource
-from ffncli.system.files import TENSOR_SUFFIXES, check_writable
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable, read_whole
 from ffncli.system.packages import require_extra
 
 TOP_K, TOP_P = 5, 0.9
@@ -44,6 +46,16 @@ _explain = partial(Opt, group="How a number was computed")
 _what_if = partial(Opt, group="What if", repeat=True)
 _final = partial(Opt, group="Final layer")
 _unembed = partial(Opt, group="Tokens that the output promotes")
+
+
+def _edits(value: Any) -> dict[str, Callable[[Any], Any]]:
+    edits = {str(name): function for name, function in value.items()}
+    if not all(map(callable, edits.values())):
+        raise TypeError
+    return edits
+
+
+EDITS = Accepts("a mapping from steps to functions, such as {'act': lambda act: 2 * act}", _edits)
 
 
 def _name(value: Any) -> str:
@@ -130,9 +142,10 @@ class Question(Dimensions, StepOptions):
     set: Annotated[
         Texts,
         _what_if(
-            "--set", metavar="W[i,j]=VALUE",
-            accepts=several(TEXT, "weights and their values, such as ['W1[0,3]=5']", least=0),
-            help="Set a weight, named as in the formula, and show what changes at each step; repeatable.",
+            "--set", metavar="NAME[i,j]=VALUE",
+            accepts=several(TEXT, "weights or steps and their values, such as ['W1[0,3]=5', 'act[:,3]*=2']", least=0),
+            help="Set a weight (W1[0,3]=5) or values of a step (act[:,3]=2, hidden[2,:]*=0.5), and show what changes; "
+            "L4.act[:,3]=2 in layer 4; repeatable.",
         ),
     ] = ()  # fmt: skip
     ablate: Annotated[
@@ -140,9 +153,18 @@ class Question(Dimensions, StepOptions):
         _what_if(
             "--ablate", metavar="PART",
             accepts=several(TEXT, "parts such as ['unit:3', 'expert:5', 'gate']", least=0),
-            help="Remove unit:358, unit:7:3 (in expert 7), expert:5 or gate (act := 1), and show what changes.",
+            help="Remove unit:358, unit:7:3 (in expert 7), expert:5 or gate (act := 1), and show what changes; "
+            "L3.unit:5,L4.unit:7 in several layers.",
         ),
     ] = ()  # fmt: skip
+    ablate_with: Annotated[
+        str,
+        Opt(
+            "--ablate-with", metavar="VALUE", accepts=TEXT, group="What if",
+            help="zero, or mean:FILE.csv for the means of removed units in FILE.csv of ffn trace --prompts --save.",
+        ),
+    ] = "zero"  # fmt: skip
+    edit: Annotated[Mapping[str, Callable[[Any], Any]] | None, EDITS] = None
     tp: shared.TensorParallel = None
     ep: shared.ExpertParallel = None
     vocab: Annotated[
@@ -268,12 +290,13 @@ RULES = (
     Conflict("vocab", contradicts=_PROMPT, why=f"{option('unembed')} uses the model's own head"),
     Conflict("position", needs=f"{_PROMPT} unembed"),
     Conflict("neuron", needs="unembed"),
-    Conflict("top_tokens", needs="unembed set ablate"),
+    Conflict("top_tokens", needs="unembed set ablate edit"),
     Conflict("top_tokens", needs=_PROMPT, unless="unembed", why="without a prompt there is no prediction to change"),
     Conflict("terms depth", needs="explain"),
     Conflict("save_weights", needs="save"),
     Conflict("sample_top_k sample_top_p", needs="vocab unembed example=conv", why="probabilities need logits"),
-    Conflict("train=True", contradicts="set ablate", why="dropout would change the values too"),
+    Conflict("train=True", contradicts="set ablate edit", why="dropout would change the values too"),
+    Conflict("ablate_with", needs="ablate"),
     Conflict("train=True", contradicts="tp ep", why="ranks run in eval mode"),
     Conflict("example", contradicts="source", why="give one or the other"),
     Conflict(
@@ -309,7 +332,7 @@ class TraceSubject:
     """The subject of a question: the model, its `layer`, and the `prompt` that the model reads, if any.
 
     `experts` are the experts whose steps are shown (None: all); `places` are the elements to explain, with ffncli's
-    step names; `changes` are the changes of the block to try.
+    step names; `changes` are the changes of the block to try, `elsewhere` those of other layers.
     """
 
     model: Resolved
@@ -318,11 +341,12 @@ class TraceSubject:
     experts: frozenset[int] | None = frozenset()
     places: tuple[StepIndex, ...] = ()
     changes: tuple[Change, ...] = ()
+    elsewhere: Mapping[Layer, tuple[Change, ...]] = field(default_factory=dict)
 
 
 def subject_of(question: Question) -> TraceSubject:
     """Determine the subject of a question about one layer; raise FFNError if the question cannot be answered."""
-    conflicts.check(RULES, question)
+    conflicts.check(RULES, question, {"edit": question.edit})
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
     model = _model(question)
     layer = model.model.layer(question.layer)
@@ -335,8 +359,9 @@ def subject_of(question: Question) -> TraceSubject:
     _check_head(question, model, layer, experts)
     if question.ranks is not None:
         _check_ranks(question, question.ranks, model, layer)
-    changes = _changes(question, model, layer) if question.set or question.ablate else ()
-    return TraceSubject(model, layer, prompt, experts, places, changes)
+    changes = _changes(question, model, layer) if question.set or question.ablate or question.edit else {}
+    here = changes.pop(layer, ())
+    return TraceSubject(model, layer, prompt, experts, places, here, changes)
 
 
 def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
@@ -436,14 +461,65 @@ def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer
     check_ranks(alone, ranks, weights)
 
 
-def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change, ...]:
-    """Return the changes of the block; raise FFNError in training mode."""
+_LAYER = re.compile(r"\s*L(?:(\w+)\.)?([0-9]{1,9})\.(.*)", re.S)  # L3.unit:5, Ldecoder.3.act[:,3]=2
+
+
+def _changes(question: Question, model: Resolved, layer: Layer) -> dict[Layer, tuple[Change, ...]]:
+    """Return the changes of each layer's block; raise FFNError in training mode."""
     if model.example and model.example.dropped and question.train is None:
-        what = f"{option('example', question.example)} contradicts {option('set' if question.set else 'ablate')}"
+        asked = next(name for name in ("set", "ablate", "edit") if getattr(question, name))
+        what = f"{option('example', question.example)} contradicts {option(asked)}"
         raise FFNError(what, f"add {option('train', False)}: dropout would change the values too")
-    block = model.block(layer)
-    block = ffn_steps(block) if question.prompt is not None or question.input_ids is not None else block
-    return changes_of(block, question.set or (), question.ablate or ())
+    prompted = question.prompt is not None or question.input_ids is not None
+    wanted: dict[Layer, tuple[list[str], list[str]]] = {layer: ([], [])}
+    texts = [(0, one) for several in question.set or () for one in outside_brackets(several)]
+    texts += [(1, one) for several in question.ablate or () for one in several.split(",")]
+    for kind, text in texts:
+        where, rest = layer, text
+        if match := _LAYER.fullmatch(text):
+            where, rest = model.model.layer(f"{match[1]}.{match[2]}" if match[1] else int(match[2])), match[3]
+        wanted.setdefault(where, ([], []))[kind].append(rest)
+    if len(wanted) > 1 and not prompted:
+        raise FFNError("changes in several layers need a text that runs through them", f"add {option('prompt')}")
+    out: dict[Layer, tuple[Change, ...]] = {}
+    for where, (sets, ablations) in wanted.items():
+        block = ffn_steps(model.block(where)) if prompted else model.block(where)
+        means = None if question.ablate_with == "zero" else unit_means(question.ablate_with, where)
+        edits = [function_edit(block, *item) for item in (question.edit or {}).items()] if where is layer else []
+        out[where] = (*changes_of(block, sets, ablations, means), *edits)
+    return out
+
+
+def unit_means(text: str, layer: Layer) -> Callable[[int | None, int], float]:
+    """Return a function from (expert, unit) to the unit's mean over a corpus, in a table that `ffn trace --prompts
+    --save` wrote. Raises FFNError for other files, and if the table lacks the unit."""
+    kind, _, name = text.partition(":")
+    asked = option("ablate_with", text)
+    if kind != "mean" or not name:
+        raise FFNError(f"{asked} is not a value", "give zero, or mean:FILE.csv of ffn trace --prompts --save FILE.csv")
+    path = Path(os.path.expanduser(name))
+    try:
+        lines = read_whole(path, _MOST_TABLE).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise FFNError(f"{asked}: cannot read {shown_path(path)}: {error.strerror or error}") from None
+    means: dict[tuple[str, str], float] = {}
+    for row in csv.DictReader(lines):
+        if (row.get("stack"), row.get("layer")) == (layer.stack, str(layer.index)) and row.get("part") != "shared":
+            try:
+                means[row.get("expert") or "", row.get("unit") or ""] = float(row.get("mean") or nan)
+            except ValueError:
+                raise FFNError(f"{asked}: {shown(row.get('mean'))} is not a mean") from None
+
+    def mean(expert: int | None, unit: int) -> float:
+        value = means.get(("" if expert is None else str(expert), str(unit)), nan)
+        if value != value:
+            raise FFNError(f"{asked}: {shown_path(path)} has no mean of unit {unit} of layer {layer.index}")
+        return value
+
+    return mean
+
+
+_MOST_TABLE = 1 << 30
 
 
 # --- the elements to explain -------------------------------------------------------------------------------------

@@ -60,6 +60,29 @@ class ModelRun:
     agreement: Agreement
 
 
+class Explained(tuple["Explanation", ...]):
+    """The requested explanations. Calling it explains one more element of a finished session, without a new run of the
+    model: `session.explain("up", 0, 3)`."""
+
+    session: Session
+
+    def __call__(self, name: str, *index: int, terms: int = TERMS) -> Explanation:
+        """Explain the element `index` of the step `name` with its largest terms. Raises FFNError if there is none."""
+        from ffncli.run.explain.explain import explain
+        from ffncli.run.explain.scene import Scene, find, needed
+
+        session, prepared = self.session, self.session.prepared
+        names = needed(prepared.steps, [find(prepared.steps, name).name])
+        known = {**prepared.inputs, **session.tensors}
+        if missing := names - set(known):
+            if prepared.mode.train:
+                raise FFNError(f"the tensor of '{min(missing)}' was not kept", f"call trace with explain='{name}[...]'")
+            with torch.no_grad():
+                events = execute(prepared.steps, prepared.weights, prepared.inputs, prepared.mode, names)
+                known |= {event.name: event.tensor for event in events if event.name in names}
+        return explain(Scene(prepared.steps, prepared.weights, known, prepared.mode), name, index, terms)[0]
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Session:
     """All results of one trace, under the keys of docs/json.md; anything not requested is None or empty.
@@ -85,7 +108,7 @@ class Session:
     sampling: tuple[Sampling, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
-    explain: tuple[Explanation, ...] | None = None
+    explain: Explained = field(default_factory=lambda: Explained())
     changes: tuple[StepChange, ...] | None = None
     prediction: PredictionChange | None = None
     over_ranks: RankTrace | None = None
@@ -93,6 +116,9 @@ class Session:
     subject: TraceSubject | None = None
     mask_state: Tensor | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.explain.session = self
 
     @property
     def ffn_input(self) -> str:
@@ -423,10 +449,10 @@ def _training_step(
 def _explain(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace, step: TrainingStep | None,
     gradients: Sequence[StepIndex],
-) -> tuple[Explanation, ...] | None:  # fmt: skip
+) -> Explained:  # fmt: skip
     """Explain how each requested value was computed: first values of steps, then values of gradients."""
     if not (subject.places or gradients):
-        return None
+        return Explained()
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 
@@ -439,12 +465,12 @@ def _explain(
         backward = GradientScene(prepared.steps, step.ran, step.tensors)
         for name, index in gradients:
             values += explain_gradient(backward, name, index, terms, depth, asked)
-    return tuple(values)
+    return Explained(values)
 
 
 def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
     """Compare the steps with the steps of the changed block and, if there is a prompt, the model's predictions."""
-    if not subject.changes:
+    if not (subject.changes or subject.elsewhere):
         return {}
     from ffncli.run.pretrained.what_if import step_changes
 
@@ -455,7 +481,13 @@ def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> d
 
         top = question.top_tokens or TOP_TOKENS
         prediction = prediction_change(
-            subject.model, subject.layer, subject.prompt, subject.changes, top, question.dtype, question.device
+            subject.model,
+            subject.layer,
+            subject.prompt,
+            {subject.layer: subject.changes, **subject.elsewhere},
+            top,
+            question.dtype,
+            question.device,
         )
     return {"changes": changes, "prediction": prediction}
 

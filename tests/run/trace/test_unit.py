@@ -15,6 +15,8 @@ from ffncli.run.trace.unit import UnitSurvey
 from tests.oracles.prompted import built, in_double, made, through
 from tests.run.corpus.test_corpus import TEXTS, ids_of, values_of
 
+pytestmark = pytest.mark.models
+
 # name → the matrices [d_ff, d_model] that the activation reads and that the units write
 WEIGHTS = {
     "llama": ("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.down_proj.weight"),
