@@ -49,8 +49,8 @@ _COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#
 SPLITS = 3
 SKEWS = (0.0, 0.05, 0.1, 0.15, 0.2)
 # Classes without products of their own take the constants of the first of these that has some.
-INSTEAD = {"mxfp4_weights": ("int4_weights", "int8_weights", "bf16"), "mxfp4_mxfp8": ("fp8_block", "fp8"),
-           "fp8_static": ("fp8",), "int4_weights": ("int8_weights", "bf16"), "int8_weights": ("bf16",)}  # fmt: skip
+INSTEAD = {"mxfp4_weights": ("int4_weights", "bf16"), "mxfp4_mxfp8": ("fp8_block", "fp8"),
+           "fp8_static": ("fp8",), "int4_weights": ("bf16",), "int8_weights": ("bf16",)}  # fmt: skip
 # Cards with the same architecture as one that was measured.
 ALSO = {
     "A100 80GB SXM": ("A100 40GB", "A100 80GB PCIe", "A30"),
@@ -176,8 +176,18 @@ def general(name: str, found: Mapping[Cell, Fitted], apart: Sequence[Judged]) ->
         alike = [one for one in apart if one.mixture == mixtures] or list(apart)
         some = {bound: [-one.error for one in alike if one.bound == bound] for bound in BOUNDS}
         every = [-one.error for one in alike]
-        both.append({bound: ends(few if len(few) >= LEAST else every) for bound, few in some.items()})
+        cells = [one.experts if mixtures else one.products for one in own]
+        both.append({
+            bound: wider(ends(few if len(few) >= LEAST else every), [one[bound] for one in cells])
+            for bound, few in some.items()
+        })  # fmt: skip
     return Fitted(middle([one.constants for one in own]), both[0], both[1], "", sum(one.rows for one in own))
+
+
+def wider(apart: Ends, known: Sequence[Ends]) -> Ends:
+    """Return the interval on a left-out device, but no narrower than the median one of measured devices."""
+    lows, highs = zip(*known, strict=True)
+    return min(apart[0], statistics.median(lows)), max(apart[1], statistics.median(highs))
 
 
 def best_skew(rows: Rows) -> float:
@@ -297,8 +307,8 @@ def picture() -> str:
     colours = dict(zip(dict.fromkeys(device for device, _, _ in cells), _COLOURS, strict=False))
     high, wide, left = 20 * len(kinds) + 46, 330, 110
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * wide} {4 * high + 60}" font-family="sans-serif">',
-        f'<rect width="{2 * wide}" height="{4 * high + 60}" fill="#ffffff"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * wide} {4 * high + 76}" font-family="sans-serif">',
+        f'<rect width="{2 * wide}" height="{4 * high + 76}" fill="#ffffff"/>',
     ]
     for n, name in enumerate(names):
         x, y = wide * (n % 2), high * (n // 2)
@@ -313,7 +323,7 @@ def picture() -> str:
                     to = x + left + (wide - left - 20) * getattr(one, name) / most
                     out.append(f'<circle cx="{to:.1f}" cy="{at}" r="4" fill="{colours[device]}" opacity="0.8"/>')
     for n, (device, colour) in enumerate(colours.items()):
-        x, y = 20 + 160 * (n % 4), 4 * high + 16 + 22 * (n // 4)
+        x, y = 20 + 215 * (n % 3), 4 * high + 16 + 22 * (n // 3)
         out += [f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}"/>', _text(x + 10, y + 4, device, 11)]
     return "\n".join([*out, "</svg>", ""])
 
