@@ -32,7 +32,7 @@ _WHERE = {
     "export": ("ffncli.run.export.call", "export"),
     "kernel": ("ffncli.bench.in_model", "kernel"),
     "kernel_names": ("ffncli.kernels", "kernel_names"),
-    "load": ("ffncli.run.user.load", "load"),
+    "load": ("ffncli.run.trace.loaded", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.load", "plan"),
     "precision": ("ffncli.run.precision.call", "precision"),
@@ -99,7 +99,8 @@ if TYPE_CHECKING:
     from ffncli.run.quantize.quantized import quantize
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace, unit
-    from ffncli.run.user.load import count, load, plan
+    from ffncli.run.trace.loaded import load
+    from ffncli.run.user.load import count, plan
     from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__
 

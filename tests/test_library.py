@@ -11,7 +11,7 @@ import ffncli
 from ffncli.bench import suite
 from ffncli.errors import FFNError
 from ffncli.run.trace import call
-from ffncli.run.user.load import load
+from ffncli.run.trace.loaded import load
 
 
 def test_every_name_is_there_and_is_what_its_module_has():

@@ -216,6 +216,7 @@ class Resolved:
     `spots` locates each block's tensors by stack and index. `not_counted` lists the parts that the source shows but
     that are not counted (`counting.not_counted` adds parts that follow from the model). `published_as` quotes the
     publisher's numbers of parameters, each with what it counts, and the page that has them unless the name does.
+    `kept` holds what is loaded to run on texts, for further questions; None if nothing is kept.
     """
 
     model: Model
@@ -234,6 +235,7 @@ class Resolved:
     spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
     weights: Mapping[tuple[str, int], Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
     example: Example | None = field(default=None, compare=False, repr=False)
+    kept: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
 
     def block(self, layer: Layer) -> tuple[Step, ...]:
         """Return the steps of a layer's FFN block, without any final layer. An example may define its own steps."""

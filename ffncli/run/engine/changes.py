@@ -101,7 +101,10 @@ def _both(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor],
 def function_edit(steps: Sequence[Step], name: str, function: Callable[[Tensor], Any]) -> StepEdit:
     """Return the change that replaces a step's output by a function of it, which must keep its shape."""
     asked = f"{option('edit')}[{shown(name)}]"
-    _require_step(steps, name, asked)
+    if _step(steps, name) is None:
+        names = [step.output for step in steps]
+        hint = did_you_mean(name, names, f"it has {', '.join(names)}")
+        raise FFNError(f"{asked}: the block has no step {shown(name)}", hint)
 
     def edit(x: Tensor) -> Tensor:
         import torch
@@ -120,20 +123,15 @@ def function_edit(steps: Sequence[Step], name: str, function: Callable[[Tensor],
     return StepEdit(f"{name}: {getattr(function, '__name__', 'a function')}", name, edit)
 
 
-def _require_step(steps: Sequence[Step], name: str, asked: str) -> Step:
-    """Return the step with this printed name, such as `act` or `experts.2.act`; raise FFNError if there is none."""
+def _step(steps: Sequence[Step], name: str) -> Step | None:
+    """Return the step with this printed name, such as `act` or `experts.2.act`."""
     for step in steps:
         if step.output == name:
             return step
         match = re.fullmatch(rf"{re.escape(step.output)}\.([0-9]{{1,9}})\.(.+)", name)
         if match and isinstance(step.op, Experts) and int(match[1]) < step.op.experts.size:
-            inner = [one for one in step.op.program if one.output == match[2]]
-            if inner:
-                return inner[0]
-    names = [step.output for step in steps]
-    raise FFNError(
-        f"{asked}: the block has no step {shown(name)}", did_you_mean(name, names, f"it has {', '.join(names)}")
-    )
+            return next((one for one in step.op.program if one.output == match[2]), None)
+    return None
 
 
 _OPERATORS: Mapping[str, Callable[[Any, float], Any]] = {
@@ -147,10 +145,9 @@ def _step_edit(steps: Sequence[Step], text: str) -> StepEdit | None:
     asked = f"{option('set')} {shown(text)}"
     plain = re.sub(r"^(\w+)\[([0-9]{1,9})\]\.", r"\1.\2.", text)
     match = _EDIT.fullmatch(plain)
-    names = {step.output for step in steps}
-    if match is None or (match[1] not in names and match[1].partition(".")[0] not in names):
+    step = None if match is None else _step(steps, match[1])
+    if match is None or step is None:
         return None
-    step = _require_step(steps, match[1], asked)
     words = [] if match[2] is None else [word.strip() for word in match[2].split(",")]
     if not all(re.fullmatch(r"-?[0-9]{1,9}|(-?[0-9]{1,9})?:(-?[0-9]{1,9})?", word) for word in words):
         raise FFNError(f"{asked}: {shown(match[2])} is not an index", "give numbers, : or ranges such as 2:5")

@@ -156,8 +156,25 @@ def load_up_to(
         if lean and len(live) == len(layers):
             _cut_behind(module, resolved, live)
 
+    if resolved.kept is not None:  # whole, for questions about other layers
+        loaded = kept(resolved, transformers, path, config, dtype, device)
+        return loaded, {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
     loaded = load(transformers, path, config, dtype, device, shrink)
     return loaded, live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
+
+
+def kept(
+    resolved: Resolved, transformers: Any, path: Path, config: Any, dtype: torch.dtype, device: str,
+    with_head: bool = False,
+) -> Pretrained:  # fmt: skip
+    """Return the whole model, loaded unless an earlier question to the same `resolved` has kept it."""
+    if resolved.kept is None:
+        return load(transformers, path, config, dtype, device, with_head=with_head)
+    key = (dtype, device, with_head)
+    if key not in resolved.kept:
+        resolved.kept[key] = load(transformers, path, config, dtype, device, with_head=with_head)
+    loaded: Pretrained = resolved.kept[key]
+    return loaded
 
 
 def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) -> None:

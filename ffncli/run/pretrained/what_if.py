@@ -17,8 +17,8 @@ from ffncli.run.engine.execute import EVAL, Mode, execute, run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.measure.statistics import unravel
-from ffncli.run.pretrained.capture import ForwardInput, first_tensor, forward_arguments
-from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.pretrained.capture import ForwardInput, first_tensor, forward_arguments, kept
+from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, offline, read_config
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
 
@@ -67,7 +67,7 @@ def prediction_change(
     with offline() as transformers:
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         tokens = tokens_of(prompt, tokenizer, path)
-        loaded = load(transformers, path, config, computed, device, with_head=True)
+        loaded = kept(resolved, transformers, path, config, computed, device, with_head=True)
         inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
         old = output_of(loaded, inputs)[-1].double()
         with ExitStack() as every:
