@@ -8,6 +8,7 @@ from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
+from ffncli.pages.checkpoints import checkpoint_charts
 from ffncli.pages.precision import precision_charts
 from ffncli.run.verify.certificate import certificate_of
 from ffncli.show.page.charts import ChartLine, lines
@@ -54,6 +55,8 @@ def document_parts(path: Path, name: str) -> PageParts:
     for key in ("certificate", "block"):
         if isinstance(record := values.get(key), Mapping):
             children += [element("h3", key.capitalize()), _record(record)]
+    if command == "compare" and isinstance(values.get("findings"), list):
+        children += checkpoint_charts(values, rows)
     if command == "precision":
         children += precision_charts(rows, budget)
     children += [element("h3", "Rows"), element("div", data_table=name)]

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import fsum, isfinite, sqrt
 from typing import Any
 
-from ffncli.show.page.charts import share_bars
+from ffncli.show.page.charts import layer_map, share_bars
 from ffncli.show.page.document import Child, element
 from ffncli.show.parts import is_number
 
 _TENSORS = ("x", "W1", "W3", "hidden", "W2")
-_DARKEST = 45  # percent of the colour, so that text remains readable
 _Rows = Sequence[Mapping[str, Any]]
 
 
@@ -22,13 +21,13 @@ def precision_charts(rows: _Rows, budget: object) -> Iterator[Child]:
             for row in rows if (bits := _number(row.get("bits"))) is not None
         }  # fmt: skip
         yield element("h3", "Chosen formats; the darker, the more bits per weight")
-        yield _map(cells)
+        yield layer_map(cells)
         return
     for name in dict.fromkeys(str(row.get("format")) for row in rows):
         some = [row for row in rows if str(row.get("format")) == name]
         errors = {(_layer(row), tensor): error for row in some for tensor, error in _errors(row)}
         yield element("h3", f"{name}: error of the output, in %, if one tensor of one layer is rounded")
-        yield _map({place: (f"{100 * error:.3g}", error) for place, error in errors.items()})
+        yield layer_map({place: (f"{100 * error:.3g}", error) for place, error in errors.items()})
         if bars := [(_layer(row), parts) for row in some if (parts := _parts(row))]:
             yield element("h3", f"{name}: parts of the squared error")
             yield share_bars(bars, (*_TENSORS, "pairs", "rest"))
@@ -64,19 +63,3 @@ def _parts(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the shares of the tensors, of all pairs together, and the rest."""
     shares, pairs, rest = (_numbers(row.get("by_tensor")), _numbers(row.get("by_pair")), _number(row.get("rest")))
     return shares | ({"pairs": fsum(pairs.values())} if pairs else {}) | ({} if rest is None else {"rest": rest})
-
-
-def _map(cells: Mapping[tuple[str, str], tuple[str, float]]) -> Child:
-    """Draw a table of layers and tensors, in which a cell is darker the larger its value is."""
-    rows, columns = (list(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
-    most = max((value for _, value in cells.values()), default=0.0) or 1.0
-
-    def cell(row: str, column: str) -> Child:
-        text, value = cells.get((row, column), ("-", 0.0))
-        shade = f"background: color-mix(in srgb, var(--c0) {_DARKEST * max(value, 0.0) / most:.0f}%, transparent)"
-        return element("td", text, class_="number", style=shade)
-
-    head = element("tr", element("th", "layer", scope="col"), [element("th", name, scope="col") for name in columns])
-    body = [element("tr", element("th", row, scope="row"), [cell(row, name) for name in columns]) for row in rows]
-    table = element("table", element("thead", head), element("tbody", body))
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label="layers and tensors")

@@ -412,3 +412,21 @@ def test_a_precision_of_other_values_is_shown_without_them(value: Any, tmp_path:
         (tmp_path / "p.json").write_text(json.dumps({"command": "precision", **more}), "utf-8")
         ffncli.report(tmp_path / "p.json", tmp_path / "p.html", force=True)
         assert "<b>" not in (tmp_path / "p.html").read_text("utf-8")
+
+
+def test_a_comparison_of_checkpoints_has_a_map_and_spectra(call, tmp_path):
+    from tests.oracles import edited
+
+    base = edited.tensors("gated")
+    paths = [edited.write(tmp_path / "a", "gated", base)]
+    paths.append(edited.write(tmp_path / "b", "gated", edited.lora("gated", base, 4)))
+    assert call("compare", *map(str, paths), "-o", str(tmp_path / "c.json"))[0] == 1
+    assert call("report", str(tmp_path / "c.json"), "-o", str(tmp_path / "c.html"))[0] == 0
+    page = (tmp_path / "c.html").read_text()
+    for text in (
+        "LoRA of rank 4 on gate, up and down of layers 0 to 3",
+        "Relative change in %",
+        "singular values",
+        "unit",
+    ):
+        assert text in page

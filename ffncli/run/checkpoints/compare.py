@@ -22,7 +22,7 @@ from ffncli.show.text import seconds_text
 
 _PROBED = 8  # stored rows of each layer that are read to pair the layers of unequal depths
 _UNITS = 5  # units of each layer in the answer
-_VALUES_PER_S = 2.5e7  # on two cores, of both sides
+_VALUES_PER_S = 3e6  # on two cores, of both sides
 _PRODUCTS_PER_S = 2.5e10  # multiply-adds for the spectra
 _WORTH_A_NOTE = 10.0  # seconds
 

@@ -252,3 +252,22 @@ def histogram(values: Sequence[float]) -> Element | None:
     ]
     described = f"Histogram of {len(finite):,} values from {low:.4g} to {high:.4g}"
     return element("figure", _svg([*bars, *labels], height, described))
+
+
+_DARKEST = 45  # percent of the colour, so that text remains readable
+
+
+def layer_map(cells: Mapping[tuple[str, str], tuple[str, float]]) -> Element:
+    """Draw a table of layers and tensors, in which a cell is darker the larger its value is."""
+    rows, columns = (list(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
+    most = max((value for _, value in cells.values()), default=0.0) or 1.0
+
+    def cell(row: str, column: str) -> Element:
+        text, value = cells.get((row, column), ("-", 0.0))
+        shade = f"background: color-mix(in srgb, var(--c0) {_DARKEST * max(value, 0.0) / most:.0f}%, transparent)"
+        return element("td", text, class_="number", style=shade)
+
+    head = element("tr", element("th", "layer", scope="col"), [element("th", name, scope="col") for name in columns])
+    body = [element("tr", element("th", row, scope="row"), [cell(row, name) for name in columns]) for row in rows]
+    table = element("table", element("thead", head), element("tbody", body))
+    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label="layers and tensors")

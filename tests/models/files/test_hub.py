@@ -418,3 +418,20 @@ def test_after_an_error_nothing_more_is_asked():
         requests.together(lambda number: 1 // number, [0])
     with pytest.raises(FFNError, match="took more than"):
         requests.ask("GET", "model.safetensors", COMMIT, (0, 8))
+
+
+def test_the_ffns_of_a_checkpoint_on_the_hub_are_compared_by_ranges(tmp_path: Path):
+    """Few bytes besides those of the FFNs are asked for, and the answer is that of the same files on disk."""
+    from tests.oracles import edited
+
+    base = edited.tensors("gated") | {"lm_head.weight": edited.torch.randn(4000, edited.D_MODEL)}
+    folder = edited.write(tmp_path / "base", "gated", base)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code = "import ffncli, sys; print(ffncli.compare(*sys.argv[1:]).first.finding)"
+    with serving("acme/tiny", files) as server:
+        words = [sys.executable, "-c", code, str(folder), "hf://acme/tiny"]
+        env = environment(tmp_path / "home", server.url)
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout == "same\n", done.stderr
+        sizes = [len(files["model.safetensors"])]
+    assert sizes[0] > 1_000_000
