@@ -19,7 +19,7 @@ _SHARED = {
     "int8": ("channel", "g128", "g64", "g32", "tensor"), "int4": ("g128", "g64", "g32", "channel"),
 }  # fmt: skip
 _ROWS, _TILE = 16, 128  # rows that are tried first; with tiles
-_STEP = 1 << 20
+_STEP = 1 << 18
 _SAME = 0.999  # share of the values that must be those of the format
 _ULPS_OF_FP32 = 2.0
 

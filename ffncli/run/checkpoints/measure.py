@@ -14,7 +14,7 @@ from ffncli.models.model import Layer
 from ffncli.run.checkpoints.lattice import Lattices, RoundedTo, narrowest
 from ffncli.run.checkpoints.spectra import RoundingNoise, Spectrum, singular_values, spectrum_of
 
-_BLOCK = 1 << 19  # values of a block; its float64 copies take 4 MB each
+_BLOCK = 1 << 17  # values of a block; its float64 copies take 1 MB each
 _PRINT, _SKETCH = 16, 8  # numbers that stand for a row, and groups of rows in a sketch
 _TURNED = 1e-2  # a matrix is a transpose if it differs by less, relative to its size
 
@@ -149,7 +149,9 @@ def _sum(pair: Pair, flat: list[Tensor], down: bool) -> None:
         parts = torch.stack([one[rows] for one in flat]).double()
         x, y = parts[0], parts[1]
         wide = parts.view(count, -1)
-        pair.gram[:count, :count] += wide @ wide.T
+        for i in range(count):
+            for j in range(i, count):  # a product of matrices would allocate workspaces for both
+                pair.gram[i, j] += float(wide[i] @ wide[j])
         zeros = [zeros[0] + int((x == 0).sum()), zeros[1] + int((y == 0).sum())]
         axis = 0 if down else 1
         sizes, place = x.square().sum(axis), slice(None) if down else rows
@@ -168,6 +170,7 @@ def _sum(pair: Pair, flat: list[Tensor], down: bool) -> None:
             pair.max_change = float(change.view(-1)[at])
             row, column = divmod(at, change.shape[1])
             pair.max_at = (rows.start + row, column) if len(base) > 1 else (column,)
+    pair.gram += pair.gram.triu(1).T
     pair.zeros = (zeros[0], zeros[1])
     if pair.prints is not None:
         pair.units = units

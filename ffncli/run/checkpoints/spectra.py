@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 128)  # the k of the energies that rows list
-_BLOCK = 1 << 20  # values of a block
+_BLOCK = 1 << 18  # values of a block
 _PROJECTED = 256  # columns of a projection, half of whose singular values are exact enough
 _SMALL = 64 << 20  # bytes of a Gram matrix that is always float64
 _FLAT = 0.7  # up to this ratio of its sides, a matrix and its float64 Gram matrix fit in the memory of three matrices
