@@ -131,7 +131,9 @@ class CompareQuestion(Options):
     ] = None
     exact_spectra: Annotated[
         bool,
-        _checkpoints("--exact-spectra", help="Compute spectra by svdvals of the whole matrix, which needs memory."),
+        _checkpoints(
+            "--exact-spectra", daily=False, help="Compute spectra by svdvals of the whole matrix, which needs memory."
+        ),
     ] = False
 
     @property

@@ -62,9 +62,7 @@ def command(*, prompt: _Prompt = (), question: ExpertsQuestion, show: OutputOpti
     Examples:
       ffn experts ./my-mixture --prompts texts.txt        # load, pairs, caches
       ffn experts ./my-mixture -p "The cat sat" -l 2      # one layer, one text
-      ffn experts ./my-mixture -p "The cat" --ablate-texts 0 --csv
-      ffn experts ./my-mixture --prompts texts.txt -l 2 --save-routes r.safetensors
-      ffn experts ./my-mixture --prompts texts.txt --ep 8 --redundant 8  # who goes where
+      ffn experts ./my-mixture --prompts texts.txt --ep 8 # ranks of experts
       ffn experts ./my-mixture --prompts texts.txt --cache lru,best --slots 2,4
     """
     output = show.output()

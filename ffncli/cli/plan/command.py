@@ -79,7 +79,7 @@ def command(
       ffn plan llama-2-70b --device h100,mi300x        # a summary, then tables
       ffn plan mixtral-8x7b --tp 1,2 --ep 1,8 -n 4096  # experts over devices
       ffn plan 4096x11008:swiglu --dtype bf16,fp8      # one block, two formats
-      ffn plan mixtral-8x7b --ep 8 --price 2.5 --csv   # dollars; a row per combination
+      ffn plan mixtral-8x7b --ep 8 --price 2.5 --csv   # cost per million tokens
     """
     output = show.output()
     if question.device == ("list",):

@@ -86,7 +86,7 @@ class ReadingQuestion(Options):
     ] = None
     skip_special: Annotated[
         bool,
-        _many("--skip-special", after="limit", help="Leave special tokens, such as [CLS] and <s>, out of all figures."),
+        _many("--skip-special", after="limit", help="Leave special tokens, such as [CLS], out of all figures."),
     ] = False
     force: shared.Force = False
 

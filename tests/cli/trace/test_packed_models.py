@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from compressed_tensors.quantization import preset_name_to_scheme
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
@@ -124,6 +125,7 @@ def test_transformers_running_the_same_files_agrees(preset: str, json_of, tmp_pa
     assert row["note"].endswith("are rounded to bfloat16") == (preset != "MXFP8A16")
     error = json_of("trace", source, "--input-ids", "3,9,27")["model_run"]["agreement"]["relative_error"]
     assert error < (1e-6 if preset == "MXFP8A16" else 2**-7)  # a weight is rounded by 2^-9 at most
+    transformers.logging.disable_progress_bar()
     module = LlamaForCausalLM.from_pretrained(plain, dtype=torch.float32)
     theirs: list[Tensor] = []
     module.model.layers[0].mlp.register_forward_hook(lambda _, x, y: theirs.append(y))
