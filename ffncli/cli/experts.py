@@ -62,7 +62,7 @@ def command(*, prompt: _Prompt = (), question: ExpertsQuestion, show: OutputOpti
     Examples:
       ffn experts ./my-mixture --prompts texts.txt        # load, pairs, caches
       ffn experts ./my-mixture -p "The cat sat" -l 2      # one layer, one text
-      ffn experts ./my-mixture --prompts texts.txt --ep 8 # ranks of experts
+      ffn experts ./my-mixture --prompts texts.txt --ep 2 # where experts live
       ffn experts ./my-mixture --prompts texts.txt --cache lru,best --slots 2,4
     """
     output = show.output()

@@ -161,7 +161,7 @@ class Question(Dimensions, StepOptions):
         str,
         Opt(
             "--ablate-with", metavar="VALUE", accepts=TEXT, group="What if",
-            help="zero, or mean:FILE.csv for the means of removed units in FILE.csv of ffn trace --prompts --save.",
+            help="Value of a removed unit: zero, or mean:FILE.csv, its mean in a file of ffn trace --prompts --save.",
         ),
     ] = "zero"  # fmt: skip
     edit: Annotated[Mapping[str, Callable[[Any], Any]] | None, EDITS] = None
