@@ -37,6 +37,7 @@ SAMPLES = {
         "./my-model --prompts texts.txt --top-contexts 2 --outliers 2 --similar 0.1",
         "./my-model --prompt Paris --prompt cat",
         "./my-model --prompts texts.txt --layer 1 --neuron 3",
+        "./my-model --layer 1 --prompt 'The cat' --patch-from 'The mat'",
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
         "4x8:relu --backward --loss mse --lr 0.1 --explain dW1[0,3]", "8x16:swiglu --experts 4 --expert all --backward",
         f"./my-model --layer 2 {PROMPT} --backward", f"./my-model --layer all {PROMPT} --backward",

@@ -60,7 +60,11 @@ class TraceView(Options):
         steps = steps or (question.top_units is not None and question.promotes is None)
         if question.ranks:
             return steps
-        return steps or "show" in conflicts.given(question) or not (lens or question.set or question.ablate)
+        return (
+            steps
+            or "show" in conflicts.given(question)
+            or not (lens or question.set or question.ablate or question.patch_from)
+        )
 
     def judge(self, not_finite: Sequence[str], output: Output) -> None:
         """Report non-finite values after the answer: as notes, or, if requested, as FFNError (exit 1)."""

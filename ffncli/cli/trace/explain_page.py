@@ -192,6 +192,27 @@ def change_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
     return parts if with_steps else [*parts, Line("-v shows the steps of the unchanged block", quiet=True)]
 
 
+def patch_parts(session: Session) -> list[Part]:
+    """Show what values of another prompt's run change: by token and by unit, exact and attributed."""
+    one = session.patch
+    if one is None:
+        return []
+    of = named(one.towards, one.towards_text)
+    of = of if one.away is None else f"{of} minus {named(one.away, one.away_text)}"
+    change = f"the logit of {of} goes from {one.base:.4g} to {one.patched:.4g}"
+    title = f"{one.step} of {session.question.patch_from!r}: {change}"
+    rows = labels(session.prepared.tokens)
+    columns = ("token", "exact", "attribution")
+    by_token = [(rows[t.place] if t.place < len(rows) else t.place, t.exact, t.attribution) for t in one.tokens]
+    by_unit = [(str(u.place), u.exact, u.attribution) for u in one.units]
+    error = "" if one.error is None else f"; its error here: {100 * one.error:.3g} % of the largest exact change"
+    return [
+        Heading("patch", title), Table(columns, by_token, "All units of one token"),
+        Table(("unit", *columns[1:]), by_unit, "One unit of all tokens"),
+        Line(f"exact: a run with these values; attribution: gradient × difference{error}", quiet=True),
+    ]  # fmt: skip
+
+
 def _place(at: Sequence[int] | None, rows: Sequence[str]) -> str | None:
     if at is None:
         return None

@@ -12,7 +12,7 @@ from ffncli.block.steps import Experts
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.summaries import agreement_text, csv_table, dimensions_text, in_json, labels, listed
 from ffncli.cli.trace.backward_page import step_json, step_parts
-from ffncli.cli.trace.explain_page import change_parts, explanation_parts
+from ffncli.cli.trace.explain_page import change_parts, explanation_parts, patch_parts
 from ffncli.cli.trace.layers_page import routing_parts
 from ffncli.cli.trace.ranks_page import ranks_parts
 from ffncli.cli.trace.unembed_page import promotes_parts, sampling_parts, unembed_json, unembed_parts
@@ -69,6 +69,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
         .with_section("promotes", in_json(session.promotes), promotes_parts(session, digits, with_steps))
         .with_section("changes", in_json(session.changes), change_parts(session, digits, with_steps))
         .with_section("prediction", in_json(session.prediction))
+        .with_section("patch", in_json(session.patch), patch_parts(session))
         .with_section("sampling", in_json(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", in_json(session.facts), facts_table(session.facts or ()))

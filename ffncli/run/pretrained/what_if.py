@@ -79,9 +79,9 @@ def prediction_change(
     return _compared(old, new, len(tokens) - 1, top, tokenizer)
 
 
-def output_of(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
+def output_of(loaded: Pretrained, inputs: ForwardInput, gradient: bool = False) -> Tensor:
     """Return the logits of every position, [positions, vocab], or a base model's last hidden state."""
-    with torch.no_grad(), demanding(loaded):
+    with torch.set_grad_enabled(gradient), demanding(loaded):
         try:
             answer = loaded.module(**inputs.arguments)
             out: Tensor = answer.logits if "logits" in answer else answer.last_hidden_state

@@ -165,6 +165,18 @@ class Question(Dimensions, StepOptions):
         ),
     ] = "zero"  # fmt: skip
     edit: Annotated[Mapping[str, Callable[[Any], Any]] | None, EDITS] = None
+    patch_from: Annotated[
+        str | None,
+        Opt(
+            "--patch-from", metavar="TEXT", accepts=TEXT, group="What if",
+            help="Put a step's values from a run on TEXT into the run on the prompt: what moves the prediction.",
+        ),
+    ] = None  # fmt: skip
+    patch: Annotated[
+        str | None,
+        Opt("--patch", metavar="STEP", accepts=TEXT, group="What if",
+            help="With --patch-from: the step. [default: what the down projection reads]"),
+    ] = None  # fmt: skip
     tp: shared.TensorParallel = None
     ep: shared.ExpertParallel = None
     vocab: Annotated[
@@ -297,6 +309,8 @@ RULES = (
     Conflict("sample_top_k sample_top_p", needs="vocab unembed example=conv", why="probabilities need logits"),
     Conflict("train=True", contradicts="set ablate edit", why="dropout would change the values too"),
     Conflict("ablate_with", needs="ablate"),
+    Conflict("patch", needs="patch_from"),
+    Conflict("patch_from", needs="prompt", why="it runs the whole model on both texts"),
     Conflict("train=True", contradicts="tp ep", why="ranks run in eval mode"),
     Conflict("example", contradicts="source", why="give one or the other"),
     Conflict(

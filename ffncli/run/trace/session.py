@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
     from ffncli.run.explain.explain import Explanation
+    from ffncli.run.pretrained.patch import Patch
     from ffncli.run.pretrained.what_if import PredictionChange, StepChange
     from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
@@ -111,6 +112,7 @@ class Session:
     explain: Explained = field(default_factory=lambda: Explained())
     changes: tuple[StepChange, ...] | None = None
     prediction: PredictionChange | None = None
+    patch: Patch | None = None
     over_ranks: RankTrace | None = None
     training_step: TrainingStep | None = None
     subject: TraceSubject | None = None
@@ -278,6 +280,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
         **_text(question, subject, prepared),
         explain=_explain(question, subject, prepared, result, step, gradient_places),
         **_what_if(question, subject, prepared),
+        patch=_patch(question, subject, prepared),
         over_ranks=_over_ranks(question, prepared, result),
         training_step=step,
         subject=subject,
@@ -490,6 +493,19 @@ def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> d
             question.device,
         )
     return {"changes": changes, "prediction": prediction}
+
+
+def _patch(question: Question, subject: TraceSubject, prepared: Prepared) -> Patch | None:
+    """Return what values of another prompt's run change; None if not requested."""
+    if question.patch_from is None or subject.prompt is None:
+        return None
+    from ffncli.run.pretrained.patch import patch
+    from ffncli.run.pretrained.prompt import prompt_of
+
+    other = prompt_of(question.patch_from, None, None)
+    assert other is not None
+    step = question.patch or next(one.inputs[0] for one in prepared.steps if one.output == "down")
+    return patch(subject.model, subject.layer, subject.prompt, other, step, question.dtype, question.device)
 
 
 _MOST_VALUES = 20_000_000  # values of a table

@@ -1,0 +1,135 @@
+"""Patching: values of a step, taken from a run on another prompt, put into the run on this one; what moves the
+prediction, token by token and unit by unit, by exact runs and by attribution."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
+from ffncli.errors import FFNError, did_you_mean, option, shown
+from ffncli.models.model import Layer, Resolved, folder_of
+from ffncli.run.engine.execute import Mode, run
+from ffncli.run.engine.locate import live_ffn, live_weights
+from ffncli.run.engine.prepare import device_of, dtype_of
+from ffncli.run.pretrained.capture import ForwardInput, forward_arguments, kept
+from ffncli.run.pretrained.loading import offline, read_config
+from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
+from ffncli.run.pretrained.what_if import output_of, replaced_ffn
+
+MOST_UNITS, _MOST_TOKENS = 10, 512
+
+
+@dataclass(frozen=True)
+class PatchEffect:
+    """What the values of one token (all units), or of one unit (all tokens), change: by an `exact` run, and by
+    `attribution`, the gradient times the difference."""
+
+    place: int
+    text: str | None
+    exact: float
+    attribution: float
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The effect of a step's values from another prompt on the difference of two logits after the last token: of
+    `towards`, the likeliest token after the other prompt, minus `away`, the likeliest token after this one; if they are
+    the same token, on its logit alone.
+
+    `base` is that difference without and `patched` with all values of the step. `tokens` has every token, `units` the
+    10 with the largest attribution. `attribution` is the sum for the whole step; `error` is the largest |attribution -
+    exact| over the listed tokens and units, divided by the largest |exact|; None if nothing changes.
+    """
+
+    step: str
+    towards: int
+    towards_text: str | None
+    away: int | None
+    away_text: str | None
+    base: float
+    patched: float
+    attribution: float
+    tokens: tuple[PatchEffect, ...]
+    units: tuple[PatchEffect, ...]
+    error: float | None
+
+
+def patch(
+    resolved: Resolved, layer: Layer, prompt: Prompt, other: Prompt, step: str, dtype: str | None = None,
+    device: str = "cpu",
+) -> Patch:  # fmt: skip
+    """Measure what the values of `step` from the prompt `other` change. Raises FFNError for prompts of different
+    lengths, and for a step that the block does not have."""
+    path, block = folder_of(resolved, option("patch_from")), ffn_steps(steps(layer.spec))
+    names = [one.output for one in block]
+    if step not in names:
+        hint = did_you_mean(step, names, f"it has {', '.join(names)}")
+        raise FFNError(f"{option('patch')}: the block has no step {shown(step)}", hint)
+    computed, device = dtype_of(dtype), device_of(device)
+    with offline() as transformers:
+        config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
+        both = [tokens_of(one, tokenizer, path) for one in (prompt, other)]
+        if len(both[0]) != len(both[1]) or len(both[0]) > _MOST_TOKENS:
+            what = f"{option('patch_from')}: {len(both[1])} tokens cannot replace those of {len(both[0])}"
+            raise FFNError(what, f"give texts of as many tokens, at most {_MOST_TOKENS}")
+        loaded = kept(resolved, transformers, path, config, computed, device, with_head=True)
+        live = live_ffn(loaded.module, resolved, layer)
+        here, there = (forward_arguments(loaded, tokens, tokenizer, [layer]) for tokens in both)
+
+        def logits(inputs: ForwardInput, edit: Callable[[Tensor], Tensor], gradient: bool = False) -> Tensor:
+            ids = torch.tensor([[token.id] for token in inputs.of(layer.stack)], device=device)
+
+            def compute(x: Tensor) -> Tensor:
+                given = {ffn_span(block)[0]: x, **dict.fromkeys(id_inputs(block), ids)}
+                return run(block, live_weights(loaded.module, live.located), given, Mode(edits={step: edit}))
+
+            with replaced_ffn(loaded.module, live, compute):
+                return output_of(loaded, inputs, gradient)[-1].double()
+
+        seen: list[Tensor] = []
+
+        def keep(x: Tensor) -> Tensor:
+            seen.append(x.detach().clone())
+            return x
+
+        likeliest = [int(logits(inputs, keep).argmax()) for inputs in (here, there)]
+        difference = seen[1] - seen[0]
+        away, towards = likeliest[0] if likeliest[0] != likeliest[1] else None, likeliest[1]
+
+        def measured(edit: Callable[[Tensor], Tensor], gradient: bool = False) -> Tensor:
+            out = logits(here, edit, gradient)
+            return out[towards] - out[away] if away is not None else out[towards]
+
+        delta = torch.zeros_like(difference, requires_grad=True)
+        with torch.enable_grad():
+            start = measured(lambda x: x + delta, gradient=True)
+            (slope,) = torch.autograd.grad(start, delta)
+        base = float(start.detach())
+        parts = slope.double() * difference.double()
+
+        def effect(place: int, text: str | None, at: tuple[slice | int, ...], attribution: float) -> PatchEffect:
+            def edit(x: Tensor) -> Tensor:
+                new = x.clone()
+                new[at] = seen[1][at]
+                return new
+
+            return PatchEffect(place, text, float(measured(edit)) - base, attribution)
+
+        tokens = tuple(
+            effect(at, token.text, (at,), float(parts[at].sum())) for at, token in enumerate(here.of(layer.stack))
+        )
+        by_unit = parts.sum(0)
+        best = by_unit.abs().topk(min(MOST_UNITS, len(by_unit))).indices.tolist()
+        units = tuple(effect(unit, None, (slice(None), unit), float(by_unit[unit])) for unit in best)
+        every = (*tokens, *units)
+        largest = max(abs(one.exact) for one in every)
+        worst = max(abs(one.attribution - one.exact) for one in every)
+        return Patch(
+            step, towards, token_text(tokenizer, towards), away, None if away is None else token_text(tokenizer, away),
+            base, float(measured(lambda x: seen[1])), float(parts.sum()), tokens, units,
+            worst / largest if largest else None,
+        )  # fmt: skip
