@@ -100,7 +100,11 @@ class CompareQuestion(Options):
     ] = None  # fmt: skip
     allow_mismatch: Annotated[
         bool,
-        _results("--allow-mismatch", help="Compare results from different machines or versions; the gate is then off."),
+        _results(
+            "--allow-mismatch",
+            daily=False,
+            help="Compare results from different machines or versions; the gate is then off.",
+        ),
     ] = False
     tolerance: Annotated[
         float | None,

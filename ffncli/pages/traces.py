@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from ffncli.pages.drawing import block_drawing
 from ffncli.pages.live import MOST_WEIGHTS, live_block
 from ffncli.pages.origins import origins
 from ffncli.run.measure.statistics import cells_of, largest, span, values_of_a_cell
@@ -34,21 +35,24 @@ def trace_parts(path: Path, name: str) -> PageParts:
     whole = [step for step in shown if not step.inner]
     data: dict[str, Any] = {}
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
-    sections = [Section(f"{name}-block", "The block", (_about(saved), cost_bars(costs)))]
+    picture = block_drawing(saved).element()
+    sections = []
     text: Child = (
         "Change an input, a weight or the activation: every number in this part that depends on it is computed "
         "again, in float64, and marked if it changes. The parts below keep the saved numbers."
     )
     try:
         data[f"{name}-live"] = live_block(saved)
-        live = Section(
-            f"{name}-live", "Change a number", (element("p", text), element("div", data_live=f"{name}-live"))
-        )
-        sections.append(live)
+        live = element("div", element("div", picture, class_="picture"), data_live=f"{name}-live")
+        sections.append(Section(f"{name}-live", "The block, number by number", (live, element("p", text))))
     except FFNError as error:
         # No note for a large block or a block without weights: nobody expects to edit those.
         if 0 < saved.weight_count <= MOST_WEIGHTS:
             sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
+        sections.append(
+            Section(f"{name}-picture", "The block as a picture", (element("div", picture, class_="picture"),))
+        )
+    sections.append(Section(f"{name}-block", "The block", (_about(saved), cost_bars(costs))))
     rows = tensors[shown[0].name].shape[0]
     labels, alike = _labels(saved, rows), [step for step in whole if tensors[step.name].shape[0] == rows]
     if rows > 1:

@@ -47,6 +47,7 @@ def browser() -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = Chrome(options, ChromeService(driver))
+    chrome.set_script_timeout(90)  # axe-core takes half a minute for a page of thousands of cells
     yield chrome
     chrome.quit()
 

@@ -60,7 +60,7 @@ def test_what_is_changed_is_computed_as_by_torch(pages: dict[str, Path], opened:
     x[1, 2], weights["up.weight"][5, 2], weights["up.bias"][0] = 3.25, -4.0, 0.5
     up = torch.addmm(weights["up.bias"], x, weights["up.weight"].T)
     assert torch.allclose(computed(browser, "up"), up, rtol=1e-12, atol=1e-14)
-    assert sorted(texts(browser, "select option")) == sorted(ACTIVATIONS)
+    assert sorted(texts(browser, ".live select option")) == sorted(ACTIVATIONS)
     for name, function in ACTIVATIONS.items():
         browser.execute_script(CHANGE, ".live select", name, "change")
         act = function(up)
@@ -277,3 +277,81 @@ def test_a_function_can_be_chosen_if_nothing_in_it_is_learned(pages: dict[str, P
     names = opened(pages["small"]).execute_script("return Object.keys(FUNCTIONS)")
     assert sorted(names) == sorted(TABLE)
     assert sorted(ACTIVATIONS) == sorted(name for name, row in TABLE.items() if not row.learned)
+
+
+# --- the drawing ------------------------------------------------------------------------------------------------------
+
+
+def drawn(browser: Any, name: str) -> torch.Tensor:
+    """What the cells of a matrix show, or their gradients."""
+    script = """
+    const picture = document.querySelector("[data-live]").picture, rows = [];
+    for (const part of picture.rects.keys()) {
+      const at = picture.place(part);
+      if (at.name !== arguments[0]) continue;
+      (rows[at.i] = rows[at.i] || [])[at.j] = picture.gradients ? picture.gradients.get(part) : picture.valueOf(at);
+    }
+    return rows;
+    """
+    return torch.tensor(browser.execute_script(script, name), dtype=torch.float64)
+
+
+def press(browser: Any, label: str) -> None:
+    """Press the button with this text."""
+    script = "[...document.querySelectorAll('button')].find((one) => one.textContent === arguments[0]).click()"
+    browser.execute_script(script, label)
+
+
+def test_the_gradient_and_a_training_step_are_autograds(pages: dict[str, Path], opened: Open) -> None:
+    """Of every weight, of the input and of every step: differences of the loss on both sides, within 1e-7."""
+    browser = opened(pages["small"])
+    session = ffncli.trace("4x8:gelu", tokens=3)
+    w = {name: tensor.double().requires_grad_() for name, tensor in session.prepared.weights.items()}
+    x = session["x"].double().requires_grad_()
+    up = torch.addmm(w["up.bias"], x, w["up.weight"].T)
+    down = torch.addmm(w["down.bias"], functional.gelu(up), w["down.weight"].T)
+    up.retain_grad()
+    (down**2).mean().backward()
+    press(browser, "Show the gradient")
+    for name, expected in {"up": up.grad, "x": x.grad, **{name: one.grad for name, one in w.items()}}.items():
+        assert expected is not None
+        ours = drawn(browser, name)
+        ours = ours.T if name.endswith(".weight") else ours
+        assert torch.allclose(ours.reshape(expected.shape), expected, rtol=1e-6, atol=1e-8), name
+    press(browser, "Show the values")
+    press(browser, "One training step")
+    moved = {name: (one - 0.1 * one.grad).detach() for name, one in w.items() if one.grad is not None}
+    assert torch.allclose(drawn(browser, "up.weight").T, moved["up.weight"], rtol=1e-7, atol=1e-9)
+    hidden = functional.gelu(torch.addmm(moved["up.bias"], x.detach(), moved["up.weight"].T))
+    loss = (torch.addmm(moved["down.bias"], hidden, moved["down.weight"].T) ** 2).mean()
+    said = browser.execute_script("return document.querySelector('[data-live]').picture.loss()")
+    assert said == pytest.approx(float(loss), rel=1e-7)
+
+
+def test_a_cell_lights_what_makes_it_and_is_changed_by_keys(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    browser.execute_script("document.querySelector('[data-part=\"up[1,3]\"]').focus()")
+    lit = browser.execute_script("return [...document.querySelectorAll('.lit')].map((one) => one.dataset.part)")
+    assert set(lit) == {
+        "up[1,3]", "up.bias[0,3]", *(f"x[1,{k}]" for k in range(4)), *(f"up.weight[{k},3]" for k in range(4))
+    }  # fmt: skip
+    assert re.fullmatch(r"up\[1, 3\] = (\S+·\S+ \+ ){4}\S+ = \S+", texts(browser, ".said")[0])
+    before = drawn(browser, "up")
+    cell = browser.find_element("css selector", '[data-part="x[1,2]"]')
+    browser.execute_script("arguments[0].focus()", cell)
+    cell.send_keys("+")
+    assert not torch.equal(drawn(browser, "up")[1], before[1])
+    assert torch.equal(drawn(browser, "up")[0], before[0])
+    press(browser, "Next step")
+    assert texts(browser, ".walk")[0].startswith("1 of 4. x. One row per token")
+
+
+def test_weights_rounded_to_bf16_are_torchs(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    weights = ffncli.trace("4x8:gelu", tokens=3).prepared.weights
+    browser.execute_script(CHANGE, ".side select", "bf16", "change")
+    assert torch.equal(drawn(browser, "up.weight").T, weights["up.weight"].bfloat16().double())
+    browser.execute_script(CHANGE, ".side select", "int8", "change")
+    scale = weights["up.weight"].double().abs().max() / 127
+    expected = (weights["up.weight"].double() / scale).round() * scale
+    assert torch.allclose(drawn(browser, "up.weight").T, expected, rtol=1e-9)

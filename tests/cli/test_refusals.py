@@ -205,7 +205,7 @@ REFUSED = [
     ("trace 4x8:relu --tokens 2000 -o page.html", "values"),
     ("trace --example notebook -o page.html", "add --eval"),
     ("trace 4x8:relu --ablate unit:1 -o page.html", "--ablate contradicts --output .html"),
-    ("trace 4x8:relu -o block.svg", "cannot write .svg files; use .html, .json,"),
+    ("trace 4x8:relu -o block.pdf", "cannot write .pdf files; use .html, .svg, .png, .json,"),
     ("compare", "BASE is missing"),
     ("compare a.csv --history b.csv", "--history contradicts BASE"),
     ("compare --history nothing/*.csv", "'nothing/*.csv' matches no file"),

@@ -77,7 +77,7 @@ class TraceView(Options):
 class TraceOutput(OutputOptions):
     """The same options; a page of HTML is written, too."""
 
-    suffix_hint: ClassVar = "use .html, .json, .csv, .md, .txt or no suffix"
+    suffix_hint: ClassVar = "use .html, .svg, .png, .json, .csv, .md, .txt or no suffix"
     out: Annotated[
         str | None,
         Opt(
@@ -86,7 +86,7 @@ class TraceOutput(OutputOptions):
             accepts=PATH,
             daily=True,
             help="Write to FILE, in the format of its suffix (.json, .csv, .md; .html: a page on which a small block's"
-            " numbers can be changed); - is stdout.",
+            " numbers can be changed; .svg, .png: a drawing of it); - is stdout.",
         ),
     ] = None
 
@@ -108,8 +108,8 @@ PAGE_RULES = (
     Conflict(
         "explain terms depth show verbose digits heatmap keep top_units fail_on_nonfinite set ablate tp ep save"
         " backward save_weights format json csv",
-        contradicts="out=.html",
-        why="an HTML page shows the whole, unchanged block",
+        contradicts="out=.html out=.svg out=.png",
+        why="a page or picture shows the whole, unchanged block",
     ),
 )
 
@@ -132,8 +132,8 @@ def command(
       ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
       ffn trace ./my-model --prompts texts.txt    # every layer over many texts
     """
-    page = (show.out or "").lower().endswith((".html", ".htm"))
-    output = (replace(show, out=None) if page else show).output()  # the HTML page replaces the answer
+    page = (show.out or "").lower().endswith((".html", ".htm", ".svg", ".png"))
+    output = (replace(show, out=None) if page else show).output()  # the page or picture replaces the answer
     load_limit.apply()
     _check_files(question, view, show, page)
     if isinstance(question.prompt, tuple) or any(name in CORPUS for name in conflicts.given(corpus)):
@@ -170,7 +170,8 @@ def _check_files(question: Question, view: TraceView, show: OutputOptions, page:
     if len(paths) == 2 and paths[0] == paths[1]:
         raise FFNError(f"{option('save')} and {option('out')} name the same file", "give two names")
     if page:
-        conflicts.check(PAGE_RULES, question, view, show, {"out": ".html"})
+        suffix = os.path.splitext(show.out or "")[1].lower()
+        conflicts.check(PAGE_RULES, question, view, show, {"out": ".html" if suffix == ".htm" else suffix})
 
 
 def _show_many(
@@ -199,7 +200,7 @@ def _of_unit(question: Question, corpus: CorpusQuestion) -> UnitQuestion:
 
 
 def _write_page(question: Question, show: OutputOptions, output: Output) -> None:
-    """Write an HTML page of a small block, in which every number can be changed.
+    """Write an HTML page of a small block, in which every number can be changed, or a drawing of any block.
 
     Raises FFNError for a block that is too large for a page, or that a page cannot compute.
     """
@@ -208,6 +209,13 @@ def _write_page(question: Question, show: OutputOptions, output: Output) -> None
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "trace.safetensors")
         session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
+        if Path(page).suffix.lower() in (".svg", ".png"):
+            from ffncli.pages.drawing import block_drawing, write_drawing
+            from ffncli.run.saved.saved import open_saved
+
+            write_drawing(block_drawing(open_saved(Path(saved))), Path(page))
+            output.wrote(page)
+            return
         from ffncli.pages.call import report
         from ffncli.pages.live import live_block
         from ffncli.run.saved.saved import open_saved

@@ -139,7 +139,7 @@ const ROW = { // by op, a row of the step's output from the rows of its inputs; 
 const scaleOf = (step) => (known(step.detail.scale) ? Number(step.detail.scale) : 1);
 const weightsOf = (step, weights) => Object.fromEntries(Object.entries(step.weights).map(([part, name]) => [part, weights[name]]));
 
-function compute(block, inputs, weights, chosen) { // name of a step → its rows
+function compute(block, inputs, weights, chosen, shift) { // name of a step → its rows; one number moved by `shift`
   const out = { ...inputs };
   for (const step of block.steps.filter((one) => one.op !== "input")) {
     const from = step.inputs.map((name) => out[name]), params = weightsOf(step, weights);
@@ -148,6 +148,10 @@ function compute(block, inputs, weights, chosen) { // name of a step → its row
       const rows = from.map((one) => one[i]);
       return rows.includes(undefined) ? undefined : ROW[step.op](step, rows, params, i, chosen);
     });
+    if (shift && shift.name === step.name) {
+      const rows = out[step.name], at = rows.flatMap((row, i) => (row ? [i] : []))[shift.i];
+      rows[at] = rows[at].map((v, j) => (j === shift.j ? v + shift.by : v));
+    }
   }
   return out;
 }

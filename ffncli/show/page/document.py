@@ -86,6 +86,7 @@ _SCRIPTS = {
     "rounds.js": (" data-rounds=",),
     "heat.js": (" data-heat=", " data-tokens="),
     "compute.js": (" data-live=",),
+    "picture.js": (" data-live=",),
     "live.js": (" data-live=",),
 }
 

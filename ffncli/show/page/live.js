@@ -40,14 +40,21 @@ class LiveBlock {
     this.block = DATA[root.dataset.live];
     this.tokens = Object.values(this.block.inputs)[0].length;
     this.place = make("div", null, { class: "live" });
-    this.reading = make("p", "Point at a number, or move to it with Tab, to see how it is computed.", { class: "reading values", role: "status" });
+    this.reading = make("p", "", { class: "reading values", role: "status" });
     const reset = make("button", "Back to the saved numbers", { type: "button" });
     reset.addEventListener("click", () => this.reset());
     root.append(reset, this.place, this.reading);
-    this.reset();
+    this.load();
+    this.picture = root.querySelector(".picture") && new Picture(root, this);
+    this.update();
   }
 
   reset() {
+    this.load();
+    this.update();
+  }
+
+  load() {
     const linear = new Set(this.block.steps.filter((step) => step.op === "linear").map((step) => step.weights.weight));
     this.inputs = copied(this.block.inputs);
     this.weights = Object.fromEntries(Object.entries(copied(this.block.weights)).map(([name, tensor]) => [ // as x · W multiplies
@@ -75,7 +82,6 @@ class LiveBlock {
       if (step.op === "activation" && !step.choice) into.append(this.selectOf(step));
       into.append(...this.fieldsOf(step), this.gridOf(step));
     }
-    this.update();
   }
 
   update() {
@@ -101,6 +107,7 @@ class LiveBlock {
       node.textContent = `${name} = ${function_ ? step.formula.replace(step.detail.function, function_) : step.formula}${rest}`;
     }
     this.read();
+    if (this.picture) this.picture.refresh();
   }
 
   headingOf(step, name, rest = "") { // its formula has the activation that is chosen
@@ -170,4 +177,4 @@ class LiveBlock {
     });
   }
 }
-document.querySelectorAll("[data-live]").forEach((root) => new LiveBlock(root));
+document.querySelectorAll("[data-live]").forEach((root) => { root.picture = new LiveBlock(root).picture; });
