@@ -46,7 +46,7 @@ svg.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; -
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _DrawnMatrix:
     """A matrix under its label: a result, or a weight as x · W multiplies. `key` is what a page's script calls it; the
     values are None if they are unknown."""
 
@@ -61,12 +61,12 @@ class _Matrix:
 class _Lanes:
     """Experts side by side, each a title and its matrices."""
 
-    lanes: Sequence[tuple[str, Sequence[_Matrix]]]
+    lanes: Sequence[tuple[str, Sequence[_DrawnMatrix]]]
     more: int = 0
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _Mark:
     """A rectangle, or with `text` a text at (x, y), or with `arrow` an arrow downwards of height `tall`."""
 
     x: float
@@ -87,7 +87,7 @@ class Drawing:
 
     wide: float
     tall: float
-    shapes: tuple[_Shape, ...]
+    shapes: tuple[_Mark, ...]
     about: str
 
     def element(self) -> Element:
@@ -95,7 +95,7 @@ class Drawing:
         body = [
             element("title", self.about),
             element("style", " ".join(_STYLE.split("\n"))),
-            *map(_svg_shape, self.shapes),
+            *map(_svg_mark, self.shapes),
         ]
         size = {"viewBox": f"0 0 {self.wide:g} {self.tall:g}", "style": f"width:100%;max-width:{self.wide:g}px"}
         style = "block" if self.tall > _SCREEN else "block fits"
@@ -142,7 +142,7 @@ def write_drawing(drawing: Drawing, path: Path) -> None:
         file.write(data)
 
 
-def _svg_shape(one: _Shape) -> Element:
+def _svg_mark(one: _Mark) -> Element:
     place = {"x": f"{one.x:g}", "y": f"{one.y:g}"}
     if one.arrow:
         x, end = one.x, one.y + one.tall
@@ -160,7 +160,7 @@ def _svg_shape(one: _Shape) -> Element:
 
 def block_drawing(saved: Saved) -> Drawing:
     """Return the drawing of a saved trace; without its weights, or for a large block, they are boxes."""
-    parts: list[_Matrix | _Lanes] = []
+    parts: list[_DrawnMatrix | _Lanes] = []
     for step in saved.steps:
         if step.inner:
             continue
@@ -170,14 +170,14 @@ def block_drawing(saved: Saved) -> Drawing:
             parts += _weights(saved, step.name, step.op, step.formula, None)
         name = step.name if not step.inputs else f"{step.name} = {step.formula}"
         rows = saved.tensor(step.name).reshape(-1, step.shape[-1]).double()
-        parts.append(_Matrix(name, (rows.shape[0], rows.shape[1]), rows, step.name))
+        parts.append(_DrawnMatrix(name, (rows.shape[0], rows.shape[1]), rows, step.name))
     name = str(saved.block.get("name") or "a block")
     return _laid_out(parts, name)
 
 
 def _weights(
     saved: Saved, place: str, op: str, formula: str, expert: int | None, common: Sequence[str] = ()
-) -> list[_Matrix]:
+) -> list[_DrawnMatrix]:
     """Return the weights of a step, in the file; matrices transposed, as x · W multiplies."""
     out = []
     for name in saved.weights:
@@ -193,7 +193,9 @@ def _weights(
         symbol = formula.partition(" · ")[2].partition(" ")[0] if op == "linear" and part == "weight" else name
         sign = "· " if op == "linear" and part == "weight" else "+ " if part == "bias" else ""
         key = f"{name}[{expert}]" if of_one else name
-        out.append(_Matrix(f"{sign}{symbol or name}", (matrix.shape[0], matrix.shape[1]), matrix, key, weight=True))
+        out.append(
+            _DrawnMatrix(f"{sign}{symbol or name}", (matrix.shape[0], matrix.shape[1]), matrix, key, weight=True)
+        )
     return out
 
 
@@ -205,31 +207,31 @@ def _experts(saved: Saved, step: SavedStep) -> _Lanes:
     route = route.reshape(-1, route.shape[-1])
     entries = step.entries(route.shape[1])
     for e in range(min(step.experts, _MOST_LANES)):
-        matrices: list[_Matrix] = []
+        matrices: list[_DrawnMatrix] = []
         for one in step.program:
             place = step.parameter(one.name).rpartition(".")[0]
             matrices += _weights(saved, place, one.op, one.formula, e, step.detail.get("common", "").split(", "))
             inner = values.get(f"{step.name}.{e}.{one.name}")
             if inner is not None and 0 not in inner.shape:
                 rows = saved.tensor(inner.name).reshape(-1, inner.shape[-1]).double()
-                matrices.append(_Matrix(one.name, (rows.shape[0], rows.shape[1]), rows, inner.name))
+                matrices.append(_DrawnMatrix(one.name, (rows.shape[0], rows.shape[1]), rows, inner.name))
         tokens = [at for at, share in enumerate(route[:, entries[e]].tolist()) if share]
-        said = f"{plural('token', len(tokens))} {', '.join(map(str, tokens))}" if tokens else "no token"
-        lanes.append((f"expert {e}: {said}", matrices))
+        received = f"{plural('token', len(tokens))} {', '.join(map(str, tokens))}" if tokens else "no token"
+        lanes.append((f"expert {e}: {received}", matrices))
     return _Lanes(lanes, max(0, step.experts - _MOST_LANES))
 
 
 # --- where it is drawn ------------------------------------------------------------------------------------------------
 
 
-def _laid_out(parts: Sequence[_Matrix | _Lanes], name: str) -> Drawing:
-    shapes = [_Shape(_MARGIN, _MARGIN + 10, style="strong", text=name)]
+def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str) -> Drawing:
+    shapes = [_Mark(_MARGIN, _MARGIN + 10, style="strong", text=name)]
     y, wide = _MARGIN + _LABEL + 6, 8.0 * len(name)
     for at, part in enumerate(parts):
         if isinstance(part, _Lanes):
             x, low = _MARGIN, y
             for title, matrices in part.lanes:
-                shapes.append(_Shape(x, y + 11, style="strong", text=title))
+                shapes.append(_Mark(x, y + 11, style="strong", text=title))
                 under, across = y + _LABEL + 4, 6.6 * len(title)
                 for one in matrices:
                     drawn, w, h = _matrix(one, x, under, small=True)
@@ -237,31 +239,31 @@ def _laid_out(parts: Sequence[_Matrix | _Lanes], name: str) -> Drawing:
                     under, across = under + h + _GAP, max(across, w)
                 low, x = max(low, under), x + across + _LANE_GAP
             if part.more:
-                shapes.append(_Shape(x, y + 11, style="quiet", text=f"and {part.more} more"))
+                shapes.append(_Mark(x, y + 11, style="quiet", text=f"and {part.more} more"))
                 x += 90
             y, wide = low + _GAP, max(wide, x)
             continue
-        if at and not part.weight and isinstance(before := parts[at - 1], _Matrix) and not before.weight:
-            shapes.append(_Shape(_MARGIN + 10, y - _GAP + 1, tall=_GAP + 6, arrow=True))
+        if at and not part.weight and isinstance(before := parts[at - 1], _DrawnMatrix) and not before.weight:
+            shapes.append(_Mark(_MARGIN + 10, y - _GAP + 1, tall=_GAP + 6, arrow=True))
             y += 10
         drawn, w, h = _matrix(part, _MARGIN, y)
         shapes += drawn
         y, wide = y + h + _GAP, max(wide, w)
-    about = f"{name}: {', '.join(part.label for part in parts if isinstance(part, _Matrix))}"
+    about = f"{name}: {', '.join(part.label for part in parts if isinstance(part, _DrawnMatrix))}"
     wide, tall = math.ceil(wide + 2 * _MARGIN), math.ceil(y + _MARGIN - _GAP)
-    return Drawing(wide, tall, (_Shape(0, 0, wide, tall, "frame"), *shapes), about)
+    return Drawing(wide, tall, (_Mark(0, 0, wide, tall, "frame"), *shapes), about)
 
 
-def _matrix(one: _Matrix, x: float, y: float, small: bool = False) -> tuple[list[_Shape], float, float]:
+def _matrix(one: _DrawnMatrix, x: float, y: float, small: bool = False) -> tuple[list[_Mark], float, float]:
     """Return the shapes of a matrix with its label, and their width and height."""
     rows, columns = one.shape
     label = f"{one.label}   {rows} × {columns}"
-    out = [_Shape(x, y + 11, style="quiet" if one.weight else "", text=label)]
+    out = [_Mark(x, y + 11, style="quiet" if one.weight else "", text=label)]
     wide, top = 6.8 * len(label), y + _LABEL
     if one.values is None or max(rows, columns) > _MOST_SMALL:
-        box = _Shape(x, top, *(_BOX if not small else (110.0, 22.0)))
+        box = _Mark(x, top, *(_BOX if not small else (110.0, 22.0)))
         middle = f"{rows:,} × {columns:,}"
-        text = _Shape(x + box.wide / 2, top + box.tall / 2 + 4, style="middle quiet", text=middle)
+        text = _Mark(x + box.wide / 2, top + box.tall / 2 + 4, style="middle quiet", text=middle)
         return [*out, box, text], max(wide, box.wide), _LABEL + box.tall
     valued = not small and max(rows, columns) <= _MOST
     w, h = (_WIDE, _TALL) if valued else (_SMALL, _SMALL)
@@ -273,10 +275,10 @@ def _matrix(one: _Matrix, x: float, y: float, small: bool = False) -> tuple[list
             place, cell = (x + j * w, top + i * h), f"{one.key}[{i},{j}]"
             share = 0.6 * min(1.0, abs(value) / most) if most and math.isfinite(value) else 0.0
             style = "plus" if value > 0 else "minus" if value < 0 else ""
-            out.append(_Shape(*place, w, h, style, share, cell=cell, name=name and f"{name}[{i},{j}]"))
+            out.append(_Mark(*place, w, h, style, share, cell=cell, name=name and f"{name}[{i},{j}]"))
             if valued:
                 middle_x, middle_y = place[0] + w / 2, place[1] + h / 2 + 4
-                out.append(_Shape(middle_x, middle_y, style="value", text=value_text(value), cell=cell))
+                out.append(_Mark(middle_x, middle_y, style="value", text=value_text(value), cell=cell))
     return out, max(wide, columns * w), _LABEL + rows * h
 
 
