@@ -17,7 +17,7 @@ from ffncli.block.formats import FORMATS
 from ffncli.models.model import Layer
 from ffncli.run.checkpoints.measure import Pair, distance, nearest, same_units
 from ffncli.run.checkpoints.results import CheckpointFinding
-from ffncli.show.text import plural
+from ffncli.show.text import percent, plural
 
 ALIKE = 0.25  # relative distance up to which two matrices are the same one, perhaps rounded to few bits
 _TUNED = 0.5  # relative change up to which a matrix may have been trained further
@@ -441,7 +441,7 @@ def _pruned(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
         pattern = all(p.two_of_four for p in pairs if p.is_matrix)
         units = max(p.zeroed_units for p in pairs) if all(p.zeroed_units for p in pairs) else 0
         kept = sum(p.kept for p in pairs)
-        text = f"pruned: {share:.2%} of the values set to 0"
+        text = f"pruned: {percent(share)} of the values set to 0"
         text += " in the pattern 2:4" if pattern else f", which are {units} whole units" if units else ""
         text += f", {kept:,} other values changed" if kept else ""
         numbers = {"share": share, "two_of_four": pattern, "units": units, "others_changed": kept}
@@ -533,7 +533,7 @@ def _finetuned(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
         sums[0] += pair.squared_change
         sums[1] += float(pair.gram[0, 0])
     ranked = sorted(((sqrt(c / s) if s else 0.0, at) for at, (c, s) in by_layer.items()), reverse=True)
-    most = ", ".join(f"{at} ({change:.2%})" for change, at in ranked[:3])
+    most = ", ".join(f"{at} ({percent(change)})" for change, at in ranked[:3])
     text = f"fine-tuned: {evidence.where(pairs)} changed, most in {plural('layer', min(3, len(ranked)))} {most}"
     blurred = [p for p in matrices if p.spectrum and (p.spectrum.blurred or p.spectrum.rank == 0)]
     if blurred:
