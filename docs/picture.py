@@ -1,23 +1,28 @@
-"""The picture of `ffn trace` in the README: an SVG of what a terminal with 100 columns shows.
+"""The pictures of `ffn trace`: in the README an SVG of what a terminal with 100 columns shows, on the manual's first
+page the drawing of a small block.
 
     python -m docs.picture [FILE]
 
-The SVG contains text, so that it can be searched and copied, and it loads no font.
+Both contain text, so that it can be searched and copied, and they load no font.
 """
 
 import io
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 
 import ffncli
 from ffncli.cli.trace.page import trace_answer
+from ffncli.pages.drawing import block_drawing
+from ffncli.run.saved.saved import open_saved
 from ffncli.show.terminal import Terminal
 
 COLUMNS = 100
 FILE = Path(__file__).parent / "trace.svg"
+BLOCK = Path(__file__).parent / "block.svg"
 _SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
   <style>
@@ -50,6 +55,14 @@ def picture() -> str:
     )
 
 
+def block() -> bytes:
+    """Return the drawing of a small gated block, as `ffn trace 3x4:swiglu --tokens 2 -o block.svg` writes it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t.npz"
+        ffncli.trace("3x4:swiglu", tokens=2, save=path, save_weights=True)
+        return block_drawing(open_saved(path)).svg()
+
+
 def _console() -> Console:
     """Return a recording console on which the default trace was printed."""
     page = trace_answer(ffncli.trace(), digits=4)
@@ -65,3 +78,4 @@ def _console() -> Console:
 
 if __name__ == "__main__":
     (Path(sys.argv[1]) if len(sys.argv) > 1 else FILE).write_text(picture(), encoding="utf-8")
+    BLOCK.write_bytes(block())

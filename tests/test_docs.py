@@ -13,6 +13,7 @@ import pytest
 from benchmarks import results_table
 from docs import blocks, generated
 from docs.picture import COLUMNS, picture
+from docs.picture import block as drawn_block
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
 from ffncli.models.config.non_ffn import RESTS
@@ -201,6 +202,7 @@ def test_the_picture_is_what_a_terminal_of_100_columns_shows(call):
     """The SVG contains the same lines as the output in a pipe, none is cut, and no font is loaded."""
     drawn = (ROOT / "docs" / "trace.svg").read_text("utf-8")
     assert drawn == picture()
+    assert (ROOT / "docs" / "block.svg").read_bytes() == drawn_block(), "make picture"
     assert "![" in README
     assert "(docs/trace.svg)" in README
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", drawn)

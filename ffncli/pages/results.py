@@ -14,7 +14,7 @@ from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
-from ffncli.show.text import plural
+from ffncli.show.text import plural, time_unit
 from ffncli.system.files import open_to_read
 
 _MOST_RATIOS = 100  # maximum number of ratios drawn; the table has all ratios
@@ -123,24 +123,28 @@ def _times(rows: Sequence[ResultRow]) -> list[Child]:
     token counts."""
     out: list[Child] = []
     fields = [field for field in _OF_CASE if field not in ("tokens", "cache")]
-    for key, alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).items():
+    for alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).values():
         timed = [row for row in alike if row.time_s and row.tokens]
         if len({row.tokens for row in timed}) < 2:
             continue
+        unit, size = time_unit(max(row.time_s for row in timed if row.time_s))
         series = [
             ChartLine(
                 kernel,
-                [(float(row.tokens or 0), row.time_s or math.nan) for row in group],
-                [(row.time_low_s, row.time_high_s) if row.time_low_s and row.time_high_s else None for row in group],
+                [(float(row.tokens or 0), (row.time_s or math.nan) / size) for row in group],
+                [
+                    (row.time_low_s / size, row.time_high_s / size) if row.time_low_s and row.time_high_s else None
+                    for row in group
+                ],
             )
             for kernel, group in _grouped(
                 sorted(timed, key=lambda row: row.tokens or 0), lambda row: row.kernel
             ).items()
         ]
         if roof := _roof(timed):
-            series.append(ChartLine("measured roof", roof, dashed=True))
-        out.append(element("h3", ", ".join(str(value) for value in key if value not in ("", None))))
-        out.append(lines(series, "tokens", "seconds per call"))
+            series.append(ChartLine("measured roof", [(x, y / size) for x, y in roof], dashed=True))
+        out.append(element("h3", ", ".join(filter(None, (_word(timed[0], field) for field in fields)))))
+        out.append(lines(series, "tokens", f"{unit} per call"))
     return out
 
 

@@ -93,12 +93,17 @@ def bytes_text(size: int) -> str:
     return f"{size} B"
 
 
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time is written, and the unit's length in seconds: `("ms", 1e-3)`."""
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    return next(((u, s) for u, s in units if seconds >= 0.9995 * s), ("ns", 1e-9))  # 0.9996 ms is 1.00 ms
+
+
 def time_text(seconds: float | None) -> str | None:
     """Return text such as `12.3 ms`, with three digits and a unit from s to ns."""
     if seconds is None:
         return None
-    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
-    unit, size = next(((u, s) for u, s in units if seconds >= 0.9995 * s), ("ns", 1e-9))  # 0.9996 ms is 1.00 ms
+    unit, size = time_unit(seconds)
     return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
 
 

@@ -265,6 +265,10 @@ def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotO
 
     judged = gated(finished.rows, request)
     page = answer(finished.rows, request, judged, journal.files, journal.spent)
+    if output.format == "html":
+        from ffncli.pages.results import results_parts
+
+        page = replace(page, pages=lambda: [results_parts(Path(journal.files.csv), "run")])
     output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
     if problem := failure(finished.rows, request, judged):
         raise problem

@@ -9,7 +9,7 @@ from ffncli.bench.judge.history import ALPHA, CONVENTIONS, ROWS, ChangePoint, Hi
 from ffncli.cli.compare.results_page import cut, span
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.plots.plot import Plot, Series
-from ffncli.show.text import percent, plural, time_text
+from ffncli.show.text import percent, plural, time_text, time_unit
 
 _MOST_LINES = 200  # in the table; JSON and CSV have all
 _MOST_POINTS = 2_000  # of charts, so that a page stays small
@@ -53,8 +53,7 @@ def history_plots(history: History) -> list[Plot]:
         points += len(line.runs)
         if points > _MOST_POINTS or len(line.runs) < 2:
             break
-        unit, size = next((u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
-                          if line.runs[0].time_s >= s or u == "ns")  # fmt: skip
+        unit, size = time_unit(line.runs[0].time_s)
         times = [(float(at), run.time_s / size) for at, run in enumerate(line.runs, 1)]
         ends = [((run.time_low_s or math.nan) / size, (run.time_high_s or math.nan) / size) for run in line.runs]
         what = ", ".join(filter(None, (cut(line.case), line.machine if _several(history) else "")))

@@ -26,7 +26,7 @@ function paintCells(canvas, values, most) {
 function heatMap(canvas, map, read) {
   const rows = map.values.length, columns = rows ? map.values[0].length : 0;
   let at = [0, 0];
-  const draw = () => paintCells(canvas, map.values, map.most);
+  const draw = () => paintCells(canvas, map.values, map.shown || map.most);
 
   function move(i, j) {
     at = [Math.max(0, Math.min(rows - 1, i)), Math.max(0, Math.min(columns - 1, j))];
@@ -44,6 +44,7 @@ function heatMap(canvas, map, read) {
     move(at[0] + step[0], at[1] + step[1]);
   });
   canvas.addEventListener("focus", () => move(...at));
+  canvas.addEventListener("repaint", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 }
@@ -63,6 +64,22 @@ function heat(root) {
   const low = make("span", shownNumber(least * map.most)), high = make("span", shownNumber(map.most));
   scale.append(low, ramp, high, make("span", map.each > 1 ? `a cell: the largest of up to ${map.each} values` : "a cell: one value", { class: "muted" }));
   root.append(canvas, scale, out);
+  if (map.clip) { // a few large values would bleach all others
+    const box = make("input", null, { type: "checkbox" }), label = make("label", null, { class: "muted" });
+    box.checked = true;
+    const clip = () => {
+      map.shown = box.checked ? map.clip : map.most;
+      low.textContent = shownNumber(least * map.shown);
+      high.textContent = shownNumber(map.shown) + (box.checked ? " and more" : "");
+      canvas.dispatchEvent(new Event("repaint"));
+    };
+    label.append(box, ` colours end at the 99th percentile (the largest value is ${shownNumber(map.most)})`);
+    box.addEventListener("change", clip);
+    scale.append(label);
+    map.shown = map.clip;
+    high.textContent = `${shownNumber(map.clip)} and more`;
+    low.textContent = shownNumber(least * map.clip);
+  }
   heatMap(ramp, { values: [Array.from({ length: 101 }, (_, i) => least + (i / 100) * (1 - least))], most: 1 }, () => {});
   ramp.style.height = "0.8rem";
   heatMap(canvas, map, (i, j) => {
@@ -134,7 +151,7 @@ function tokens(root) { // a slider through the tokens: the row of each step
     for (const { map, canvas, out } of strips) {
       const row = map.values[Math.min(at, map.values.length - 1)], plain = row.filter((v) => typeof v === "number");
       const ends = plain.length ? `from ${shownNumber(Math.min(...plain))} to ${shownNumber(Math.max(...plain))}` : "nothing finite";
-      paintCells(canvas, [row], map.most);
+      paintCells(canvas, [row], map.shown || map.most);
       canvas.setAttribute("aria-label", `${map.name}: ${ends}`);
       out.textContent = ends + (map.each > 1 ? ", a cell the largest of several values" : "");
     }
