@@ -158,8 +158,9 @@ def _svg_mark(one: _Mark) -> Element:
 # --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-def block_drawing(saved: Saved) -> Drawing:
-    """Return the drawing of a saved trace; without its weights, or for a large block, they are boxes."""
+def block_drawing(saved: Saved, colours: bool = True) -> Drawing:
+    """Return the drawing of a saved trace; without its weights, or for a large block, they are boxes. Without `colours`
+    all matrices without values in their cells are boxes."""
     parts: list[_DrawnMatrix | _Lanes] = []
     for step in saved.steps:
         if step.inner:
@@ -172,7 +173,7 @@ def block_drawing(saved: Saved) -> Drawing:
         rows = saved.tensor(step.name).reshape(-1, step.shape[-1]).double()
         parts.append(_DrawnMatrix(name, (rows.shape[0], rows.shape[1]), rows, step.name))
     name = str(saved.block.get("name") or "a block")
-    return _laid_out(parts, name)
+    return _laid_out(parts, name, _MOST_SMALL if colours else 0)
 
 
 def _weights(
@@ -224,7 +225,7 @@ def _experts(saved: Saved, step: SavedStep) -> _Lanes:
 # --- where it is drawn ------------------------------------------------------------------------------------------------
 
 
-def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str) -> Drawing:
+def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str, most: int) -> Drawing:
     shapes = [_Mark(_MARGIN, _MARGIN + 10, style="strong", text=name)]
     y, wide = _MARGIN + _LABEL + 6, 8.0 * len(name)
     for at, part in enumerate(parts):
@@ -234,7 +235,7 @@ def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str) -> Drawing:
                 shapes.append(_Mark(x, y + 11, style="strong", text=title))
                 under, across = y + _LABEL + 4, 6.6 * len(title)
                 for one in matrices:
-                    drawn, w, h = _matrix(one, x, under, small=True)
+                    drawn, w, h = _matrix(one, x, under, most, small=True)
                     shapes += drawn
                     under, across = under + h + _GAP, max(across, w)
                 low, x = max(low, under), x + across + _LANE_GAP
@@ -246,7 +247,7 @@ def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str) -> Drawing:
         if at and not part.weight and isinstance(before := parts[at - 1], _DrawnMatrix) and not before.weight:
             shapes.append(_Mark(_MARGIN + 10, y - _GAP + 1, tall=_GAP + 6, arrow=True))
             y += 10
-        drawn, w, h = _matrix(part, _MARGIN, y)
+        drawn, w, h = _matrix(part, _MARGIN, y, most)
         shapes += drawn
         y, wide = y + h + _GAP, max(wide, w)
     about = f"{name}: {', '.join(part.label for part in parts if isinstance(part, _DrawnMatrix))}"
@@ -254,18 +255,20 @@ def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str) -> Drawing:
     return Drawing(wide, tall, (_Mark(0, 0, wide, tall, "frame"), *shapes), about)
 
 
-def _matrix(one: _DrawnMatrix, x: float, y: float, small: bool = False) -> tuple[list[_Mark], float, float]:
+def _matrix(
+    one: _DrawnMatrix, x: float, y: float, coloured: int, small: bool = False
+) -> tuple[list[_Mark], float, float]:
     """Return the shapes of a matrix with its label, and their width and height."""
     rows, columns = one.shape
     label = f"{one.label}   {rows} × {columns}"
     out = [_Mark(x, y + 11, style="quiet" if one.weight else "", text=label)]
     wide, top = 6.8 * len(label), y + _LABEL
-    if one.values is None or max(rows, columns) > _MOST_SMALL:
+    valued = not small and max(rows, columns) <= _MOST
+    if one.values is None or not (valued or max(rows, columns) <= coloured):
         box = _Mark(x, top, *(_BOX if not small else (110.0, 22.0)))
         middle = f"{rows:,} × {columns:,}"
         text = _Mark(x + box.wide / 2, top + box.tall / 2 + 4, style="middle quiet", text=middle)
         return [*out, box, text], max(wide, box.wide), _LABEL + box.tall
-    valued = not small and max(rows, columns) <= _MOST
     w, h = (_WIDE, _TALL) if valued else (_SMALL, _SMALL)
     name = one.label.lstrip("·+ ") if one.weight else ""
     finite = one.values[one.values.isfinite()].abs()

@@ -22,8 +22,9 @@ _ABOUT = (
     "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "norm", *_OF_EXPERTS, "weights", "mode", "dtype",
     "device",
 )  # fmt: skip
-_ROWS, _COLUMNS = 24, 96  # maximum number of cells in a heat map
+_ROWS, _COLUMNS = 24, 72  # maximum number of cells in a heat map
 _MOST_STEPS = 40
+_MOST_COLOURED = 512  # weights of a drawing in which each has a cell
 _LONGEST = 80  # characters of a prompt in a title
 
 
@@ -35,7 +36,7 @@ def trace_parts(path: Path, name: str) -> PageParts:
     whole = [step for step in shown if not step.inner]
     data: dict[str, Any] = {}
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
-    picture = block_drawing(saved).element()
+    picture = block_drawing(saved, colours=saved.weight_count <= _MOST_COLOURED).element()
     sections = []
     text: Child = (
         "Change an input, a weight or the activation: every number in this part that depends on it is computed "
@@ -48,7 +49,7 @@ def trace_parts(path: Path, name: str) -> PageParts:
     except FFNError as error:
         # No note for a large block or a block without weights: nobody expects to edit those.
         if 0 < saved.weight_count <= MOST_WEIGHTS:
-            sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
+            sections.append(Section(f"{name}-live", "The block, number by number", (element("p", f"{error}"),)))
         sections.append(
             Section(f"{name}-picture", "The block as a picture", (element("div", picture, class_="picture"),))
         )

@@ -34,5 +34,5 @@ def test_a_small_block_is_a_page_of_its_own(call, tmp_path: Path) -> None:
     code, out, err = call("trace", "4x8:relu", "-o", str(page))
     assert (code, out) == (0, "")
     assert "change a number there" in err
-    assert "Change a number" in page.read_text("utf-8")
+    assert "The block, number by number" in page.read_text("utf-8")
     assert call("trace", "4x8:relu", "-o", str(page))[0] == 2  # it exists

@@ -108,8 +108,8 @@ def test_a_trace(tmp_path: Path) -> None:
     session = ffncli.trace("4x8:relu", tokens=3, save=tmp_path / "t.npz")
     written = ffncli.report(tmp_path / "t.npz", tmp_path / "page.html")
     assert written.sections == (
+        "The block, number by number",
         "The block",
-        "Change a number",
         "Token by token",
         "x",
         "up = x · W1 + b1",
@@ -159,7 +159,7 @@ def test_a_trace_of_many_tokens_or_of_none_that_fit(tmp_path: Path) -> None:
 def test_a_trace_that_a_page_does_not_compute(tmp_path: Path) -> None:
     ffncli.trace("64x256:swiglu", tokens=3, save=tmp_path / "t.safetensors")
     written = ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
-    assert "Change a number" not in written.sections
+    assert "The block, number by number" not in written.sections
     assert any(title.startswith("hidden") for title in written.sections)
 
 
@@ -215,7 +215,7 @@ def test_any_block_of_4096_weights_is_computed_for_the_usual_tokens(block: str, 
     session = ffncli.trace(block, save=tmp_path / "t.safetensors", **options)
     assert 3900 < sum(tensor.numel() for tensor in session.prepared.weights.values()) <= 4096
     written = ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
-    assert "Change a number" in written.sections
+    assert "The block, number by number" in written.sections
     assert written.bytes <= 500_000
 
 
@@ -224,7 +224,7 @@ def test_a_cell_shows_its_most_extreme_value() -> None:
     x[5, 7], x[40, 299], x[0, 0], x[1, 100] = -9.0, torch.nan, 2.0, torch.inf
     data = heat_data("x", x)
     values = data["values"]
-    assert (len(values), len(values[0])) == (24, 96)
+    assert (len(values), len(values[0])) == (24, 72)
     assert data["most"] == 9.0
     assert values[2][2] == -9.0
     assert values[20][95] == "nan"

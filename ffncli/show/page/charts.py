@@ -241,6 +241,8 @@ def histogram(values: Sequence[float]) -> Element | None:
     most, wide, height = max(counts), (WIDTH - 20) / _BINS, 90
     bars = []
     for at, count in enumerate(counts):
+        if not count:
+            continue
         tall = (height - 24) * count / most
         ends = [low + (high - low) * (at + side) / _BINS for side in (0, 1)]
         title = element("title", f"{count:,} values from {ends[0]:.4g} to {ends[1]:.4g}")

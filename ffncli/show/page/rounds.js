@@ -7,7 +7,7 @@ function rounds(root) {
   tools.append(make("label", "Case "), choice);
   const place = make("div");
   root.append(tools, place);
-  const names = { "(aa)": "the baseline again, built a second time", "(anchor)": "machine anchor: a numpy product and a copy", "(gemm)": "bare matrix products" };
+  const names = { "(aa)": "the baseline, built again", "(anchor)": "machine anchor (numpy)", "(gemm)": "bare matrix products" };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let plot = null;
 
