@@ -58,8 +58,8 @@ endif
 # What takes long or needs something of its own has a mark, in its file or, by its folder, in tests/conftest.py.
 MARKS := runs models architectures hub ranks fuzz cheats docs install browser
 PYTEST := $(BIN)/python -m pytest
-SPREAD := -n 3 --dist worksteal  # for two cores: tests that start processes also wait for them
-SPREAD_hub := -n 4 --dist worksteal  # these wait more than they compute
+SPREAD := -n 3 --dist load  # for two cores: tests that start processes also wait for them
+SPREAD_hub := -n 4 --dist load  # these wait more than they compute
 SPREAD_cheats := $(SPREAD_hub)
 SPREAD_ranks := -n 2 --dist loadfile --no-loadscope-reorder
 SPREAD_install := -s  # shows the time and the bytes of each case

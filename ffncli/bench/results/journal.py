@@ -70,6 +70,7 @@ class RunName:
 
     run_id: str
     started_utc: str
+    commit: str = ""  # older versions wrote none
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Kept:
 
 @dataclass
 class Journal:
-    """An open run: its request and its finished units. `run` holds `run_id` and `started_utc`.
+    """An open run: its request and its finished units. `run` holds `run_id`, `started_utc` and `commit`.
 
     `died` has the keys of the cases that killed a worker: they count as finished and are not run again.
     """

@@ -142,7 +142,7 @@ class Question(Dimensions, StepOptions):
     set: Annotated[
         Texts,
         _what_if(
-            "--set", metavar="NAME[i,j]=VALUE",
+            "--set", metavar="TENSOR[i,j]=VALUE",
             accepts=several(TEXT, "weights or steps and their values, such as ['W1[0,3]=5', 'act[:,3]*=2']", least=0),
             help="Set a weight (W1[0,3]=5) or values of a step (act[:,3]=2, hidden[2,:]*=0.5), and show what changes; "
             "L4.act[:,3]=2 in layer 4; repeatable.",

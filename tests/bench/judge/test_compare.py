@@ -469,7 +469,7 @@ def test_what_it_refuses(base, tmp_path):
     for arguments, options, words in (
         ((base, trace), {}, "holds results, .* a saved trace"),
         ((base, base), {"tolerance": 1e-3}, "tolerance is for saved traces"),
-        ((trace, trace), {"margin": 0.1}, "margin is for results of ffn bench; two saved traces"),
+        ((trace, trace), {"margin": 0.1}, "margin is for results of ffn bench; these are saved traces"),
         (("no.csv", base), {}, "'no.csv' does not exist"),
         (([base, trace], base), {}, "is not a CSV; only results"),
         (([], base), {}, "one side has no files"),

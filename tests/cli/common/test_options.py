@@ -209,7 +209,7 @@ ADDED = {  # each repeated value is one of its own
     ("precision", "--explain"),
 }  # fmt: skip
 BELOW = {  # asked of the records below, since a run takes long, or in tests of their own
-    ("compare", "--history"),
+    ("compare", "--history"), ("experts", "--cache"), ("experts", "--slots"),
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"), ("activations", "--prompt"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
