@@ -203,7 +203,7 @@ def test_every_device_has_a_name_to_type():
         ("B300", "HGX", 64_000 / 8, 36_000 / 16, 72_000 / 16, 108_000 / 8, 288),
         ("GB300", "NVL72", 576_000 / 72, 360_000 / 144, 720_000 / 144, 1_080_000 / 72, 279),
         ("RTX PRO 6000 Blackwell Workstation", "600 W", 1792, None, None, 4000 / 2, 96),
-        ("RTX PRO 6000 Blackwell Server", "600 W", 1597, None, None, 4000 / 2, 96),
+        ("RTX PRO 6000 Blackwell Server", "PCIe, passive", 1597, None, None, 4000 / 2, 96),
         ("MI250X (both dies)", "OAM", 3277, 383, None, None, 128),
         ("MI300X", "OAM", 5300, 1307.4, 2614.9, None, 192),
         ("MI325X", "OAM", 6000, 1307.4, 2614.9, None, 256),

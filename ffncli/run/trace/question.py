@@ -168,8 +168,8 @@ class Question(Dimensions, StepOptions):
     patch_from: Annotated[
         str | None,
         Opt(
-            "--patch-from", metavar="TEXT", accepts=TEXT, group="What if",
-            help="Put a step's values from a run on TEXT into the run on the prompt: what moves the prediction.",
+            "--patch-from", metavar="PROMPT", accepts=TEXT, group="What if",
+            help="Put a step's values from a run on PROMPT into the run on the prompt of -p: what moves the prediction.",
         ),
     ] = None  # fmt: skip
     patch: Annotated[
