@@ -169,7 +169,7 @@ class Question(Dimensions, StepOptions):
         str | None,
         Opt(
             "--patch-from", metavar="PROMPT", accepts=TEXT, group="What if",
-            help="Put a step's values from a run on PROMPT into the run on the prompt of -p: what moves the prediction.",
+            help="Put a step's values from a run on PROMPT into the run on that of -p: what moves the prediction.",
         ),
     ] = None  # fmt: skip
     patch: Annotated[
