@@ -34,7 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("ffncli.cli.merge", "Merge results of ffn bench, such as the parts of a grid."),
     "export": ("ffncli.cli.export", "Write a block for torch, FlashInfer-Bench, ONNX or LaTeX."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
-    "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
+    "compare": (
+        "ffncli.cli.compare.command",
+        "Compare two checkpoints, results of ffn bench, traces or routes.",
+    ),
     "report": ("ffncli.cli.report", "Write an HTML page from results, traces and certificates."),
     "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and how noisy it is."),
 }

@@ -65,7 +65,7 @@ def unstopped(tmp_path: Path) -> tuple[dict[tuple[str, str], ResultRow], Counter
 
 def unnamed(row: ResultRow) -> ResultRow:
     """Without what differs between runs; `unstopped` has no parent that says who the referee was."""
-    return replace(row, run_id="", started_utc="", referee="")
+    return replace(row, run_id="", started_utc="", commit="", referee="")
 
 
 def blocks(path: Path) -> Counter:

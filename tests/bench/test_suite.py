@@ -36,7 +36,7 @@ from tests.oracles.processes import expect_end
 pytestmark = pytest.mark.runs
 
 FAKE = (sys.executable, "-m", "tests.bench.fake_worker")
-RUN = {"run_id": "r1", "started_utc": "2026-01-01T00:00:00Z"}
+RUN = {"run_id": "r1", "started_utc": "2026-01-01T00:00:00Z", "commit": "c0ffee"}
 
 
 @pytest.fixture(autouse=True)

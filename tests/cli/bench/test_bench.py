@@ -373,7 +373,9 @@ def test_a_warning_of_many_cases_is_one_line_with_its_count():
     cases, found = case_rows({1: "inconclusive", 2: "inconclusive", 3: "faster"})
     found[1], found[3] = (replace(row, warnings=(busy,)) for row in (found[1], found[3]))
     (line,) = [part.text for part in sweep(cases, found, "eager") if getattr(part, "text", "").startswith("warning")]
-    assert line == ("warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core: stop it")
+    assert line == (
+        "warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core: stop it (ffn explain noise)"
+    )
 
 
 def test_what_more_threads_bring_stands_below_the_grid():
