@@ -140,6 +140,10 @@ def _right(name: str, draw: Random) -> Right:
         "steps": lambda: ({"spec": spec}, lambda a: [s.output for s in a if s.output != "up"][-1] == "down"),
         "survey": lambda: ({"source": text, "tokens": tokens}, lambda a: len(a.rows) == 2),
         "trace": lambda: ({**source, "tokens": tokens}, lambda a: a["down"].shape == (tokens, spec.d_model)),
+        "unit": lambda: (
+            prompts | {"layer": 0, "expert": 0, "neuron": draw.randrange(4)},
+            lambda a: sum(one.count for one in a.histogram) == a.tokens == len(a.values),
+        ),
         "verify": lambda: ({**source, "check": "nonlinearity"}, lambda a: all(row.passed for row in a.rows)),
     }  # fmt: skip
     return table[name]()
