@@ -186,7 +186,7 @@ def _weights(
         if prefix != place:
             continue
         tensor = saved.weight(name)
-        of_one = expert is not None and name not in common
+        of_one = expert is not None and not {place, name} & {*common}
         tensor = tensor[expert] if of_one else tensor
         matrix = tensor.double().reshape(1, -1) if tensor.dim() < 2 else tensor.double()
         if op == "linear" and tensor.dim() == 2:
