@@ -121,8 +121,7 @@ def summary_of(machine: Machine, path: Path) -> str:
     assert "### CERTIFIED mlp.py:mlp" in text
     assert "| kernel | time | ratio | verdict |" in text
     assert "\n| old | " in text
-    # Beside other work it says: no kernel is shown to be slower than allowed, but some are inconclusive.
-    assert "\n### gate: no kernel is " in text
+    assert "\n### gate: no kernel is more than 3 % slower" in text
     return text
 
 
@@ -180,7 +179,7 @@ def test_the_gate_is_red_for_a_kernel_that_does_the_work_twice_and_green_for_the
     assert done.returncode == (1 if red else 0), done.stdout + done.stderr + text
     assert "\n### gate: " in text
     ratio = float(re.search(r"\| new \|[^|]*\| *([0-9.]+)", text)[1])
-    assert (ratio > 1.25) is red, text  # it was 1.4 beside a busy process a core
+    assert (ratio > 1.5) is red, text
 
 
 def test_the_job_of_gitlab_passes_with_ffn_from_a_git_reference(tmp_path):

@@ -2,12 +2,11 @@
 units that changed most."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
+from ffncli.pages.precision import finite_number, layer_name
 from ffncli.show.page.charts import ChartLine, layer_map, lines
 from ffncli.show.page.document import Child, element
-from ffncli.show.parts import is_number
 
 _MOST_SPECTRA, _MOST_UNITS = 8, 20
 _Rows = Sequence[Mapping[str, Any]]
@@ -18,22 +17,24 @@ def checkpoint_charts(values: Mapping[str, Any], rows: _Rows) -> Iterator[Child]
     details = [one.get("detail") for one in _records(values.get("findings"))]
     yield element("h3", "What was done, the likeliest first")
     yield element("ol", [element("li", str(detail)) for detail in details])
-    changes = {(_layer(row), str(row.get("matrix"))): x for row in rows if (x := _number(row.get("relative_change")))}
+    changes = {
+        (layer_name(row), str(row.get("matrix"))): x for row in rows if (x := finite_number(row.get("relative_change")))
+    }
     if not changes:
         return
     yield element("h3", "Relative change in %")
     yield layer_map({place: (f"{100 * x:.3g}", x) for place, x in changes.items()})
     ranked = sorted(
-        (row for row in rows if row.get("energy")), key=lambda row: -(_number(row["relative_change"]) or 0.0)
+        (row for row in rows if row.get("energy")), key=lambda row: -(finite_number(row["relative_change"]) or 0.0)
     )
     series = [
-        ChartLine(f"{_layer(row)} {row.get('matrix')}", points)
+        ChartLine(f"{layer_name(row)} {row.get('matrix')}", points)
         for row in ranked[:_MOST_SPECTRA] if (points := _points(row.get("energy")))
     ]  # fmt: skip
     if series:
         yield element("h3", "Energy of the change in its first singular values")
         yield lines(series, "singular values", "share of the energy", log_x=True, log_y=False)
-    units = sorted(_records(values.get("units")), key=lambda one: -(_number(one.get("relative_change")) or 0.0))
+    units = sorted(_records(values.get("units")), key=lambda one: -(finite_number(one.get("relative_change")) or 0.0))
     if units:
         yield element("h3", "Hidden units that changed most")
         yield element("ul", [element("li", _unit(one)) for one in units[:_MOST_UNITS]])
@@ -43,25 +44,12 @@ def _records(value: object) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-def _layer(row: Mapping[str, Any]) -> str:
-    return f"{row.get('stack', '')} {row.get('layer', '')}".strip()
-
-
-def _number(value: object) -> float | None:
-    """Return a finite number of a file as a float, None for anything else."""
-    try:
-        number = float(value) if is_number(value) else None  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-    return number if number is not None and isfinite(number) else None
-
-
 def _points(energy: object) -> list[tuple[float, float]]:
-    shares = [_number(one) for one in energy] if isinstance(energy, list) else []
+    shares = [finite_number(one) for one in energy] if isinstance(energy, list) else []
     return [(2.0**at, share) for at, share in enumerate(shares[:16]) if share is not None]
 
 
 def _unit(one: Mapping[str, Any]) -> str:
     expert = "" if one.get("expert") is None else f", expert {one.get('expert')}"
-    change = _number(one.get("relative_change")) or 0.0
-    return f"{_layer(one)}{expert}, unit {one.get('unit')}: {100 * change:.3g} %"
+    change = finite_number(one.get("relative_change")) or 0.0
+    return f"{layer_name(one)}{expert}, unit {one.get('unit')}: {100 * change:.3g} %"
