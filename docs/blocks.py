@@ -38,7 +38,7 @@ import yaml
 from docs.example_model import write_mixture, write_model, write_tuned
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"(?:^<!-- (?P<notes>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 _ELSEWHERE = ("pip ", "make ", "git ", "cd ", "python3 -m venv")  # installing and the like, which is not run here
 _NUMBER = re.compile(r"[-+−±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -103,16 +103,21 @@ def commands(body: str) -> list[Command]:
 
 def check(page: Path) -> list[Difference]:
     """Run a page's commands, and return every difference between their output and what the page shows."""
-    text = page.read_text("utf-8")
+    every = blocks(page.read_text("utf-8"))
+    if not any(map(_is_run, every)):
+        return []
     with page_folder():
-        return [difference for block in blocks(text) for difference in _checked(page.name, block)]
+        return [difference for block in every for difference in _checked(page.name, block)]
 
 
 def update(page: Path, measured: bool = False) -> bool:
     """Run a page's commands and write their output into the page; return whether that changed the page."""
     text = page.read_text("utf-8")
+    every = blocks(text)
+    if not any(map(_is_run, every)):
+        return False
     with page_folder():
-        bodies = [(block, _updated(block, measured)) for block in blocks(text)]
+        bodies = [(block, _updated(block, measured)) for block in every]
     new = text
     for block, body in reversed(bodies):
         new = new[: block.start] + body + new[block.end :]

@@ -1,4 +1,4 @@
-"""Write the generated parts of the manual: docs/commands.md, and the tables between markers in other pages.
+"""Write the generated parts of the manual: the help of each command, and other tables, between markers in the pages.
 
     python -m docs.generated [--check]      write them; with --check, exit 1 and list the pages that are out of date
 
@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -64,13 +65,8 @@ RULES = {  # command → the record that says how its options are typed, and its
 WRITER = "written by make docs-update"
 
 
-def commands_page() -> str:
-    """Return docs/commands.md: the help of ffn and of every command, as printed in a pipe."""
-    head = "# Commands\n\nThis page lists every option. It is generated from the help of the commands.\n"
-    return head + "".join(_help(name) for name in ("", *COMMANDS))
-
-
-def _help(name: str) -> str:
+def help_of(name: str) -> str:
+    """Return the help of a command, or of `ffn` itself if `name` is empty, as printed in a pipe."""
     out, err, code = in_process([*filter(None, [name]), "--help"])
     if code:
         raise RuntimeError(f"ffn {name} --help: exit {code}: {err}")
@@ -79,8 +75,13 @@ def _help(name: str) -> str:
         record, conflicts = RULES[name]
         speak_of(record)
         rules = table(conflicts, {"the dimension options": DIMENSIONS})
-    rules = f"\nOptions that contradict or need each other:\n\n{rules}\n" if rules else ""
-    return f"\n## {f'ffn {name}'.strip()}\n\n```text\n{out.strip()}\n```\n{rules}"
+    rules = f"\n\nOptions that contradict or need each other:\n\n{rules}" if rules else ""
+    return f"```text\n{out.strip()}\n```{rules}"
+
+
+def commands() -> str:
+    """Return the links to the pages of the commands, and the help of `ffn` itself."""
+    return " · ".join(f"[{name}](commands/{name}.md)" for name in COMMANDS) + f"\n\n{help_of('')}"
 
 
 def architectures() -> str:
@@ -155,6 +156,8 @@ def kernels() -> str:
 
 
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
+    "commands.md": {"help": commands},
+    **{f"commands/{name}.md": {"help": partial(help_of, name)} for name in COMMANDS},
     "benchmarking.md": {"conflicts": conflicts, "kernels": kernels},
     "method.md": {
         "architectures": architectures,
@@ -211,7 +214,6 @@ def main() -> int:
     options.add_argument("--check", action="store_true")
     check = options.parse_args().check
     new = {
-        "commands.md": commands_page(),
         "results.md": results_table.page(),
         "kernels.svg": kernel_picture(),
         "plan.svg": plan_fit.picture(),

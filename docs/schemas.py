@@ -3,7 +3,7 @@
     python -m docs.schemas [COMMAND ...]      write the schemas; `bench`, `merge` and `doctor` measure for some seconds
 
 `make docs` and `make wheel` write the schemas; they are not committed. A schema describes what the samples below have
-in common: a key is required if every sample has it. Descriptions come from docs/json.md. tests/test_schemas.py checks
+in common: a key is required if every sample has it. Descriptions come from docs/commands. tests/test_schemas.py checks
 other outputs against the schemas, and accepts no key that they lack.
 """
 
@@ -142,7 +142,7 @@ class Shape:
         if self.items and self._is_nested_numbers():
             return {"$ref": "#/$defs/numbers"}
         result: dict[str, Any] = {"type": sorted(types)[0] if len(types) == 1 else sorted(types)} if types else {}
-        if len(meaning) == 1:  # docs/json.md alone explains keys with several meanings
+        if len(meaning) == 1:  # docs/commands alone explains keys with several meanings
             result["description"] = meaning[0]
         if "object" in types and name in _BY_NAME:
             whole = Shape(set().union(*(inner.types for inner in self.keys.values())))
@@ -190,13 +190,17 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
     return result
 
 
+def keys_text(command: str) -> str:
+    """Return what a command's page says about its keys and columns; without a name, about those of all commands."""
+    return (DOCS / f"{Path('commands', command)}.md").read_text("utf-8").partition("\n## JSON and CSV\n")[2]
+
+
 def meanings(command: str) -> dict[str, list[str]]:
-    """Return a mapping from each key to its meanings, from the tables in the command's section of docs/json.md."""
-    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # commands that add keys to another's rows
-    section = same_rows.get(command, command)
-    sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
+    """Return a mapping from each key to its meanings, from the tables in the command's page."""
+    others = {"models": "params", "merge": "bench"}  # commands that add keys to another's rows
+    text = "".join(keys_text(name) for name in (others.get(command), command) if name)
     found: dict[str, list[str]] = {}
-    for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
+    for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", text, re.M):
         for key in re.findall(r"`(\w+)`", keys):
             found.setdefault(key, []).append(f"{keys}: {meaning}".replace("&#124;", "|").replace("`", ""))
     return found

@@ -8,11 +8,10 @@ from dataclasses import fields
 import pytest
 import torch
 
+from docs.schemas import keys_text
 from ffncli.bench.doctor import doctor, noise
 from ffncli.cli import doctor as page
-from tests import ROOT
 
-JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 QUIET = noise.Noise(0.0043, 1.0002, 0.9959, 1.0045, 0.031, 52.0, 0.01, 5, 130, 2, 10.2)
 
 
@@ -38,8 +37,7 @@ def test_json_has_what_is_documented(json_of, measured):
     assert rows["torch"]["value"] == torch.__version__
     assert rows["python"]["value"] == platform.python_version()
     assert {row["status"] for row in rows.values()} <= {"ok", "note", "missing", "bad"}
-    section = JSON_DOC.split("\n## doctor\n")[1].split("\n## ")[0]
-    said = {word for cell in re.findall(r"`([^`]+)`", section) for word in [cell]}
+    said = set(re.findall(r"`([^`]+)`", keys_text("doctor")))
     assert {"name", "value", "status", "advice"} == set(answer["rows"][0]) <= said
     assert {field.name for field in fields(noise.Noise)} <= said
     assert set(answer) <= said | {"schema_version", "command", "conventions"}

@@ -87,7 +87,7 @@ def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
 
 
 def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> dict[str, Any]:
-    """Return one activation with the keys of docs/json.md."""
+    """Return one activation with the keys of docs/commands/activations.md."""
     row = asdict(made)
     first = {"name": row.pop("name"), "formula": TABLE[made.name].formula}
     where = {"stack": layer.stack, "layer": layer.layer, "step": entered.step, "own": made is entered.made[0]}

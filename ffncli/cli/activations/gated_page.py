@@ -23,7 +23,7 @@ AGAINST_CONVENTIONS = {
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Build one row per gated unit, with the keys of docs/json.md."""
+    """Build one row per gated unit, with the keys of docs/commands/activations.md."""
     return [_row(comparison, at) for at in range(len(comparison.units))]
 
 

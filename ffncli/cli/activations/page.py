@@ -91,7 +91,7 @@ def answer(comparison: Comparison) -> Answer:
 
 
 def _row(comparison: Comparison, at: int) -> dict[str, Any]:
-    """Return a function's row with the keys of docs/json.md."""
+    """Return a function's row with the keys of docs/commands/activations.md."""
     one = comparison.functions[at]
     s = one.shape
     row = {

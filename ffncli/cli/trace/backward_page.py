@@ -18,7 +18,7 @@ _IN_JSON = ("objective", "formula", "loss", "lr", "loss_after", "change", "predi
 
 
 def step_json(step: TrainingStep | None) -> dict[str, Any]:
-    """Return the keys of docs/json.md for a backward pass; an empty mapping without one."""
+    """Return the keys of docs/commands/trace.md for a backward pass; an empty mapping without one."""
     if step is None:
         return {}
     numbers = {name: getattr(step, name) for name in _IN_JSON}

@@ -78,7 +78,7 @@ def gradient_norms(survey: Survey) -> list[Part]:
 
 
 def _keys(row: LayerRow) -> dict[str, Any]:
-    """Return a row with the keys of docs/json.md."""
+    """Return a row with the keys of docs/commands/trace.md."""
     out = asdict(row)
     agreement = out.pop("agreement")
     names = ("max_error", "relative_error", "ulps")

@@ -36,7 +36,7 @@ _PART = "logit: what the unit adds as a part of the residual stream, activation 
 
 
 def unembed_json(session: Session) -> list[dict[str, Any]] | None:
-    """Return the records with the keys of docs/json.md; None if nothing was unembedded."""
+    """Return the records with the keys of docs/commands/trace.md; None if nothing was unembedded."""
     records = in_json(session.unembed)
     return records and [{name: value for name, value in record.items() if name != "vocab"} for record in records]
 

@@ -125,7 +125,7 @@ def device_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """A description of a block, as under the key `block` in docs/json.md. For a final layer alone, `d_ff`,
+    """A description of a block, as under the key `block` in docs/commands/trace.md. For a final layer alone, `d_ff`,
     `activation`, `gated` and `norm` are None."""
 
     name: str

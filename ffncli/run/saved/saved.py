@@ -126,7 +126,7 @@ class _TraceRecord:
 class Saved:
     """An open saved trace; values are read on demand.
 
-    `block` describes the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`. `prompt` and its
+    `block` describes the block that ran, as in docs/commands/trace.md, with its `seed` and `dtype`. `prompt` and its
     `prompt_tokens`, one per row of the input, are there if a model ran on text or on token ids.
     """
 

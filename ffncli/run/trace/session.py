@@ -86,7 +86,7 @@ class Explained(tuple["Explanation", ...]):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Session:
-    """All results of one trace, under the keys of docs/json.md; anything not requested is None or empty.
+    """All results of one trace, under the keys of docs/commands/trace.md; anything not requested is None or empty.
 
     `session["act"]` is a step's tensor, `session.step("act")` the step's record and `session.frame("act")` its values
     as rows; `tensors` contains the complete tensors that were kept, by step name. `prepared` contains the layer, its

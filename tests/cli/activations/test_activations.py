@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.schemas import keys_text
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis import difference
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.run.activations.question import IN_USE, MOST, FunctionsQuestion, points
 from ffncli.show.text import encodable
-from tests import ROOT
 from tests.cli.test_main import HEAVY, loaded_by
 
 
@@ -178,9 +178,6 @@ def test_any_text_gives_points_or_an_error(text):
 # --- --against and --rounding in formats ------------------------------------------------------------------------------
 
 
-JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
-
-
 def test_the_differences_of_the_gelus(json_of):
     rows = {
         row["name"]: row
@@ -278,7 +275,7 @@ def test_a_line_of_csv_where_only_some_have_a_native_call(csv_of):
 
 
 def test_every_key_is_described(json_of):
-    section = JSON_DOC[JSON_DOC.index("\n## activations\n") :].split("\n## ")[1]
+    section = keys_text("activations")
     body = json_of("activations", "gelu_tanh", "--against", "gelu", "--rounding")
     plain = json_of("activations", "gelu_tanh")
     row, plain_row = body["rows"][0], plain["rows"][0]

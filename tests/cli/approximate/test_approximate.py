@@ -7,15 +7,14 @@ from itertools import islice
 
 import pytest
 
+from docs.schemas import keys_text
 from ffncli.cli.approximate import _overfitting_text, plots
 from ffncli.errors import Terminated
 from ffncli.run.approximate import approximate as module
 from ffncli.run.approximate.approximate import overfitting
 from ffncli.run.approximate.call import approximate
-from tests import ROOT
 from tests.cli.test_main import HEAVY, loaded_by
 
-JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 CONTRACT = {"target", "activation", "d_ff", "params", "rmse", "median_rmse", "max_error"}
 QUICK = ("--seeds", "2", "--steps", "30")
 SMALL = ("approximate", "--d-ff", "1,4", "--activation", "relu,swiglu", *QUICK)
@@ -42,8 +41,7 @@ def test_json_csv_and_table_say_the_same(call, csv_of):
 
 def test_every_key_is_described(call):
     found = json.loads(call(*SMALL, "--noise", "0.3", "--json")[1])
-    section = JSON_DOC.partition("\n## approximate\n")[2].partition("\n## ")[0]
-    told = set(re.findall(r"`(\w+)`", section))
+    told = set(re.findall(r"`(\w+)`", keys_text("approximate")))
     assert {*found["rows"][0], *found["targets"][0], *found["overfitting"][0]} <= told
     assert set(found) - {"schema_version", "command", "conventions"} <= told
     assert found["conventions"]

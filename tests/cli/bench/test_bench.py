@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from docs.schemas import keys_text
 from ffncli.bench import suite
 from ffncli.bench.judge import gate
 from ffncli.bench.records import BLOCK, Case, Method, Stage
@@ -151,7 +152,7 @@ def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
 
 
 def test_every_key_is_documented(bench):
-    section = (ROOT / "docs" / "json.md").read_text("utf-8").split("\n## bench\n")[1].split("\n## ")[0]
+    section = keys_text("bench")
     named = set(re.findall(r"`([a-z_0-9]+)`", section))
     options = (
         "8x16:swiglu",

@@ -17,10 +17,10 @@ import torch
 from safetensors.numpy import save_file
 
 import ffncli
+from docs.schemas import keys_text
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine import execute
-from tests import ROOT
 from tests.bench.stored import row, write
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.huggingface import make
@@ -374,7 +374,7 @@ def test_json_and_csv_have_the_points(call, csv_of, sweep):
     listed = csv_of("compare", sweep, "--plot", notes=True)
     lows = [float(r["speed_low"]) for r in listed if r["kernel"] == "packed"]
     assert lows == [p["speed_low"] for p in packed["points"]]
-    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "json.md").read_text("utf-8")))
+    documented = set(re.findall(r"`(\w+)`", keys_text("compare") + keys_text("")))
     assert {*body, *found, *packed, *packed["points"][0]} <= documented
 
 

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from docs.schemas import keys_text
 from ffncli.bench.judge.compare import ComparedRow, Rules, compare
 from ffncli.bench.results.row import ResultRow, name_of
 from ffncli.cli.compare.results_page import LONGEST_COMMENT, change, words
 from ffncli.show.text import width
-from tests import ROOT
 from tests.bench.stored import row, table, write
 from tests.oracles.checkpoints import expect_refusal
-
-JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
 @pytest.fixture
@@ -296,7 +294,7 @@ def test_a_gate_says_which_rows_went_missing(call, base, tmp_path):
 
 
 def test_every_key_is_documented(call, csv_of, base, one_slower):
-    section = JSON_DOC.split("\n## compare\n")[1].split("\n## ")[0]
+    section = keys_text("compare")
     found = json.loads(call("compare", base, one_slower, "--json")[1])
     named = set(re.findall(r"`([a-z_]+)`", section))
     assert {f.name for f in fields(ResultRow)} >= {"passes"}

@@ -6,12 +6,10 @@ import re
 import pytest
 import torch
 
-from tests import ROOT
+from docs.schemas import keys_text
 from tests.oracles import notebook as printed
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.test_docs import keys
-
-JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
 def test_the_notebook_on_its_page(call, stdout_of):
@@ -174,7 +172,7 @@ def test_a_drawn_mask_is_said_with_its_seed(call, json_of):
 def test_every_key_is_described(json_of, arguments):
     found = json_of("trace", *arguments)
     found.pop("aliases", None)
-    assert keys(found) <= set(re.findall(r"`(\w+)`", JSON_DOC))
+    assert keys(found) <= set(re.findall(r"`(\w+)`", keys_text("trace") + keys_text("")))
 
 
 def test_a_texts_names_can_be_explained(json_of):

@@ -60,7 +60,7 @@ def typed(options: Mapping[str, Any]) -> list[str]:
 
 
 def as_json(value: Any) -> Any:
-    """A record as docs/json.md has it: what is not finite is null."""
+    """A record as docs/commands/trace.md has it: what is not finite is null."""
     if is_dataclass(value) and not isinstance(value, type):
         return as_json(asdict(value))
     if isinstance(value, Mapping):
