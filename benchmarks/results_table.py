@@ -1,6 +1,6 @@
-"""docs/results.md: the public table of a suite, from the results in benchmarks/results/ffn-1. Measures nothing.
+"""The public table of a suite in docs/results.md, from the results in benchmarks/results/ffn-1. Measures nothing.
 
-    python -m benchmarks.results_table [--check]      write the page; with --check, exit 1 if it is out of date
+    python -m benchmarks.results_table [--check]      write the table; with --check, exit 1 if it is out of date
 
 A result is in the table only if `ffn bench --suite ffn-1 --admit FILE.csv` admits it. A result that is not admitted is
 listed at the end, with the conditions that it fails; rows that `withdrawn.toml` lists appear there with the reason.
@@ -29,16 +29,7 @@ from ffncli.show.text import percent, time_text
 PAGE = ROOT / "docs" / "results.md"
 _NEW_BASELINE = "2026-11-26"  # the day from which `eager` has cost what a function written by hand costs
 _BESIDE = (".rounds.csv",)  # files next to a result
-_HEAD = """# Results
-
-This page shows which kernels were entered in the public suites, and which are faster. `make results` writes it from the
-files in `benchmarks/results`. [The public suite](suite.md) explains when a result is admitted, and how to enter yours.
-
-`rank` is 1 + the number of kernels whose whole interval lies below this kernel's, so that kernels with overlapping
-intervals may share a rank. Only kernels of the same error class, the format that they compute in, are ranked together.
-`ratio` is the time divided by eager's time in the same rounds, with a 95 % interval. `error` is the largest error
-against float64, divided by the largest value.
-"""
+_START = "<!-- results: written by make docs-update -->"
 
 
 @dataclass(frozen=True)
@@ -112,9 +103,9 @@ def command_of(admission: Admission) -> str:
     return f"ffn bench --suite {admission.suite.name}{device} --kernel {shlex.quote(','.join(names))}"
 
 
-def page(results: Path = RESULTS, root: Path = ROOT) -> str:
-    """Return the whole page."""
-    parts = [_HEAD]
+def standings(results: Path = RESULTS, root: Path = ROOT) -> str:
+    """Return the tables of all suites."""
+    parts = []
     for name in SUITES:
         admitted: list[Admission] = []
         refused: list[tuple[Path, str]] = []
@@ -131,18 +122,18 @@ def page(results: Path = RESULTS, root: Path = ROOT) -> str:
             else:
                 refused.append((path, ", ".join(c.name for c in one.conditions if not c.passed)))
         taken_back = withdrawn(results / name)
-        parts += [f"## {name}\n", *_suite_parts(public_suite(name), admitted, root, taken_back)]
+        parts += [f"### {name}\n", *_suite_parts(public_suite(name), admitted, root, taken_back)]
         if taken_back:
             known = {(one.path.stem, row.kernel) for one in admitted for row in one.rows}
             if unknown := [key for key in taken_back if key not in known]:
                 raise SystemExit(f"withdrawn.toml of {name}: no admitted result has {unknown}")
             links = {result: _link(results / name / f"{result}.csv", root) for result, _ in taken_back}
             rows = [(links[result], f"`{kernel}`", why) for (result, kernel), why in taken_back.items()]
-            parts += ["### Withdrawn\n", _table(("result", "kernel", "why"), rows)]
+            parts += ["#### Withdrawn\n", _table(("result", "kernel", "why"), rows)]
         if refused:
             rows = [(_link(path, root), why) for path, why in refused]
-            parts += ["### Not admitted\n", _table(("result", "fails"), rows)]
-    return "\n".join(parts)
+            parts += ["#### Not admitted\n", _table(("result", "fails"), rows)]
+    return "\n".join(parts).strip()
 
 
 def _suite_parts(
@@ -154,14 +145,14 @@ def _suite_parts(
         return
     keys = [case.key for track in suite.tracks for case in suite.cases(track)]
     for place, cases in newest(admitted, root, without).items():
-        yield f"### {place}\n"
+        yield f"#### {place}\n"
         for key in (key for key in keys if key in cases):
             yield f"**{key}**\n"
             yield _table(
                 ("rank", "kernel", "ratio", "time", "of roof", "error class", "error", "result"),
                 [_line(rank, entry) for rank, entry in ranked(cases[key])],
             )
-    yield "### Files and commands\n"
+    yield "#### Files and commands\n"
     lines = [(_link(one.path, root), _measured(one), f"`{command_of(one)}`") for one in admitted]
     yield _table(("result", "measured", "command"), lines)
 
@@ -191,14 +182,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    """Write the page, or check whether it is up to date."""
+    """Write the tables, or check whether they are up to date."""
     check = script.options_of(__doc__, check=False).check
-    text = page()
-    if PAGE.exists() and PAGE.read_text("utf-8") == text:
+    page = PAGE.read_text("utf-8")
+    if (new := script.put(page, _START, standings())) == page:
         return 0
     print(f"docs/results.md: {'out of date, make results' if check else 'written'}")
     if not check:
-        PAGE.write_text(text, "utf-8")
+        PAGE.write_text(new, "utf-8")
     return int(check)
 
 

@@ -137,6 +137,24 @@ def table(head: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def put(page: str, start: str, new: str) -> str:
+    """Return the page with `new` between the marker `start`, `<!-- NAME: ... -->`, and `<!-- end of NAME -->`.
+
+    Raises ValueError if it does not have both markers.
+    """
+    end = f"<!-- end of {start.removeprefix('<!-- ').partition(':')[0]} -->"
+    before, begins, rest = page.partition(start)
+    _, ends, after = rest.partition(end)
+    if not begins or not ends:
+        raise ValueError(f"no {start} and {end}")
+    return f"{before}{start}\n\n{new}\n\n{end}{after}"
+
+
+def folded(title: str, text: str) -> str:
+    """Return Markdown that shows the title, and the text when a reader opens it."""
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>'
+
+
 def shown(value: object) -> str:
     """Return a value as shown in tables: floats with four digits, large numbers with thousands separators."""
     if isinstance(value, float):

@@ -6,7 +6,6 @@ The scripts that measured the files in benchmarks/results also summarise those f
 """
 
 import argparse
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from benchmarks import (
     results_table,
     timers,
 )  # fmt: skip
-from benchmarks.script import read
+from benchmarks.script import put, read
 from docs.blocks import in_process
 from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.judge.memory_need import memory_need
@@ -47,7 +46,6 @@ from ffncli.kernels import kernel_list
 from ffncli.options.conflicts import table
 from ffncli.options.opt import options_of, speak_of
 from ffncli.run.activations import question as activations
-from ffncli.run.texts import TEXTS
 from ffncli.run.trace import question as trace_question
 from ffncli.run.verify import question as verify
 from ffncli.show.text import bytes_text, counted
@@ -107,14 +105,6 @@ def peers() -> str:
     return _table(("program", "version", "parameters", "operations", "time", "memory"), body)
 
 
-def claims() -> str:
-    """Return the tally of docs/claims.md; another test checks that page."""
-    match = re.search(rf"^\d+ claims of {len(TEXTS)} texts: .*$", (DOCS / "claims.md").read_text("utf-8"), re.M)
-    if match is None:
-        raise RuntimeError("docs/claims.md has no tally: make claims")
-    return match[0]
-
-
 def suite_cases(name: str) -> str:
     """Return a table of the cases of a public suite."""
     suite = public_suite(name)
@@ -165,24 +155,25 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "bench_method": lambda: method.summary(read(RESULTS / "bench_method.csv"))[0],
         "timers": lambda: timers.summary(read(RESULTS / "timers.csv"))[0],
     },
-    "formats.md": {
-        "formats": lambda: formats.summary(read(formats.RESULTS)),
-        "rules": lambda: formats.rules(read(formats.RESULTS)),
-    },
     "plan.md": {
         "plan_constants": plan_fit.constants_table,
         "plan_fit": lambda: plan_fit.summary(read(RESULTS / "plan_fit.csv")),
         "plan_published": lambda: plan_published.summary(plan_published.all_predictions()),
         "plan_measured": lambda: plan_measured.summary(read(RESULTS / "plan_measured.csv")),
     },
-    "kernels.md": {
+    "results.md": {
         "kernel_map": lambda: kernel_map.summary(read(RESULTS / "kernel_map.csv")),
-        "auto_choices": lambda: f"```text\n{auto_choices.summary(read(RESULTS / 'auto_choices.csv'))}\n```",
+        "auto_choices": lambda: auto_choices.summary(read(RESULTS / "auto_choices.csv")),
+        "ffn_1": lambda: suite_cases("ffn-1"),
+        "results": results_table.standings,
     },
-    "precision.md": {"precision_models": lambda: precision_models.summary(read(precision_models.RESULTS))},
-    "suite.md": {"ffn_1": lambda: suite_cases("ffn-1")},
+    "precision.md": {
+        "precision_models": lambda: precision_models.summary(read(precision_models.RESULTS)),
+        "formats": lambda: formats.summary(read(formats.RESULTS)),
+        "rules": lambda: formats.rules(read(formats.RESULTS)),
+    },
     "verify.md": {"certificates": lambda: certificates.summary(read(RESULTS / "certificates.csv"))},
-    "findings.md": {"claims": claims, "conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
+    "findings.md": {"conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
 }
 
 
@@ -190,12 +181,7 @@ def written(page: str) -> str:
     """Return a page with all its generated sections up to date."""
     text = (DOCS / page).read_text("utf-8")
     for name, section in SECTIONS[page].items():
-        start, end = f"<!-- {name}: {WRITER} -->\n", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(start)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise RuntimeError(f"docs/{page} has no markers of {name}")
-        text = f"{before}{start}\n{section()}\n\n{end}{after}"
+        text = put(text, f"<!-- {name}: {WRITER} -->", section())
     return text
 
 
@@ -214,7 +200,6 @@ def main() -> int:
     options.add_argument("--check", action="store_true")
     check = options.parse_args().check
     new = {
-        "results.md": results_table.page(),
         "kernels.svg": kernel_picture(),
         "plan.svg": plan_fit.picture(),
         **{page: written(page) for page in SECTIONS},

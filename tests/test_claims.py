@@ -1,19 +1,18 @@
-"""docs/claims.md has the figures that the program computes, and every command in it prints its figure."""
+"""docs/findings.md has the figures that the program computes, and every command in it prints its figure."""
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
-from benchmarks.claims import page
+from benchmarks.claims import PAGE, START, section
+from benchmarks.script import put
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.texts import FIRST, TEXTS, TextClaim, claims
 from ffncli.run.texts.explained import WORKED
 
 pytestmark = pytest.mark.docs
 
-PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
 COMMANDS = [f"ffn trace --example {name}" for name in EXAMPLES]
 COMMANDS += [f"ffn activations gelu --expect {x:g}={said}" for x, said in WORKED]
 COMMANDS += [
@@ -30,7 +29,8 @@ def found() -> tuple[TextClaim, ...]:
 
 
 def test_the_page_is_what_is_computed(found):
-    assert PAGE.read_text("utf-8") == page(found), "make claims writes it again"
+    text = PAGE.read_text("utf-8")
+    assert text == put(text, START, section(found)), "make claims writes it again"
 
 
 def test_a_reader_meets_the_known_mistakes_first(found):

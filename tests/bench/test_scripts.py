@@ -588,11 +588,12 @@ def test_the_demonstration_says_what_was_measured():
 
 
 def test_the_demonstration_goes_between_its_markers():
-    page = f"before\n{demo.START}\nold\n{demo.END}\nafter\n"
-    assert demo.put(page, "new") == f"before\n{demo.START}\n\nnew\n\n{demo.END}\nafter\n"
-    assert demo.put(demo.put(page, "new"), "newer") == demo.put(page, "newer")
+    page = f"before\n{demo.START}\nold\n<!-- end of demo -->\nafter\n"
+    new = script.put(page, demo.START, "new")
+    assert new == f"before\n{demo.START}\n\nnew\n\n<!-- end of demo -->\nafter\n"
+    assert script.put(new, demo.START, "newer") == script.put(page, demo.START, "newer")
     with pytest.raises(ValueError, match="no <!-- demo"):
-        demo.put("a page", "new")
+        script.put("a page", demo.START, "new")
 
 
 def test_the_kernels_of_the_demonstration_compute_the_same():

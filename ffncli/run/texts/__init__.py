@@ -10,7 +10,7 @@ from ffncli.models.examples import find
 from ffncli.run.engine.prepare import Prepared, prepare
 from ffncli.run.texts.fact import Fact, Verdict
 
-# maps an example to the name of its founding text in docs/claims.md
+# maps an example to the name of its founding text in docs/findings.md
 TEXTS: Mapping[str, str] = {
     "explained": "step-by-step explanation",
     "llama": "guide to the Llama engine",

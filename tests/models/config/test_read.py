@@ -249,13 +249,13 @@ def test_mobilebert_is_as_wide_as_its_code_reads(bottleneck: bool) -> None:
     assert count(from_config(values, "m", "c")).d_model == 32
 
 
-PAGE = blocks((ROOT / "docs" / "new_models.md").read_text("utf-8"))
+PAGE = blocks((ROOT / "docs" / "sources.md").read_text("utf-8"))
 
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The page's config, with the page's row in place."""
-    (code,) = (block.body for block in PAGE if block.language == "py")
+    (code,) = (block.body for block in PAGE if block.notes.get("file") == "families/tomorrow.py")
     (text,) = (block.body for block in PAGE if block.notes.get("file") == "tomorrow/config.json")
     values: dict[str, Any] = json.loads(text)
     with pytest.raises(FFNError, match="model_type 'tomorrow' is not known"):
