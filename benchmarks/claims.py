@@ -11,13 +11,17 @@ PAGE = ROOT / "docs" / "findings.md"
 START = "<!-- claims: written by make claims -->"
 # Times cannot be computed while the table is written: a mapping from a claim to its measured answer, or to "".
 MEASURED = {"as 1×1 convolutions it can be faster": lambda: conv1x1.sentence(read(conv1x1.RESULTS))}
-COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
+COLUMNS = ("text", "claim", "verdict", "figure", "why, and a command that shows it")
+EXAMPLE_OF = {text: example for example, text in TEXTS.items()}
 
 
 def section(found: tuple[TextClaim, ...]) -> str:
     """Return how many claims hold, and a table of all of them."""
     counts = ", ".join(f"{sum(c.verdict == v for c in found)} {v}" for v in ("wrong", "depends", "holds"))
-    rows = [(c.text, c.claim, c.verdict, c.figure, why(c), f"`{c.command}`") for c in found]
+    rows = [
+        (f"`{EXAMPLE_OF[c.text]}`", c.claim, c.verdict, c.figure, "<br>".join(filter(None, (why(c), f"`{c.command}`"))))
+        for c in found
+    ]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return f"{len(found)} claims of {len(TEXTS)} texts: {counts}.\n\n{table}"
