@@ -360,7 +360,8 @@ def _experts(
     (x_name, route_name), d = step.inputs, f"d {step.output}"
     x, route = (ran.tensors[name].flatten(0, -2) for name in step.inputs)
     flat, dx, d_route = dy.flatten(0, -2), torch.zeros_like(x), torch.zeros_like(route)
-    totals = {name: torch.zeros_like(weights[step.prefix + name]) for name in op.parameters()}
+    names = [name for inner in reversed(op.program) for name in inner.parameters()]  # as in a walk: the last step first
+    totals = {name: torch.zeros_like(weights[step.prefix + name]) for name in names}
     texts = dict.fromkeys(totals, "0: no token reaches an expert")
     if op.identity:
         dx += flat * route[:, -op.identity :].sum(-1, keepdim=True)
