@@ -42,7 +42,8 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "tensor-parallel": (
         blocks.tensor_parallel_topic,
         "n devices share the hidden units; one all-reduce adds their outputs",
-        ("tp", "tensor-parallelism", "all-reduce", "allreduce", "parallel", "parallelism", "shard", "sharding", "rank"),
+        ("tp", "tensor-parallelism", "all-reduce", "allreduce", "parallel", "parallelism", "shard", "sharding", "rank",
+         "collective", "collectives", "link", "link-time", "of-ideal"),
     ),
     "expert-parallel": (
         blocks.expert_parallel_topic,
@@ -69,7 +70,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "scale": (
         formats.scale_topic,
         "the factor that a block of values shares in a format with few bits",
-        ("scales", "group-size", "group", "block-size", "quantization"),
+        ("scales", "group-size", "group", "block-size", "quantization", "bits-per-weight"),
     ),
     "int4": (formats.format_topic, "integers of 4 bits with a scale for each block", ("w4",)),
     "fp8": (formats.format_topic, "floats of 8 bits with a scale for each row", ("e4m3", "fp8_e4m3")),
@@ -82,6 +83,11 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     ),
     "loss": (training.loss_topic, "one number that says how wrong an output is",
              ("mse", "cross-entropy", "objective", "nats", "kl", "divergence")),
+    "ablation": (
+        training.ablation_topic,
+        "what changes without a unit or an expert",
+        ("ablate", "ablations", "attribution", "patch", "patching", "saliency", "reap"),
+    ),
     "learning-rate": (
         training.rate_topic,
         "how far one step of gradient descent goes",
@@ -107,7 +113,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         measuring.roofline_topic,
         "the least time that a device's two rates allow",
         ("roof", "ridge", "intensity", "arithmetic-intensity", "bound", "floor", "time-floor", "memory-bound",
-         "compute-bound", "traffic", "flops"),
+         "compute-bound", "traffic", "flops", "peak", "bandwidth", "of-roof", "roof_fraction"),
     ),
     "prefill": (
         measuring.prefill_topic, "reading a prompt at once, and writing token by token", ("decode", "decoding"),
@@ -130,15 +136,25 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         measuring.interval_topic,
         "how far a measured ratio may be from the true one",
         ("confidence", "verdict", "inconclusive", "faster", "slower", "same", "margin", "ratio", "baseline", "rounds",
-         "one-process", "correlated", "resolvable-difference", "holm", "median"),
+         "one-process", "correlated", "resolvable-difference", "holm", "p_holm", "median"),
     ),
-    "outlier": (measuring.outlier_topic, "a value far from the others", ("outliers", "spikes", "spike")),
+    "outlier": (measuring.outlier_topic, "a value far from the others", ("outliers", "spikes", "spike", "kurtosis")),
     "cold-weights": (
         measuring.cache_topic,
         "weights read from memory, as in a model, instead of the cache",
         ("cold", "warm", "flush", "cache", "cache-mode", "shared-weights"),
     ),
     "zipf": (measuring.zipf_topic, "a skewed load: the second half as often as the first", ("skew", "uniform")),
+    "expert-cache": (
+        measuring.expert_cache_topic,
+        "which experts a small memory should keep",
+        ("belady", "lru", "lfu", "pin", "slots", "hit-rate", "placement", "eplb", "redundant", "imbalance", "busiest"),
+    ),
+    "low-rank": (
+        measuring.low_rank_topic,
+        "a change of a matrix in few directions",
+        ("lora", "effective-rank", "spectrum", "singular-values", "cosine", "fine-tuning", "rank-90"),
+    ),
     "certificate": (
         measuring.certificate_topic, "what the referee says about a kernel", ("referee", "verify", "judge")
     ),

@@ -145,6 +145,8 @@ def outlier_topic(line: TopicLine) -> Topic:
     """Explain outliers by one disturbed timing."""
     middle = median(_TIMES)
     width = 1.4826 * median(abs(one - middle) for one in _TIMES)
+    off = [one - mean(_TIMES) for one in _TIMES]
+    kurtosis = mean(x**4 for x in off) / mean(x**2 for x in off) ** 2
     rows: list[tuple[Value, ...]] = [(at, one, (one - middle) / width) for at, one in enumerate(_TIMES)]
     return line.explained(
         (
@@ -152,6 +154,7 @@ def outlier_topic(line: TopicLine) -> Topic:
             f"It moves the mean to {fixed(mean(_TIMES))}, but the median only to {fixed(middle)}.",
             "The distance is measured in scaled MADs, the median distance from the median times 1.4826.",
             "`spikes` warns if more than a tenth of the blocks are outliers; they stay in the results.",
+            f"Kurtosis is the mean fourth power over the mean square, squared: 3 if normal, {fixed(kurtosis)} here.",
             "In a model, outlier channels are features with values many times the others; 4-bit formats lose there.",
         ),
         NumberTable("ffn doctor --no-noise", ("timing", "ms", "scaled MADs from the median"), tuple(rows)),
@@ -254,4 +257,54 @@ def unembed_topic(line: TopicLine) -> Topic:
                     ("token", "logit", "probability", "of the best"), rows),
         "ffn trace --d-model 4 --vocab 5 --tokens 1", ("nostalgebraist 2020, interpreting GPT: the logit lens",
                                                          "Geva et al. 2022, arXiv:2203.14680"),
+    )  # fmt: skip
+
+
+def expert_cache_topic(line: TopicLine) -> Topic:
+    """Explain caches of experts by a replay of drawn choices."""
+    from ffncli.run.corpus.placement import cache_hits
+
+    policies, slots = ("lru", "lfu", "pin", "best"), (2, 4, 6)
+    choices = Random(0).choices(range(8), [1 / rank for rank in range(1, 9)], k=400)
+    hits = {(one.policy, one.slots): 100 * (one.hit_rate or 0.0) for one in cache_hits(choices, policies, slots)}
+    return line.explained(
+        (
+            "A device that cannot hold all experts keeps some in slots of a cache and loads others when needed.",
+            "lru evicts the expert whose last use is longest ago, lfu the one used least; pin keeps the most used.",
+            "best is Belady's bound: it evicts the expert whose next use is farthest, which only a replay knows.",
+            f"Below, {len(choices)} drawn choices of 8 experts: in 4 slots lru serves {hits['lru', 4]:.1f} % of them.",
+            f"No policy serves more than best, {hits['best', 4]:.1f} %.",
+            "On several ranks, a placement (EPLB) balances their loads, and redundant copies relieve the busiest.",
+        ),
+        NumberTable("ffn trace 8x16:swiglu --experts 8 --tokens 8", ("slots", *(f"{name} %" for name in policies)),
+                    tuple((size, *(hits[name, size] for name in policies)) for size in slots)),
+        "ffn experts --help", ("Belady 1966, IBM Systems Journal 5(2)",),
+    )  # fmt: skip
+
+
+def low_rank_topic(line: TopicLine) -> Topic:
+    """Explain ranks and spectra by changes of one matrix that are equally large."""
+    import torch
+
+    matrix = tiny_run("32x32:relu", tokens=1).prepared.weights["up.weight"].double()
+    generator = torch.Generator().manual_seed(0)
+    rows: list[tuple[Value, ...]] = []
+    for rank in (1, 2, 8, 32):
+        one, other = (torch.randn(32, rank, generator=generator, dtype=torch.float64) for _ in range(2))
+        change = 0.1 * matrix.norm() * (product := one @ other.T) / product.norm()
+        shares = torch.linalg.svdvals(change).square() / change.square().sum()
+        cosine = torch.cosine_similarity((matrix + change).flatten(), matrix.flatten(), dim=0)
+        effective = float(torch.special.entr(shares).sum().exp())
+        rows.append((rank, float(change.norm() / matrix.norm()), float(cosine), float(shares[0]), effective))
+    return line.explained(
+        (
+            "A fine-tuned matrix is the old one plus a change; LoRA writes the change as B · A, of low rank.",
+            "The singular values of a change (its spectrum) are its sizes in directions that do not overlap.",
+            "The effective rank is e to the entropy of their squares' shares: 1 if one direction has it all.",
+            "Cosine is 1 if two matrices differ by a factor only, and 0 if they have nothing in common.",
+            "Below, four changes of the same size: size and cosine do not tell them apart, the spectrum does.",
+        ),
+        NumberTable("ffn trace 4x8:relu --tokens 1", ("rank", "change / old", "cosine with old", "share of the largest",
+                                                       "effective rank"), tuple(rows)),
+        "ffn compare --help", ("Hu et al. 2021, arXiv:2106.09685", "Roy & Vetterli 2007, EUSIPCO"),
     )  # fmt: skip

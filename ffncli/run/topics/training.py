@@ -76,6 +76,30 @@ def loss_topic(line: TopicLine) -> Topic:
     )  # fmt: skip
 
 
+def ablation_topic(line: TopicLine) -> Topic:
+    """Explain ablation and attribution by the units of a tiny block."""
+    run = tiny_run(_SOURCE, tokens=2)
+    ran, loss, back = _passes(run)
+    act, down, rows = ran.tensors["act"], run.prepared.weights["down.weight"], list[tuple[Value, ...]]()
+    for unit in range(act.shape[1]):
+        without = down.clone()
+        without[:, unit] = 0
+        change = _passes(run, {**run.prepared.weights, "down.weight": without})[1] - loss
+        rows.append((unit, float(act[:, unit].norm()), change, -float((act * back["act"])[:, unit].sum())))
+    return line.explained(
+        (
+            "To ablate a unit is to run again with 0 or its mean instead of its values: what changes is its effect.",
+            "Patching puts in the values of another run, which shows what makes the difference between two texts.",
+            "Attribution predicts both from one backward pass: the change of a value times its gradient.",
+            "Below it differs from the exact change, since the loss is not linear in a unit's values.",
+            "An expert's saliency (REAP) needs one run: the norm of its output times its router weight, on average.",
+        ),
+        NumberTable("ffn trace 4x6:gelu --tokens 2 --backward --loss mse",
+                    ("unit", "norm of act", "change of the loss without it", "by attribution"), tuple(rows)),
+        "ffn trace 4x6:gelu --tokens 2 --set 'act[:,3]=0'", (),
+    )  # fmt: skip
+
+
 def rate_topic(line: TopicLine) -> Topic:
     """Explain the learning rate by steps of several sizes."""
     run = tiny_run(_SOURCE, tokens=2)

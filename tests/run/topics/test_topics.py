@@ -19,13 +19,15 @@ from tests.oracles.counts import MOE
 PARTS = (
     "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout tolerance scale int4 fp8 "
     "mxfp4 nvfp4 gradient loss learning-rate load-balancing optimizer recompute zero roofline prefill kernel noise "
-    "drift interval outlier cold-weights zipf certificate unembed"
+    "drift interval outlier cold-weights zipf certificate unembed ablation expert-cache low-rank"
 ).split()
 PRINTED = (
     "roofline drift noise inconclusive outlier kernel unembed prefill decode tolerance certificate zipf cold-weights "
     "flush fp8 mxfp4 gradient backward loss lr optimizer adamw muon sgd recompute kept zero z-loss load-balancing "
     "entropy ridge bound floor verdict faster slower same ratio baseline margin warm shared-weights referee ulps eps "
-    "logits promotes dead-units spikes clock throttled stolen preempted launch-bound correlated"
+    "logits promotes dead-units spikes clock throttled stolen preempted launch-bound correlated kurtosis "
+    "saliency belady lru lfu lora effective-rank cosine kl interval spectrum attribution ablation of-ideal collective "
+    "p_holm of-roof busiest imbalance placement redundant bits-per-weight bandwidth"
 ).split()
 
 
@@ -527,3 +529,56 @@ def test_measuring_by_hand():
     assert all(fused < unfused for _, unfused, fused, _ in rows)
     logits, probs = (column(ffncli.explain("unembed"), name) for name in ("logit", "probability"))
     assert probs == pytest.approx(torch.tensor(logits).softmax(0).tolist(), rel=1e-5)
+
+
+def test_ablation():
+    """With each unit's column of W2 set to 0, by torch; attribution by autograd."""
+    session = ffncli.trace("4x6:gelu", tokens=2)
+    weights = {n: t.clone() for n, t in session.prepared.weights.items()}
+
+    def loss(act: torch.Tensor) -> torch.Tensor:
+        out = torch.nn.functional.linear(act, weights["down.weight"], weights.get("down.bias"))
+        return out.double().square().mean()
+
+    act = session["act"].clone().requires_grad_()
+    loss(act).backward()
+    for unit, size, change, predicted in ffncli.explain("ablation").example.rows:
+        without = session["act"].clone()
+        without[:, unit] = 0
+        assert size == pytest.approx(float(session["act"][:, unit].norm()), rel=1e-6)
+        assert change == pytest.approx(float(loss(without) - loss(session["act"])), rel=1e-4, abs=1e-9)
+        assert predicted == pytest.approx(-float((act.detach() * act.grad)[:, unit].sum()), rel=1e-4)
+
+
+def test_a_cache_of_experts():
+    """Replayed by hand; Belady's by trying every eviction would take too long: it is at least the others'."""
+    from random import Random
+
+    topic = ffncli.explain("belady")
+    choices = Random(0).choices(range(8), [1 / rank for rank in range(1, 9)], k=400)
+    for slots, lru, *others, best in topic.example.rows:
+        held, hits = [], 0
+        for expert in choices:
+            hits += expert in held
+            held = [*(one for one in held if one != expert), expert][-slots:]
+        assert lru == pytest.approx(hits / 4)
+        assert best >= max(lru, *others)
+    assert f"in 4 slots lru serves {topic.example.rows[1][1]:.1f} %" in text(topic)
+
+
+def test_changes_of_low_rank():
+    rows = ffncli.explain("lora").example.rows
+    assert [row[0] for row in rows] == [1, 2, 8, 32]
+    assert rows[0][3:] == pytest.approx((1, 1), abs=1e-6)
+    for rank, size, cosine, largest, effective in rows:
+        assert size == pytest.approx(0.1)
+        assert cosine == pytest.approx(1 / (1 + 0.1**2) ** 0.5, abs=0.005)  # of a change that is orthogonal to it
+        assert 1 / rank <= largest + 1e-9
+        assert effective <= rank + 1e-6
+
+
+def test_kurtosis_in_the_topic_of_outliers():
+    times = column(ffncli.explain("kurtosis"), "ms")
+    off = [one - sum(times) / 8 for one in times]
+    value = sum(x**4 for x in off) / 8 / (sum(x**2 for x in off) / 8) ** 2
+    assert f"{value:.4f} here" in text(ffncli.explain("outlier"))
