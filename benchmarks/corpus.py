@@ -3,8 +3,9 @@
 What, in one run, on a trained encoder (d_model 384, 6 layers, from a directory that pip can fill: see --model):
 
 - the throughput of `ffncli.corpus` divided by that of the bare loop `model(**batch)` on the same batches of 32: with
-  shares, means and bounds of every unit (target 0.90), and also with 5 top contexts (target 0.75). Each round times all
-  three on the same prompts in a new order; intervals are over the rounds. Loading and tokenizing are not timed.
+  shares, means and bounds of every unit (target 0.90), and also with 5 top contexts (target 0.75). All three run each
+  batch in turn, in a new order for every batch, so that other load of the machine hits them alike; intervals are over
+  the rounds. Loading and tokenizing are not timed.
 - the peak of the process's memory after the first tenth of 10,000 prompts, and at the end; target: the two differ by
   at most 2 %.
 
@@ -27,7 +28,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from math import exp, log
 from pathlib import Path
@@ -36,13 +38,15 @@ from typing import Any
 
 import torch
 
-import ffncli
 from benchmarks import script
 from ffncli.bench.judge.statistics import t_interval
-from ffncli.run.corpus.listen import BatchLimits, batch_of, batches, windows
-from ffncli.run.corpus.texts import opened
+from ffncli.run.corpus.call import corpus_for
+from ffncli.run.corpus.listen import Listener, Tokenized, batch_of, batches, windows
+from ffncli.run.corpus.question import LIMIT, CorpusQuestion, reading_model
+from ffncli.run.corpus.run import reader_of
+from ffncli.run.corpus.sums import LayerSums
 from ffncli.run.pretrained.capture import batch_arguments
-from ffncli.run.pretrained.loading import Pretrained, context_length, offline
+from ffncli.run.pretrained.loading import Pretrained, offline
 
 BATCH, CONTEXTS = 32, 5
 MARKS = {"extremes": 0.90, "contexts": 0.75, "memory": 1.02}
@@ -72,44 +76,48 @@ def _docstrings() -> Iterator[str]:
         yield from filter(None, (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)))
 
 
-def bare_seconds(folder: str, texts: list[str]) -> float:
-    """Return the seconds of `model(**batch)` over the batches that `ffncli.corpus` would make of the prompts."""
-    with offline() as transformers, opened(texts) as corpus, torch.no_grad():
-        model: Any = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        loaded = Pretrained(model, model.config, ())
-        limits = BatchLimits(BATCH, 1 << 30, context_length(model, model.config))
-        seconds = 0.0
-        for window, _ in windows(corpus, tokenizer, limits):
-            started = time.monotonic()
-            for texts_of in batches(window, limits):
-                batch = batch_of(texts_of, 0, "cpu")
-                model(**batch_arguments(loaded, batch.ids, batch.mask))
-            seconds += time.monotonic() - started
-    return seconds
-
-
 def compared(folder: str, texts: list[str], rounds: int) -> list[tuple[str, float, float, float, float]]:
     """Return a name, the bare loop's time divided by ours with its interval, and prompts per second, for both ways."""
-    arms = {
-        "bare": lambda: bare_seconds(folder, texts),
-        "extremes": lambda: ffncli.corpus(folder, texts, batch_size=BATCH).seconds,
-        "contexts": lambda: ffncli.corpus(folder, texts, batch_size=BATCH, top_contexts=CONTEXTS).seconds,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    order = [*arms]
-    for number in range(rounds + 1):
-        for name in order:
-            taken = arms[name]()
+    question = CorpusQuestion(folder, texts, batch_size=BATCH)
+    reading = reading_model(question)
+    seconds: dict[str, list[float]] = {name: [] for name in ("bare", "extremes", "contexts")}
+    order = [*seconds]
+    with offline() as transformers, reader_of(question, reading, lambda text: None) as reader, torch.no_grad():
+        model: Any = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        bare = Pretrained(model, model.config, ())
+        reader.load()
+        for number in range(rounds + 1):
+            ours = {
+                name: Listener(reader.loaded, reader.live, {one: LayerSums(one, top, LIMIT) for one in reading.layers})
+                for name, top in (("extremes", 0), ("contexts", CONTEXTS))
+            }
+            taken = dict.fromkeys(order, 0.0)
+            for window, _ in windows(reader.corpus, reader.tokenizer, reader.limits):
+                for some in batches(window, reader.limits):
+                    for name in order:
+                        taken[name] += _batch_seconds(ours.get(name), bare, some)
+                    order = [*order[1:], order[0]]
             if number:  # the first round warms up
-                seconds[name].append(taken)
-        order = [*order[1:], order[0]]
+                for name, value in taken.items():
+                    seconds[name].append(value)
     out = []
     for name in ("extremes", "contexts"):
         logs = [log(bare / ours) for bare, ours in zip(seconds["bare"], seconds[name], strict=True)]
         ratio = t_interval(logs).map(exp)
         out.append((name, ratio.value, ratio.low, ratio.high, len(texts) * rounds / sum(seconds[name])))
     return out
+
+
+def _batch_seconds(ours: Listener | None, bare: Pretrained, texts: Sequence[Tokenized]) -> float:
+    """Return the seconds of one batch of texts, with our hooks or as `model(**batch)`."""
+    with nullcontext() if ours is None else ours.listening():
+        started = time.monotonic()
+        batch = batch_of(texts, 0, "cpu")
+        if ours is None:
+            bare.module(**batch_arguments(bare, batch.ids, batch.mask))
+        else:
+            ours.run(batch)
+        return time.monotonic() - started
 
 
 def memory(folder: str, texts: list[str]) -> tuple[float, float]:
@@ -120,9 +128,6 @@ def memory(folder: str, texts: list[str]) -> tuple[float, float]:
         done.append(size)
         if not peaks and sum(done) * 10 >= total:
             peaks.append(_peak())
-
-    from ffncli.run.corpus.call import corpus_for
-    from ffncli.run.corpus.question import CorpusQuestion
 
     done: list[int] = []
     with tempfile.TemporaryDirectory() as where:

@@ -141,14 +141,15 @@ class UnitSums(RunningFigures):
             values = values.nan_to_num(0.0, 0.0, 0.0)
             total = values.sum(0, dtype=torch.float64)
         self.total[part] += total
-        self.active[part] += (active > 0).to(values.dtype).sum(0)
         high, low = values.amax(0), values.amin(0)
         most = max(float(high.max()), -float(low.min()))
         flat = (values.double() if most > _MOST_FOURTH else values).flatten()
         square = flat * flat
         self.powers += torch.stack([square.sum(), square.dot(flat), square.dot(square)])
-        _take(self.high[part], self.high_at[part], high, high >= self.high[part], values, places)
-        _take(self.low[part], self.low_at[part], low, low <= self.low[part], values, places)
+        # numbers instead of truth values are added up 7 times as fast; the squares' memory is no longer needed
+        self.active[part] += torch.gt(active, 0, out=square.view_as(active)).sum(0)
+        _take(self.high[part], self.high_at[part], high, high > self.high[part], values, places)
+        _take(self.low[part], self.low_at[part], low, low < self.low[part], values, places)
         if self.top:
             self._keep_largest(values, places, high, part)
 
@@ -179,12 +180,14 @@ def _in_order(places: Tensor) -> Tensor:
     return places[..., 0] << 32 | places[..., 1]
 
 
-def _take(best: Tensor, at: Tensor, new: Tensor, reached: Tensor, values: Tensor, places: Tensor) -> None:
-    """Update `best` and its places `at` in the columns where `new`, the maximum or minimum of `values`, has `reached`
-    it. Of equal values, the first by text and position counts."""
-    columns = reached.nonzero().flatten()
+def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor, places: Tensor) -> None:
+    """Update `best` and its places `at` in the columns where `new`, the maximum or minimum of `values`, is `better`.
+    Of equal values, the first by text and position counts."""
+    numbers = _in_order(places)
+    # an equal value counts only before the place kept, which a later text rarely is
+    columns = (better | ((new == best) & (numbers.amin() < _in_order(at)))).nonzero().flatten()
     if columns.numel():
-        order = _in_order(places).argsort()
+        order = numbers.argsort()
         rows = order[(values[:, columns] == new[columns])[order].byte().argmax(0)]
         old, found = at[columns], places[rows]
         before = _in_order(found) < _in_order(old)
