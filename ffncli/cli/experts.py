@@ -22,9 +22,10 @@ from ffncli.show.text import in_percent, plural
 if TYPE_CHECKING:
     from ffncli.run.corpus.experts import ExpertFigures, ExpertsSurvey, LayerExperts
     from ffncli.run.corpus.placement import PlacementWorth
+    from ffncli.show.page.document import PageParts
 
 
-_MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6
+_MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES, _TENTHS = 8, 3, 6, 10
 CONVENTIONS = {
     "output_change": "the norm of the expert's contribution to a token's output, divided by the norm of the output: "
     "mean over the tokens routed to the expert",
@@ -40,6 +41,8 @@ CONVENTIONS = {
     "mean over ranks, copies of an expert sharing its choices evenly",
     "worth": "share of the MoE time saved in the second half of the texts, if a layer takes as long as its busiest "
     "rank has rows: `saved` by a placement for that half itself, `kept` by the placement for the first half",
+    "tenths": "the load of each tenth of the texts; trends: the change from the first text to the last, by a line "
+    "fitted to the tenths (ordinary least squares), and its standard error",
     "similar_experts": "cosine of all weights, unit by unit, and mean cosine of the outputs for tokens that go to both",
     "lift": "how often two experts are chosen together, divided by how often they would be if choices were independent",
 }
@@ -96,6 +99,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
         Line(f"{survey.where}: {read}"),
         _layers(survey),
         Line("hits: share of the choices that a cache of half the experts would serve", quiet=True),
+        *_trend(survey),
         *_placement(survey),
         *_cache_table(survey),
         *(part for layer in survey.layers for part in _layer(survey, layer)),
@@ -103,7 +107,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     if survey.ablated_texts:
         again = f"{survey.ablated_texts:,} {plural('text', survey.ablated_texts)}"
         parts.append(Line(f"nats: mean KL divergence of the next token without the expert, over {again}", quiet=True))
-    return Answer("experts", body, csv, parts, CONVENTIONS)
+    return Answer("experts", body, csv, parts, CONVENTIONS, lambda: _trend_charts(survey))
 
 
 def _name(layer: LayerExperts, survey: ExpertsSurvey) -> str:
@@ -122,6 +126,46 @@ def _layers(survey: ExpertsSurvey) -> Table:
         ))  # fmt: skip
     columns = ("layer", "experts used", "busiest", "share %", "even %", "entropy bits", "at most", "hits %")
     return Table(columns, rows)
+
+
+_MOST_LINES = 8  # of layers in a chart
+
+
+def _trend(survey: ExpertsSurvey) -> list[Part]:
+    """Show how the balance of each layer changes over the texts, if every tenth has some."""
+    layers = [layer for layer in survey.layers if len(layer.tenths) == _TENTHS]
+    if not layers:
+        return []
+    figures = [one.figure for one in layers[0].trends if one.figure != "transformers"]  # that is top_k times switch
+    texts = [{one.figure: f"{one.change:+.3g} ± {one.error:.2g}" for one in layer.trends} for layer in layers]
+    rows = [
+        (_name(layer, survey), *(text.get(name) for name in figures)) for layer, text in zip(layers, texts, strict=True)
+    ]
+    columns = ("layer", *(name.replace("_", " ") for name in figures))
+    return [Table(columns, rows, "Change of the balance from the first text to the last, with its standard error")]
+
+
+def _trend_charts(survey: ExpertsSurvey) -> list[PageParts]:
+    """Draw the balance of some layers over the tenths of the texts, as a section of a page."""
+    from ffncli.show.page.charts import ChartLine, lines
+    from ffncli.show.page.document import Child, PageParts, Section, element
+
+    layers = [layer for layer in survey.layers if len(layer.tenths) == _TENTHS]
+    children: list[Child] = []
+    for name in [one.figure for one in layers[0].trends if one.figure != "transformers"] if layers else ():
+        drawn = [
+            ChartLine(f"layer {_name(layer, survey)}", [
+                (10.0 * one.tenth + 5, one.entropy_bits if name == "entropy_bits" else one.losses[name])
+                for one in layer.tenths
+            ])
+            for layer in layers[:: -(-len(layers) // _MOST_LINES)]
+        ]  # fmt: skip
+        title = "Entropy of the load" if name == "entropy_bits" else f"Loss of the router: {name}"
+        up = "bits" if name == "entropy_bits" else name
+        children += [element("h3", title), lines(drawn, "% of the texts", up, log_x=False, log_y=False)]
+    title = survey.model.model.name if survey.model else survey.where
+    sections = (Section("trend", "The balance over the texts", tuple(children)),)
+    return [PageParts(sections, {}, title=title)] if children else []
 
 
 def worth_text(worth: PlacementWorth) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from itertools import islice
-from math import log2
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,11 @@ from ffncli.run.corpus.question import POLICIES, ExpertsQuestion, ReadingModel
 from ffncli.run.corpus.routes import LayerRoutes, RouterRule, chosen_of, read_routes, save_routes
 from ffncli.run.corpus.run import CorpusReader, reader_of
 from ffncli.run.corpus.sums import Progress
+from ffncli.run.corpus.trend import TENTHS, Tenth, Trend, tenths_of, trends_of
 from ffncli.run.engine.changes import changes_of
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
-from ffncli.run.engine.router_losses import RouterLoss, RouterSums
+from ffncli.run.engine.router_losses import RouterLoss, RouterSums, load_figures
 from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, demanding, load
 from ffncli.run.pretrained.what_if import changed_model
@@ -100,7 +102,8 @@ class LayerExperts:
 
     `hit_rates[n - 1]` is the share of choices that hit a cache of n experts with least-recently-used eviction; the
     first choice of an expert never hits. `caches` are the hit rates by other rules, `placement` says where the
-    experts should live, and `similar_experts` which are alike, if requested.
+    experts should live, and `similar_experts` which are alike, if requested. `tenths` are the balance of each tenth of
+    the texts, and `trends` how it changes over them.
     """
 
     stack: str
@@ -122,6 +125,8 @@ class LayerExperts:
     placement: LayerPlacement | None = None
     similar_experts: tuple[SimilarExperts, ...] = ()
     losses: tuple[RouterLoss, ...] = ()
+    tenths: tuple[Tenth, ...] = ()
+    trends: tuple[Trend, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,18 @@ class ExpertsSurvey:
 
         return pandas.DataFrame([asdict(expert) for layer in self.layers for expert in layer.experts])
 
+    @package_errors()
+    def trend_frame(self) -> DataFrame:
+        """Return a row for each tenth of the texts and layer, with a column for each loss, as a pandas DataFrame."""
+        import pandas
+
+        rows = [
+            {"stack": layer.stack, "layer": layer.layer, "tenth": one.tenth, "tokens": one.tokens,
+             "busiest_share": one.busiest_share, "entropy_bits": one.entropy_bits, **one.losses}
+            for layer in self.layers for one in layer.tenths
+        ]  # fmt: skip
+        return pandas.DataFrame(rows)
+
 
 _MOST_PAIRS = 10
 
@@ -171,8 +188,8 @@ def experts_of(
     keep = Keep(question.routes_path is not None, bool(question.cache or question.slots),
                 question.similar is not None)  # fmt: skip
     with reader_of(question, reading, note) as reader:
-        half = (sum(1 for _ in reader.corpus) + 1) // 2 if question.ep else 0
-        sums = {layer: RouteSums(moe.experts, keep, half, route_of(layer.spec)) for layer, moe in moes.items()}
+        texts = sum(1 for _ in reader.corpus)
+        sums = {layer: RouteSums(moe.experts, keep, texts, route_of(layer.spec)) for layer, moe in moes.items()}
         reader.load(in_order=True)
         progress = Progress()
         reader.read(sums, progress, advance)
@@ -182,15 +199,15 @@ def experts_of(
             layer: similar_experts(layer, reader.weights_of(layer), one.cosines, one.pairs, question.similar)
             for layer, one in sums.items() if question.similar is not None
         }  # fmt: skip
-        texts, worths = _ablated(question, reader, sums)
+        again, worths = _ablated(question, reader, sums)
         figures = tuple(
             replace(_layer(layer, one, worths, question, splits[layer]), similar_experts=alike.get(layer, ()))
             for layer, one in sums.items()
         )
         split = next(iter(splits.values()))
         return ExpertsSurvey(
-            reading.model, reader.corpus.where, progress.texts, progress.tokens, progress.cut, len(texts),
-            sum(len(text.ids) for text in texts), progress.seconds, figures, tuple(reader.notes),
+            reading.model, reader.corpus.where, progress.texts, progress.tokens, progress.cut, len(again),
+            sum(len(text.ids) for text in again), progress.seconds, figures, tuple(reader.notes),
             None if split is None else worth([one.halves for one in sums.values()], split),
         )  # fmt: skip
 
@@ -226,19 +243,12 @@ def _layer(
     placement = None if split is None else layer_placement(sums.halves, split)
     slots = question.slots or ((sums.experts + 1) // 2,)
     load: list[int] = sums.chosen.tolist()
-    choices, most = sum(load), max(load)
-    shares = [tokens / choices for tokens in load if tokens]
+    choices, tenths = sum(load), tenths_of(sums.tenths, sums.tenth_tokens, sums.router_sums)
     return LayerExperts(
         stack=at.stack,
         layer=at.index,
         tokens=sums.tokens,
-        choices=choices,
-        even_load=choices / len(load),
-        idle_experts=tuple(expert for expert, tokens in enumerate(load) if not tokens),
-        busiest_expert=load.index(most) if choices else None,
-        busiest_share=most / choices if choices else None,
-        entropy_bits=sum(-share * log2(share) for share in shares) if choices else None,
-        max_entropy_bits=log2(len(load)),
+        **load_figures(load),
         identity_choices=sums.identity,
         experts=tuple(_expert(at, sums, expert, choices, worths, placement) for expert in range(len(load))),
         pairs=_pairs(sums),
@@ -246,7 +256,9 @@ def _layer(
         hit_rates=tuple(sums.hit_rates()),
         caches=cache_hits(sums.order, question.cache or POLICIES, slots) if sums.keep.order else (),
         placement=placement,
-        losses=() if sums.router_sums is None else sums.router_sums.losses(load),
+        losses=reduce(add, sums.router_sums).losses(load) if sums.router_sums else (),
+        tenths=tenths,
+        trends=trends_of(tenths),
     )
 
 
@@ -303,37 +315,41 @@ class RouteSums(Receiver):
 
     `coverage` pairs a count of tokens (1, 2, 4, ...) with the number of experts chosen by then. `change` sums, for each
     expert, ‖its contribution to a token's output‖ / ‖the token's whole output‖ over the tokens, and `norm` the former.
-    `halves` [2, experts] counts the choices in texts before text `half` and in the others; `order` lists all choices;
-    `cosines` [experts, experts] sums the cosines of the outputs of two experts over the tokens that chose both.
+    `tenths` [10, experts] counts the choices in each tenth of the `texts`, `tenth_tokens` [10] the tokens; `order`
+    lists all choices; `cosines` [experts, experts] sums the cosines of the outputs of two experts over the tokens that
+    chose both.
     """
 
-    def __init__(self, experts: int, keep: Keep, half: int, router: Route | None = None) -> None:
-        self.experts, self.tokens, self.first, self.keep, self._half = experts, 0, 0, keep, half
+    def __init__(self, experts: int, keep: Keep, texts: int, router: Route | None = None) -> None:
+        self.experts, self.tokens, self.first, self.keep, self._texts = experts, 0, 0, keep, texts
         self.chosen = torch.zeros(experts, dtype=torch.int64)
         self.weight = torch.zeros(experts, dtype=torch.float64)
         self.pairs = torch.zeros(experts, experts, dtype=torch.float64)
         self.distances = torch.zeros(experts, dtype=torch.int64)
         self.change = torch.zeros(experts, dtype=torch.float64)
         self.norm = torch.zeros(experts, dtype=torch.float64)
-        self.halves = torch.zeros(2, experts, dtype=torch.int64)
+        self.tenths = torch.zeros(TENTHS, experts, dtype=torch.int64)
+        self.tenth_tokens = torch.zeros(TENTHS, dtype=torch.int64)
         self.order: list[int] = []
         self.weighed = self.measured = False
         self.coverage: list[tuple[int, int]] = []
         self.identity = 0
         self.routes: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
         self._logits: Tensor | None = None
-        self.router_sums = None if router is None else RouterSums(router)
+        self.router_sums = [] if router is None else [RouterSums(router) for _ in range(TENTHS)]
         self._last = torch.full((experts,), -1, dtype=torch.int64)
         self._clock = 0
         self.cosines = torch.zeros(experts, experts, dtype=torch.float64)
         self._norms: list[tuple[int, Tensor, Tensor]] = []
         self._outputs: list[tuple[int, Tensor, Tensor]] = []
 
-    def router(self, logits: Tensor) -> None:
+    def router(self, logits: Tensor, places: Tensor) -> None:
         """Keep a batch's logits until its choices arrive."""
         self._logits = logits.detach().cpu() if self.keep.routes else None
-        if self.router_sums is not None:
-            self.router_sums.add(logits)
+        if self.router_sums:
+            tenth = places[:, 0] * TENTHS // self._texts
+            for at in tenth.unique().tolist():  # type: ignore[no-untyped-call]
+                self.router_sums[at].add(logits[tenth == at])
 
     def route(self, weights: Tensor, places: Tensor) -> None:
         """Add a batch's choices; columns beyond `experts` stand for identity experts, which return their input."""
@@ -342,14 +358,16 @@ class RouteSums(Receiver):
         self.measured, text = True, places[:, 0].cpu()
         if self.keep.routes and sum(len(one) for one, *_ in self.routes) < MOST_ROUTES:
             self.routes.append((ids, values, self._logits, text))
-        self.add(ids.masked_fill(ids >= self.experts, -1), values, text >= self._half)
+        self.add(ids.masked_fill(ids >= self.experts, -1), values, text)
 
-    def add(self, ids: Tensor, weights: Tensor | None, later: Tensor) -> None:
-        """Add the choices [tokens, top_k] of tokens, -1 for none; `later` are the tokens of the second half."""
+    def add(self, ids: Tensor, weights: Tensor | None, text: Tensor) -> None:
+        """Add the choices [tokens, top_k] of tokens, -1 for none; `text` [tokens] are the numbers of their texts."""
         some = ids >= 0
         one = torch.zeros(len(ids), self.experts + 1).scatter_(1, ids + 1, 1.0)[:, 1:]
         self.chosen += one.sum(0).long()
-        self.halves += torch.stack([one[~later].sum(0), one[later].sum(0)]).long()
+        tenth = text * TENTHS // self._texts
+        self.tenths.index_add_(0, tenth, one.long())
+        self.tenth_tokens += torch.bincount(tenth, minlength=TENTHS)
         self.pairs += one.t().double() @ one.double()
         if weights is not None:
             self.weighed = True
@@ -359,9 +377,13 @@ class RouteSums(Receiver):
 
     def count(self, counts: Tensor) -> None:
         """Add the number of choices [passes, experts] in each pass, of which nothing else is known."""
-        half = (len(counts) + 1) // 2
-        self.halves += torch.stack([counts[:half].sum(0), counts[half:].sum(0)])
+        self.tenths.index_add_(0, torch.arange(len(counts)) * TENTHS // len(counts), counts)
         self.chosen += counts.sum(0)
+
+    @property
+    def halves(self) -> Tensor:
+        """The choices [2, experts] in the first half of the texts, and in the second."""
+        return self.tenths.view(2, TENTHS // 2, -1).sum(1)
 
     def _token(self, experts: Tensor) -> None:
         """Add one token's experts, in order of decreasing weight."""
@@ -486,13 +508,14 @@ def experts_of_routes(question: ExpertsQuestion, path: Path, note: Callable[[str
     texts = 1 if text is None else int(text.max()) + 1
     figures, halves, tokens = [], [], 0
     for at, one in enumerate(layers):
-        sums, real = RouteSums(one.experts, keep, 0), one.ids.masked_fill(one.ids >= one.experts, -1)
+        real = one.ids.masked_fill(one.ids >= one.experts, -1)
+        number = torch.arange(len(real)) if text is None or texts < 2 else text
+        sums = RouteSums(one.experts, keep, len(real) if number is not text else texts)
         if one.counts is not None:
             sums.count(one.counts)
         else:
             sums.identity = int((one.ids >= one.experts).sum())
-            number = torch.arange(len(real)) if text is None or texts < 2 else text
-            sums.add(real, one.weights, number >= (int(number.max()) + 2) // 2)
+            sums.add(real, one.weights, number)
         figures.append(_layer(one, sums, {}, question, splits[at]))
         halves.append(sums.halves)
         tokens = max(tokens, sums.tokens)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ffncli.block import steps as ops
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Step, ffn_span, ffn_steps, ffn_sum, id_inputs, parameters, routes, tables
+from ffncli.block.steps import Step, ffn_span, ffn_steps, ffn_sum, id_inputs, parameters, routes, state_inputs, tables
 from ffncli.block.value import unit_steps
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.model import Layer
@@ -136,7 +136,7 @@ class Receiver:
     def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
         """Receive a down projection's input `values` [tokens, d_ff], and the activation's output `active`."""
 
-    def router(self, logits: Tensor) -> None:
+    def router(self, logits: Tensor, places: Tensor) -> None:
         """Receive a router's logits [tokens, experts], before its weights."""
 
     def route(self, weights: Tensor, places: Tensor) -> None:
@@ -240,6 +240,7 @@ class _LayerHooks:
         self._located = [item for item in ffn.located if item.parameter in needed]
         self.logits = {step.inputs[0] for step in self.block if isinstance(step.op, ops.Route)}
         self.experts = {name: op.experts.size for name, op in routes(self.block).items()}
+        self.states = state_inputs(self.block)
         self.certain = False  # whether the modules of `places` are known to be called
         self.begin()
 
@@ -281,7 +282,8 @@ class _LayerHooks:
         x = self._batch.tokens_of(first_tensor(args, kwargs))
         self.receiver.entering(x, self._batch.places)
         if self.places is None:
-            self._run_steps(x)
+            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+            self._run_steps(x, dict(zip(self.states, map(self._batch.tokens_of, tensors[1:]), strict=False)))
         elif not self.certain:
             self.x = x.clone()  # in case the down projection is not called
 
@@ -299,15 +301,15 @@ class _LayerHooks:
         self.receiver.units(DENSE, values, active, self._batch.places)
         self.shown, self.certain, self.gate, self.x = True, True, None, None
 
-    def _run_steps(self, x: Tensor) -> None:
-        """Compute the units with ffncli's steps instead of the model's modules."""
+    def _run_steps(self, x: Tensor, states: Mapping[str, Tensor]) -> None:
+        """Compute the units with ffncli's steps instead of the model's modules; `states` come from other layers."""
         batch, (start, _), total = self._batch, ffn_span(self.block), ffn_sum(self.block)
         weights = live_weights(self.listener.loaded.module, self._located)
-        inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
+        inputs = {start: x, **states} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
         unit_events, route = UnitEvents(self.block), None
         for event in execute(self.block, weights, inputs, EVAL):
             if event.name in self.logits:
-                self.receiver.router(event.tensor)
+                self.receiver.router(event.tensor, batch.places)
             if event.name in self.experts:
                 route = event.tensor
                 self.receiver.route(route, batch.places)
@@ -345,7 +347,7 @@ class _LayerHooks:
         """Finish a pass. If the down projection was not called, run the layer's steps now and in later passes."""
         if self.entered and not self.shown and self.x is not None:
             self.places = None
-            self._run_steps(self.x)
+            self._run_steps(self.x, {})
 
 
 def inputs_of(loaded: Pretrained, live: Mapping[Layer, LiveFFN], batch: Batch) -> list[Tensor]:

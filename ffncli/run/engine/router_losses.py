@@ -6,6 +6,8 @@ one call, or of a whole corpus.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +53,14 @@ class RouterSums:
             scores = scores_of(self._op, wide)
             self._scores += (scores / scores.sum(-1, keepdim=True)).sum(0)
 
+    def __add__(self, other: "RouterSums") -> "RouterSums":
+        """Return the sums over the tokens of both."""
+        out = RouterSums(self._op)
+        out.tokens, out._squares = self.tokens + other.tokens, self._squares + other._squares
+        out._probabilities = self._probabilities + other._probabilities
+        out._scores = self._scores + other._scores
+        return out
+
     def losses(self, load: Sequence[int]) -> tuple[RouterLoss, ...]:
         """Return the losses, given the number of tokens of each expert; none without tokens."""
         choices = sum(load)
@@ -68,6 +78,21 @@ class RouterSums:
             values["deepseek-v3"] = float((shares * self._scores / self.tokens).sum())
         values["z-loss"] = self._squares / self.tokens
         return tuple(RouterLoss(name, value, _DEFINITIONS[name]) for name, value in values.items())
+
+
+def load_figures(load: Sequence[int]) -> dict[str, Any]:
+    """Return the figures of a load, the number of tokens of each expert, by their names in Routing."""
+    choices, most = sum(load), max(load)
+    shares = [tokens / choices for tokens in load if tokens]
+    return {
+        "choices": choices,
+        "even_load": choices / len(load),
+        "idle_experts": tuple(expert for expert, tokens in enumerate(load) if not tokens),
+        "busiest_expert": load.index(most) if choices else None,
+        "busiest_share": most / choices if choices else None,
+        "entropy_bits": sum(-share * log2(share) for share in shares) if choices else None,
+        "max_entropy_bits": log2(len(load)),
+    }
 
 
 def routers(steps: Sequence[Step]) -> dict[str, tuple[Route, str]]:

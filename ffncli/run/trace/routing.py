@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import log2
 
 from torch import Tensor
 
 from ffncli.block.steps import Step, routes
-from ffncli.run.engine.router_losses import RouterLoss, RouterSums, routers
+from ffncli.run.engine.router_losses import RouterLoss, RouterSums, load_figures, routers
 from ffncli.show.tensors import edges
 
 
@@ -59,21 +58,8 @@ def _load(step: str, route: Tensor, experts: int) -> Routing:
     experts."""
     chosen: list[int] = (route != 0).sum(0).tolist()
     load = tuple(chosen[:experts])
-    total, most = sum(load), max(load)
-    shares = [tokens / total for tokens in load if tokens]
-    return Routing(
-        step=step,
-        tokens=route.shape[0],
-        tokens_per_expert=load,
-        choices=total,
-        even_load=total / experts,
-        idle_experts=tuple(expert for expert, tokens in enumerate(load) if not tokens),
-        busiest_expert=load.index(most) if total else None,
-        busiest_share=most / total if total else None,
-        entropy_bits=sum(-share * log2(share) for share in shares) if total else None,
-        max_entropy_bits=log2(experts),
-        identity_choices=sum(chosen[experts:]),
-    )
+    figures = load_figures(load)
+    return Routing(step, route.shape[0], tokens_per_expert=load, identity_choices=sum(chosen[experts:]), **figures)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,17 @@ def test_every_format(stdout_of, mixtral, style):
     assert "\x1b" not in out
 
 
+def test_the_trend_is_a_table_and_charts(call, stdout_of, mixtral, tmp_path):
+    texts, page = tmp_path / "texts.txt", tmp_path / "page.html"
+    texts.write_text("\n".join(["Hello the cat sat", "on the mat"] * 10), "utf-8")
+    asked = ("experts", mixtral, "--prompts", str(texts), "--ablate-texts", "0")
+    assert "Change of the balance from the first text to the last" in stdout_of(*asked)
+    assert call(*asked, "-o", str(page))[0] == 0
+    assert "The balance over the texts" in page.read_text("utf-8")
+    texts.write_text("Hello the cat sat\n" * 9, "utf-8")
+    assert "Change of the balance" not in stdout_of(*asked)
+
+
 def test_csv_has_a_row_for_each_expert(csv_of, mixtral):
     rows = csv_of("experts", mixtral, *SEVERAL, "--ablate-texts", "0")
     survey = ffncli.experts(mixtral, TEXTS, ablate_texts=0)

@@ -2,11 +2,12 @@
 
 from collections import Counter, OrderedDict
 from functools import cache
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import log2
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -43,6 +44,40 @@ def test_the_losses_are_those_of_transformers_over_the_corpus() -> None:
         values = {one.name: one.value for one in layer.losses}
         assert values["transformers"] == pytest.approx(expected.item(), rel=1e-5)
         assert values["z-loss"] == pytest.approx(logits.double().logsumexp(-1).square().mean().item(), rel=1e-5)
+
+
+def test_the_trend_is_that_of_tenths_on_their_own() -> None:
+    """Each tenth by transformers' loss function, and the line by numpy's polynomial fit."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    model, texts = made("mixtral").model, (TEXTS * 2)[:37]
+    survey = ffncli.experts(made("mixtral").path, texts, batch_size=5, ablate_texts=0)
+    with torch.no_grad():
+        logits = [model(input_ids=ids_of(text), output_router_logits=True).router_logits for text in texts]
+    parts = [[at for at in range(37) if at * 10 // 37 == part] for part in range(10)]
+    for layer in survey.layers:
+        whole, expected = choices("mixtral", layer.layer), dict[str, list[float]]()
+        ends = [0, *accumulate(len(text.split()) for text in TEXTS)]
+        for tenth, part in zip(layer.tenths, parts, strict=True):
+            chosen = [e for at in part for token in whole[ends[at % 23] : ends[at % 23 + 1]] for e in token]
+            some = torch.cat([logits[at][layer.layer] for at in part])
+            load = [count / len(chosen) for count in Counter(chosen).values()]
+            figures = {"entropy_bits": -sum(share * log2(share) for share in load)}
+            experts = made("mixtral").model.config.num_local_experts
+            figures["transformers"] = load_balancing_loss_func((some,), experts, 2).item()
+            figures["switch"] = figures["transformers"] / 2
+            figures["z-loss"] = some.double().logsumexp(-1).square().mean().item()
+            assert tenth.tokens == len(some)
+            assert {"entropy_bits": tenth.entropy_bits, **tenth.losses} == pytest.approx(figures, rel=1e-5)
+            assert tenth.busiest_share == pytest.approx(max(load))
+            for name, value in figures.items():
+                expected.setdefault(name, []).append(value)
+        for trend in layer.trends:
+            line, error = numpy.polyfit(numpy.arange(10) / 10, expected[trend.figure], 1, cov=True)
+            assert (trend.change, trend.error) == pytest.approx((line[0], error[0, 0] ** 0.5), rel=1e-4)
+    frame = survey.trend_frame()
+    assert frame["switch"].tolist() == [one.losses["switch"] for layer in survey.layers for one in layer.tenths]
+    assert ffncli.experts(made("mixtral").path, texts[:2], ablate_texts=0).layers[0].trends == ()
 
 
 @pytest.mark.parametrize("name", MIXTURES)
