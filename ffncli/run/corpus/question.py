@@ -179,8 +179,8 @@ class ReadingModel:
     layers: tuple[Layer, ...]
 
 
-def reading_model(question: ReadingQuestion) -> ReadingModel:
-    """Load the model of a question about texts, and choose its layers."""
+def reading_model(question: ReadingQuestion, experts: bool = False) -> ReadingModel:
+    """Load the model of a question about texts, and choose its layers; with `experts`, of a stack that has some."""
     if question.prompts is None:
         raise FFNError(f"{option('prompts')} is missing", "give a file's name, or texts")
     model = load(question.source, Dimensions())
@@ -188,7 +188,8 @@ def reading_model(question: ReadingQuestion) -> ReadingModel:
     every = layers_of(model)
     stacks = list(dict.fromkeys(layer.stack for layer in every))
     if question.layer in (None, "all"):
-        reads = "encoder" if "encoder" in stacks else stacks[0]
+        mixed = [layer.stack for layer in every if layer.spec.moe and experts]
+        reads = "encoder" if "encoder" in stacks else [*mixed, *stacks][0]
         return ReadingModel(model, tuple(layer for layer in every if layer.stack == reads))
     layer = model.model.layer(question.layer)
     if layer.stack == "decoder" and "encoder" in stacks:
@@ -354,7 +355,7 @@ def mixture(question: ExpertsQuestion) -> ReadingModel:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")
         check_writable(str(path), question.force, option("save_routes"))
-    reading = reading_model(question)
+    reading = reading_model(question, experts=True)
     layers = tuple(layer for layer in reading.layers if layer.spec.moe)
     if not layers:
         where = "this layer of " if question.layer not in (None, "all") else ""

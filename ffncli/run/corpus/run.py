@@ -89,7 +89,7 @@ def reader_of(
     question: ReadingQuestion, reading: ReadingModel, note: Callable[[str], None]
 ) -> "Iterator[CorpusReader]":
     """Open the corpus for the model, and immediately send the notes that precede loading to `note`."""
-    path = model_files(reading.model, reading.layers, option("prompts"))
+    path = model_files(reading.model, reading.layers, option("prompts"), states=True)
     before = loading_notes(reading.model, max(layer.index for layer in reading.layers), question.dtype)
     notes: list[str] = []
 

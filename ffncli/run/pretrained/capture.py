@@ -115,10 +115,11 @@ def run_model(
     return (*inputs.notes, *idle, *([fault] if fault else []))
 
 
-def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Path:
-    """Return the path for transformers to load; raise FFNError if the model cannot run on text."""
+def model_files(resolved: Resolved, layers: Sequence[Layer], option: str, states: bool = False) -> Path:
+    """Return the path for transformers to load; raise FFNError if the model cannot run on text, or if a layer needs the
+    state of the router before it, unless the caller records `states`."""
     require_runnable(resolved)
-    if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
+    if not states and (carried := next((one for one in layers if state_inputs(steps(one.spec))), None)):
         what = (
             f"{carried.stack} layer {carried.index}: its router receives a state from the router in the previous layer"
         )
