@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import calls, changes, configs, documents, models, results, tensors
+from tests.fuzz import calls, changes, configs, documents, models, results, routes, tensors
 from tests.fuzz.answers import FuzzAnswer, answer
 
 FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
@@ -14,7 +14,7 @@ FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
     "checkpoint": models.checkpoint,
     "packed": models.packed,
     "results": results.results, "rounds": results.rounds, "journal": results.journal, "grid": results.grid,
-    "saved": tensors.saved, "input": tensors.inputs,
+    "saved": tensors.saved, "input": tensors.inputs, "routes": routes.routes,
     "certificate": documents.certificate, "document": documents.document,
     "options": changes.options, "assertion": changes.assertion, "sweep": changes.sweep,
     "long": changes.long, "block": changes.block,

@@ -93,7 +93,8 @@ HEADERS = [
 ]
 
 
-def _npy(header: str) -> bytes:
+def npy(header: str) -> bytes:
+    """Return an array file with this header and 80 bytes of values."""
     text = header.encode("latin1")
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(80)
 
@@ -111,7 +112,7 @@ def _changed_npz(raw: bytes, draw: Random) -> bytes:
     elif draw.random() < 0.5:
         members[name] = changes.of_bytes(members[name], draw, 0, 130)
     else:
-        members[name] = _npy(draw.choice(HEADERS))
+        members[name] = npy(draw.choice(HEADERS))
     if draw.random() < 0.1:
         members[draw.choice(("x/", "../x", "a\x1bb.npy", "weights/x.npy", "tokens/x.npy"))] = members[name]
     with zipfile.ZipFile(out, "w") as archive:
@@ -147,7 +148,7 @@ def inputs(draw: Random, folder: Path) -> list[str]:
     else:
         if kind == ".npy":
             np.save(out := io.BytesIO(), np.array(values))
-            whole = _npy(draw.choice(HEADERS)) if draw.random() < 0.3 else out.getvalue()
+            whole = npy(draw.choice(HEADERS)) if draw.random() < 0.3 else out.getvalue()
         else:
             whole = save({"x": torch.tensor(values)})
         raw = changes.of_bytes(whole, draw, 0, 130)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block import steps as ops
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.models.files.json_records import Count, Positive, known_fields
 from ffncli.run.engine.execute import route
 from ffncli.run.saved.containers import open_container, write
@@ -27,6 +27,7 @@ from ffncli.run.saved.saved import open_saved
 from ffncli.system.files import open_to_read, read_whole, written_whole
 
 MOST_BYTES = 1 << 31  # of one array, or of a CSV
+MOST_EXPERTS = 4096  # pairs of experts are counted
 STACK = "decoder"  # of formats that do not say it
 _KEY = "routes"
 
@@ -143,8 +144,13 @@ def _ours(path: Path) -> Routes:
                  if f"{name}/{key}" in container.shapes}  # fmt: skip
         if "ids" not in given:
             raise FFNError(f"{where} has no routes of {shown(name, 120)}")
+        given["ids"] = _integers(given["ids"], 2, f"{where}: {shown(name, 120)}/ids")
         layers.append(LayerRoutes(one.stack, one.index, one.experts, rule=one.rule, **given))
-    return Routes(where, "ffn", tuple(layers), container.tensor("text") if "text" in container.shapes else None)
+    text = _integers(container.tensor("text"), 1, f"{where}: text") if "text" in container.shapes else None
+    tokens = {len(one.ids) for one in layers} | ({len(text)} if text is not None else set())
+    if len(tokens) > 1 or (text is not None and not 0 <= int(text.min()) <= int(text.max()) < 1 << 32):
+        raise FFNError(f"{where}: its layers or its texts do not fit its tokens")
+    return Routes(where, "ffn", tuple(layers), text)
 
 
 def _traced(path: Path) -> Routes:
@@ -376,11 +382,17 @@ def read_routes(path: Path, experts: int | None = None, top_k: int | None = None
 def _checked(layer: LayerRoutes, where: str, experts: int | None) -> LayerRoutes:
     """Return the layer with its number of experts; refuse choices that no router makes."""
     name, ids = f"{where}: layer {layer.index}", layer.ids
+    if (
+        size := max(layer.experts, layer.columns, int(ids.max()) + 1 if ids.numel() else 0, experts or 0)
+    ) > MOST_EXPERTS:
+        raise FFNError(f"{name} has {size:,} experts", f"at most {MOST_EXPERTS:,} are counted")
     if layer.counts is not None:
         if bool((layer.counts < 0).any()):
             raise FFNError(f"{name} has a negative count")
         return layer
     least, most = int(ids.min()), int(ids.max())
+    if experts and layer.experts not in (0, experts):
+        raise FFNError(f"{name} has {layer.experts} experts, not {experts}", f"leave {option('recorded_experts')} out")
     count = experts or layer.experts or most + 1
     if least < -1 or most >= max(count, layer.columns):
         raise FFNError(f"{name} names expert {least if least < -1 else most}, but there are {count}")

@@ -65,7 +65,9 @@ def test_saved_routes_are_those_of_the_router(name: str, tmp_path: Path) -> None
         assert [one.mean_weight for one in a.experts] == pytest.approx(weights)
         experts = tuple(replace(one, mean_weight=w, **unmeasured)  # type: ignore[arg-type]
                         for one, w in zip(b.experts, [x.mean_weight for x in a.experts], strict=True))  # fmt: skip
-        assert a == replace(b, experts=experts, losses=())  # a file of routes need not have logits
+        # a file of routes need not have logits
+        tenths = tuple(replace(one, losses={}) for one in b.tenths)
+        assert a == replace(b, experts=experts, losses=(), tenths=tenths, trends=b.trends[:1])
 
 
 def test_a_saved_trace_has_the_routes_of_its_layer(tmp_path: Path) -> None:
@@ -233,10 +235,14 @@ def test_broken_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None
 
 def test_too_few_experts_and_unknown_layers_are_refused(tmp_path: Path) -> None:
     numpy.save(tmp_path / "a.npy", numpy.array(ROUTES))
-    for options, words in (({"recorded_experts": 8}, "but there are 8"), ({"layer": 5}, "has no layer 5"),
+    for options, words in (({"recorded_experts": 8}, "but there are 8"),
+                           ({"recorded_experts": 5000}, "at most 4,096"), ({"layer": 5}, "has no layer 5"),
                            ({"prompts": ["x"]}, "is for a model"), ({"ep": 3}, "evenly")):  # fmt: skip
         with pytest.raises(FFNError, match=words):
             ffncli.experts(str(tmp_path / "a.npy"), **options)  # type: ignore[arg-type]
+    save_routes(tmp_path / "a.safetensors", "m", [LayerRoutes("decoder", 0, 4, torch.tensor([[1, 2]]))], torch.zeros(1))
+    with pytest.raises(FFNError, match="has 4 experts, not 2"):
+        ffncli.experts(str(tmp_path / "a.safetensors"), recorded_experts=2)
     with pytest.raises(FFNError, match="is for recorded routes"):
         ffncli.experts(made("mixtral").path, TEXTS, recorded_experts=4)
 
