@@ -100,7 +100,7 @@ MANY_RULES = (
     Conflict(
         "prompts",
         allows="source layer neuron expert dtype device threads top_units batch_size max_tokens limit skip_special"
-        " top_contexts digits",
+        " top_contexts force digits",
         why="a unit's options are these",
     ),
 )
@@ -132,11 +132,13 @@ def command(
       ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
       ffn trace ./my-model --prompts texts.txt    # every layer over many texts
     """
-    page = (show.out or "").lower().endswith((".html", ".htm", ".svg", ".png"))
+    many = isinstance(question.prompt, tuple) or any(name in CORPUS for name in conflicts.given(corpus))
+    of_block = not many and question.layer != "all" and question.patch_from is None
+    page = of_block and (show.out or "").lower().endswith((".html", ".htm", ".svg", ".png"))
     output = (replace(show, out=None) if page else show).output()  # the page or picture replaces the answer
     load_limit.apply()
     _check_files(question, view, show, page)
-    if isinstance(question.prompt, tuple) or any(name in CORPUS for name in conflicts.given(corpus)):
+    if many:
         _show_many(question, corpus, view, show, output)
         return
     if question.prompt is not None:

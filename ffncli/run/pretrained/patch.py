@@ -1,8 +1,11 @@
 """Patching: values of a step, taken from a run on another prompt, put into the run on this one; what moves the
 prediction, token by token and unit by unit, by exact runs and by attribution."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +22,11 @@ from ffncli.run.pretrained.loading import offline, read_config
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
 from ffncli.run.pretrained.what_if import output_of, replaced_ffn
+from ffncli.show.text import plural
+from ffncli.system.packages import package_errors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
 MOST_UNITS, _MOST_TOKENS = 10, 512
 
@@ -57,6 +65,14 @@ class Patch:
     units: tuple[PatchEffect, ...]
     error: float | None
 
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """Return a row for each token and each unit (`kind`), as a pandas DataFrame."""
+        import pandas
+
+        kinds = (("token", self.tokens), ("unit", self.units))
+        return pandas.DataFrame([{"kind": kind, **asdict(one)} for kind, some in kinds for one in some])
+
 
 def patch(
     resolved: Resolved, layer: Layer, prompt: Prompt, other: Prompt, step: str, dtype: str | None = None,
@@ -74,7 +90,8 @@ def patch(
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         both = [tokens_of(one, tokenizer, path) for one in (prompt, other)]
         if len(both[0]) != len(both[1]) or len(both[0]) > _MOST_TOKENS:
-            what = f"{option('patch_from')}: {len(both[1])} tokens cannot replace those of {len(both[0])}"
+            many = f"{len(both[1])} {plural('token', len(both[1]))}"
+            what = f"{option('patch_from')}: {many} cannot replace those of {len(both[0])}"
             raise FFNError(what, f"give texts of as many tokens, at most {_MOST_TOKENS}")
         loaded = kept(resolved, transformers, path, config, computed, device, with_head=True)
         live = live_ffn(loaded.module, resolved, layer)

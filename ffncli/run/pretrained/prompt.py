@@ -19,16 +19,18 @@ PROMPT_RULES = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """The input of a model: a prompt or token ids, and the positions to trace (None: all)."""
+    """The input of a model: a prompt or token ids, and the positions to trace (None: all); `name` is that of the field
+    with the prompt."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
     positions: str | None = None
+    name: str = "prompt"
 
     @property
     def option(self) -> str:
         """The option that set this input, named in error messages."""
-        return option("prompt" if self.ids is None else "input_ids")
+        return option(self.name if self.ids is None else "input_ids")
 
 
 def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:

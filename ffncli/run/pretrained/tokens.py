@@ -39,7 +39,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
     if prompt.ids is not None:
         return with_texts(prompt.ids, tokenizer)
     if not prompt.text:
-        raise FFNError(f"{option('prompt')} is empty", _OR_IDS)
+        raise FFNError(f"{prompt.option} is empty", _OR_IDS)
     if tokenizer is None:
         name = "tokenizer.ggml.model" if is_gguf(path) else _FILES[0]
         what = f"{shown_path(path)} has no tokenizer ({name})"
@@ -49,7 +49,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
     except Exception as error:  # surrogates that UTF-8 cannot encode, and other strings that a tokenizer refuses
         raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
     if not ids:
-        raise FFNError(f"{option('prompt')} {shown(prompt.text)} has no tokens", _OR_IDS)
+        raise FFNError(f"{prompt.option} {shown(prompt.text)} has no tokens", _OR_IDS)
     return with_texts(ids, tokenizer)
 
 

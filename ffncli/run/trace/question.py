@@ -175,7 +175,7 @@ class Question(Dimensions, StepOptions):
     patch: Annotated[
         str | None,
         Opt("--patch", metavar="STEP", accepts=TEXT, group="What if",
-            help="With --patch-from: the step. [default: what the down projection reads]"),
+            help="With --patch-from: the step. [default: what the down projection reads, or a mixture's output]"),
     ] = None  # fmt: skip
     tp: shared.TensorParallel = None
     ep: shared.ExpertParallel = None
@@ -491,7 +491,10 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> dict[Layer, t
     for kind, text in texts:
         where, rest = layer, text
         if match := _LAYER.fullmatch(text):
-            where, rest = model.model.layer(f"{match[1]}.{match[2]}" if match[1] else int(match[2])), match[3]
+            try:
+                where, rest = model.model.layer(f"{match[1]}.{match[2]}" if match[1] else int(match[2])), match[3]
+            except FFNError as error:
+                raise FFNError(f"{option(('set', 'ablate')[kind], text)} is in no layer", error.hint) from None
         wanted.setdefault(where, ([], []))[kind].append(rest)
     if len(wanted) > 1 and not prompted:
         raise FFNError("changes in several layers need a text that runs through them", f"add {option('prompt')}")

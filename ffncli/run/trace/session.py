@@ -500,11 +500,10 @@ def _patch(question: Question, subject: TraceSubject, prepared: Prepared) -> Pat
     if question.patch_from is None or subject.prompt is None:
         return None
     from ffncli.run.pretrained.patch import patch
-    from ffncli.run.pretrained.prompt import prompt_of
+    from ffncli.run.pretrained.prompt import Prompt
 
-    other = prompt_of(question.patch_from, None, None)
-    assert other is not None
-    step = question.patch or next(one.inputs[0] for one in prepared.steps if one.output == "down")
+    other, written = Prompt(question.patch_from, name="patch_from"), ffn_span(prepared.steps)[1]
+    step = question.patch or next((one.inputs[0] for one in prepared.steps if one.output == "down"), written)
     return patch(subject.model, subject.layer, subject.prompt, other, step, question.dtype, question.device)
 
 

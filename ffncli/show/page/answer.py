@@ -65,7 +65,11 @@ def _table(table: Table, data: dict[str, Any], name: str) -> Sequence[Child]:
         data[name] = {"columns": table.columns, "rows": [[_value(cell) for cell in row] for row in table.rows]}
         return [element("div", data_table=name)]
     right = table.right_aligned()
-    head = element("thead", element("tr", [element("th", column, scope="col") for column in table.columns]))
+    names = [
+        element("th", column, scope="col", class_="number" if r else None)
+        for column, r in zip(table.columns, right, strict=True)
+    ]
+    head = element("thead", element("tr", names))
     body = [
         element("tr", [_cell(text, r, at in table.emphasis) for text, r in zip(row, right, strict=True)])
         for at, row in enumerate(table.texts())

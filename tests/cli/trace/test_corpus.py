@@ -71,6 +71,20 @@ def test_every_format(stdout_of, llama, texts, style):
     assert "\x1b" not in out
 
 
+def test_every_answer_about_texts_is_a_page(call, llama, texts, tmp_path):
+    """A page holds the whole answer, not a block that can be changed."""
+    page, one = tmp_path / "page.html", ("trace", llama, "--layer", "1")
+    for words, found in (
+        (("trace", llama, "--prompts", texts), "kurtosis"),
+        ((*one, "--prompts", texts, "--neuron", "3"), "Fires on"),
+        ((*one, "--prompt", TEXTS[0], "--patch-from", "world the mat sat"), "One unit of all tokens"),
+        (("trace", llama, "--layer", "all", "--prompt", TEXTS[0]), "most active"),
+    ):
+        code, out, err = call(*words, "-o", str(page), "--force")
+        assert (code, out) == (0, ""), err
+        assert found in page.read_text("utf-8")
+
+
 def test_csv_has_a_row_for_each_layer(csv_of, llama, texts):
     rows = csv_of("trace", llama, "--prompts", texts)
     survey = ffncli.corpus(llama, texts)

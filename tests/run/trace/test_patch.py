@@ -1,5 +1,6 @@
 """Patching against hooks on transformers' modules in float64: exact runs, and attribution as autograd has it."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_a_patch_is_that_of_hooks(name: str) -> None:
     patch = ffncli.trace(path, layer=1, prompt=PROMPT, dtype="fp64", patch_from=OTHER).patch
     assert patch is not None
     assert (patch.towards, patch.away) == (towards, away)
-    close = {"rel": 1e-9, "abs": 1e-11}
+    close = {"rel": 0, "abs": 8 * math.ulp(float(old.abs().max()))}  # the largest figure that is added up
     assert patch.base == pytest.approx(float(of(old)), **close)
     assert patch.patched - patch.base == pytest.approx(exact(...), **close)
     delta = torch.zeros_like(seen[0], requires_grad=True)
@@ -75,6 +76,9 @@ def test_a_patch_is_that_of_hooks(name: str) -> None:
     every = (*patch.tokens, *patch.units)
     worst = max(abs(one.exact - one.attribution) for one in every)
     assert patch.error == pytest.approx(worst / max(abs(one.exact) for one in every))
+    frame = patch.frame()
+    assert frame["kind"].tolist() == ["token"] * 4 + ["unit"] * len(patch.units)
+    assert frame.exact.tolist() == [one.exact for one in every]
 
 
 def test_the_same_prompt_changes_nothing() -> None:
@@ -84,12 +88,38 @@ def test_the_same_prompt_changes_nothing() -> None:
     assert patch.error is None
 
 
+def test_in_a_mixture_the_output_is_patched() -> None:
+    """Against a hook that puts in what the block of a mixture writes for the other prompt."""
+    path, model = in_double("mixtral")
+    model.set_experts_implementation("eager")
+    seen: list[Tensor] = []
+
+    def swap(m: Any, args: Any, out: Tensor) -> Tensor:
+        seen.append(out)
+        return seen[0]
+
+    hook = model.get_submodule("model.layers.1.mlp").register_forward_hook(swap)
+    with torch.no_grad():
+        new, patched = (model(input_ids=ids(numbers)).logits[0, -1] for numbers in (THERE, (3, 5, 6, 7)))
+    hook.remove()
+    with torch.no_grad():
+        old = model(input_ids=ids()).logits[0, -1]
+    patch = ffncli.trace(path, layer=1, prompt=PROMPT, dtype="fp64", patch_from=OTHER).patch
+    assert patch is not None
+    assert (patch.step, patch.towards) == ("experts", int(new.argmax()))
+    towards, away = int(new.argmax()), int(old.argmax())
+    assert patch.away == (away if away != towards else None)
+    expected = patched[towards] - (patched[away] if away != towards else 0)
+    assert patch.patched == pytest.approx(float(expected), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"prompt": PROMPT, "patch_from": "cat"}, "1 tokens cannot replace those of 4"),
+        ({"prompt": PROMPT, "patch_from": "cat"}, "1 token cannot replace those of 4"),
         ({"prompt": PROMPT, "patch_from": OTHER, "patch": "nope"}, "no step"),
         ({"prompt": PROMPT, "patch": "act"}, "needs patch_from"),
+        ({"prompt": PROMPT, "patch_from": ""}, "patch_from is empty"),
         ({"patch_from": OTHER}, "needs prompt"),
     ],
 )
