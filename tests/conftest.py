@@ -1,10 +1,12 @@
 """One environment for all tests: no colour, no settings of the developer's terminal, reproducible hypothesis."""
 
 import csv
+import functools
 import gc
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,23 +46,33 @@ MARKED = {  # every test in these folders has the mark
 assert all((TESTS / folder).is_dir() for folders in MARKED.values() for folder in folders), "a folder has moved"
 
 
-def marks_of(path: Path) -> list[str]:
-    """Return the marks that the folders of this file give to its tests."""
+@functools.cache
+def marks_of(path: Path) -> frozenset[str]:
+    """Return the marks that every test of this file has, from its folders and its own `pytestmark`."""
     folders = {folder.relative_to(TESTS).as_posix() for folder in path.parents if folder.is_relative_to(TESTS)}
-    return [mark for mark, marked in MARKED.items() if not folders.isdisjoint(marked)]
+    of_folders = (mark for mark, marked in MARKED.items() if not folders.isdisjoint(marked))
+    return frozenset([*of_folders, *_OF_FILE.findall(path.read_text("utf-8"))])
+
+
+_OF_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(\w+)", re.MULTILINE)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     for mark in marks_of(item.path):
-        item.add_marker(mark)
+        if mark in MARKED:
+            item.add_marker(mark)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """If `-m` is a single mark, skip files whose tests cannot have it: importing all files takes ten seconds."""
-    name = config.option.markexpr
-    if collection_path.suffix != ".py" or not name.isidentifier() or name in marks_of(collection_path):
+    """Skip files of which `-m "a or b"` or `-m "not (a or b)"` takes no test: each process would import them all."""
+    expression = re.fullmatch(r"(not \()?(\w+(?: or \w+)*)\)?", config.option.markexpr)
+    if collection_path.suffix != ".py" or not expression:
         return None
-    return None if f"mark.{name}" in collection_path.read_text("utf-8") else True
+    names, always = set(expression[2].split(" or ")), marks_of(collection_path)
+    if expression[1]:
+        return True if names & always else None
+    text = collection_path.read_text("utf-8")
+    return None if names & always or any(f"mark.{name}" in text for name in names) else True
 
 
 def pytest_collection_finish() -> None:
