@@ -54,12 +54,13 @@ def by_compressed_tensors(form: str, **weights: Any) -> int:
     return total - 3 * 2 * 8 * (form == "pack-quantized")  # without each matrix's shape, two int64
 
 
-def by_torchao(kind: str) -> int:
+def by_torchao(kind: str, group: int | None = None) -> int:
     """Return the bytes of the tensor subclasses that torchao makes of the matrices."""
     from torchao import quantization
 
     layers = torch.nn.ModuleList([torch.nn.Linear(m.shape[1], m.shape[0], bias=False).bfloat16() for m in MATRICES])
-    quantization.quantize_(layers, getattr(quantization, kind)())
+    how = {"granularity": quantization.PerGroup(group)} if group else {}
+    quantization.quantize_(layers, getattr(quantization, kind)(**how))
     return sum(size(layer.weight) for layer in layers)
 
 
@@ -116,19 +117,27 @@ def kinds() -> Iterator[tuple[str, str, Mapping[str, Any], Callable[[], int]]]:
     for name, form, weights in (
         ("int4, groups of 32", "pack-quantized",
          {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, **common}),
+        ("int4 by channel, in bytes", "int-quantized",
+         {"num_bits": 4, "type": "int", "strategy": "channel", **common}),
         ("int8 by channel", "int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", **common}),
         ("fp8 by channel", "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel", **common}),
     ):  # fmt: skip
         yield (
             name,
             "compressed-tensors",
-            _compressed(**weights),
+            _compressed(**weights) | {"format": form},
             lambda f=form, w=weights: by_compressed_tensors(f, **w),
         )
     for kind in ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig",
                  "Float8DynamicActivationFloat8WeightConfig", "Int4WeightOnlyConfig"):  # fmt: skip
         config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": {}}}}
         yield kind, "torchao", config, lambda k=kind: by_torchao(k)
+    by_group = {"granularity": {"_type": "PerGroup", "_data": {"group_size": 64}}}
+    config = {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": by_group}},
+    }
+    yield "Int8WeightOnlyConfig, groups of 64", "torchao", config, lambda: by_torchao("Int8WeightOnlyConfig", 64)
     for form, double in (("nf4", False), ("nf4", True), ("fp4", False)):
         config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": form,
                   "bnb_4bit_use_double_quant": double}  # fmt: skip

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.models import catalog
 from ffncli.models.config.families import REFUSED, family_of
-from ffncli.models.config.quantized import unknown_packing
-from ffncli.models.config.read import from_config, read_config, text_tower
+from ffncli.models.config.packed_model import unknown_packing
+from ffncli.models.config.read import from_config, quantization_of, read_config, text_tower
 from ffncli.models.config.unread import UnknownField
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_object
@@ -31,6 +31,8 @@ _HUB_PAGE = re.compile(
     r"(?P<name>[\w-][\w.-]*(?:/(?!(?:tree|blob|raw|resolve|discussions|commits)(?:[/?#]|$))[\w-][\w.-]*)?)(?:/(?:tree|blob|raw|resolve)/(?P<revision>[\w.-]+)(?:/[^?#]*)?)?/?(?:[?#].*)?",
     re.IGNORECASE,
 )
+# Older writers' own files, which lie next to a config.json without quantization_config, and their methods.
+_QUANTIZED = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -194,6 +196,10 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
     kind = tower.values.get("model_type")
     if checkpoint is not None and family_of(kind) is None and not (isinstance(kind, str) and kind in REFUSED):
         return _from_tensors(checkpoint, tower, text)
+    beside = next((name for name in _QUANTIZED if (config.parent / name).is_file()), None)
+    if checkpoint is None and beside and quantization_of(Fields(values, "")) is None:
+        found = read_object(config.parent / beside, MOST_CONFIG_BYTES)
+        values = {**values, "quantization_config": {"quant_method": _QUANTIZED[beside], **found}}
     try:
         model = from_config(values, text, shown_path(config))
     except UnknownField as error:

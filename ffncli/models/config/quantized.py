@@ -1,4 +1,4 @@
-"""The bytes of a quantised model's weights, from its config alone: `quantization_config` says how matrices are stored.
+"""How a quantised model's matrices are stored, from its config alone (`quantization_config`), and the bytes of one.
 
 A matrix takes the bytes of the tensors that the format's library writes for it: packed values, the scales and zeros of
 groups, rows and tiles, and GPTQ's order of columns. Not counted are the numbers that a matrix has once, whatever its
@@ -7,19 +7,15 @@ AutoRound, bitsandbytes, compressed-tensors, ModelOpt, torchao, MLX) and the con
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
-from ffncli.block import dtypes
-from ffncli.block.dtypes import DType
-from ffncli.block.steps import Axis, Experts, Linear, Step, of_norm
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.strict_json import Fields
-from ffncli.models.model import LayerParams, Model, NonFFN, Resolved
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,10 @@ class UnknownPacking(FFNError):
 
 
 _MANY = 100  # with more plain rules than this, looking up a name's parts is faster than searching for each rule
+_LAYERS = (
+    "model.layers", "model.language_model.layers", "language_model.model.layers", "transformer.h", "layers",
+    "backbone.layers", "model.decoder.layers", "gpt_neox.layers", "transformer.blocks", "biogpt.layers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,11 @@ def _matcher(pattern: str) -> Callable[[str], object]:
 
 def scheme_of(quantization: Mapping[str, Any], where: str) -> Scheme:
     """Read a quantization_config, or MLX's `quantization`. Raises UnknownPacking for what it does not determine."""
+    quantization = {**quantization, **_mapping(quantization.get("quantization"))}  # ModelOpt's own file nests it
     config = Fields(quantization, f"{where}: quantization_config")
     method = str(quantization.get("quant_method") or "").lower().replace("-", "_")
+    if not method and {"load_in_4bit", "load_in_8bit"} & {*quantization}:
+        method = "bitsandbytes"  # before transformers wrote the method
     if not method and ("quant_algo" in quantization or "quantized_layers" in quantization):
         method = "modelopt"
     if not method and "bits" in quantization:
@@ -235,6 +238,8 @@ _FP8 = Packing("fp8", 8)
 def _gptq(config: Fields) -> Scheme:
     bits, group = _bits(config), _group(config, "group_size")
     packing = Packing(f"gptq-{bits}bit", bits, group, 2, bits, column_bytes=4)
+    if config.values.get("checkpoint_format") == "marlin" or config.values.get("is_marlin_format") is True:
+        packing = replace(packing, zero_bits=0, column_bytes=0)
     rules = [
         (f"re:{name.removeprefix('+:')}", replace(packing, name=f"gptq-{b}bit", bits=b, zero_bits=b, group=g))
         for name, rule in _mapping(config.values.get("dynamic")).items()
@@ -252,7 +257,8 @@ def _gptq(config: Fields) -> Scheme:
 
 def _awq(config: Fields) -> Scheme:
     bits, group = _bits(config), _group(config, "group_size|q_group_size")
-    return Scheme(Packing(f"awq-{bits}bit", bits, group, 2, bits), usual_only=True)
+    zero = 0 if str(config.values.get("version")).lower() == "marlin" else bits
+    return Scheme(Packing(f"awq-{bits}bit", bits, group, 2, zero), usual_only=True)
 
 
 def _auto_round(config: Fields) -> Scheme:
@@ -277,11 +283,15 @@ def _auto_round(config: Fields) -> Scheme:
 def _compressed(config: Fields) -> Scheme:
     """Read compressed-tensors: a packing for each group of targets (`Linear`, or patterns of names)."""
     rules: list[tuple[str, Packing | None]] = []
+    form, sparsity = config.values.get("format"), _mapping(config.values.get("sparsity_config")).get("format", "dense")
+    if sparsity != "dense":
+        raise _unknown(config, f"the sparsity {shown(sparsity)}")
     for group in _mapping(config.values.get("config_groups")).values():
         weights = _mapping(group).get("weights")
         if not isinstance(weights, Mapping):
             continue
-        packing = _of_weights(Fields(weights, f"{config.where}: config_groups"))
+        own = _mapping(group).get("format") or form
+        packing = _of_weights(Fields(weights, f"{config.where}: config_groups"), own)
         targets = _mapping(group).get("targets")
         names = targets if isinstance(targets, list) and targets else ["Linear"]
         rules += [("*" if name == "Linear" else str(name), packing) for name in names]
@@ -290,9 +300,13 @@ def _compressed(config: Fields) -> Scheme:
     return Scheme(None, tuple(rules), head=True)
 
 
-def _of_weights(weights: Fields) -> Packing:
-    """Read the description of one group's weights: type, bits, strategy, group size."""
+def _of_weights(weights: Fields, form: object) -> Packing:
+    """Read the description of one group's weights: type, bits, strategy, group size; `form` is how they are stored."""
     bits, kind = _bits(weights), weights.values.get("type", "int")
+    if form in ("dense", "marlin-24"):
+        raise _unknown(weights, f"weights in the format {shown(form)}")
+    if kind == "int" and form in ("int-quantized", "naive-quantized", "float-quantized"):
+        bits = 8  # a value of fewer bits takes a byte
     strategy = weights.values.get("strategy") or ("group" if weights.values.get("group_size") else "tensor")
     group, tile = 0, None
     scale = 2.0  # bf16
@@ -300,6 +314,8 @@ def _of_weights(weights: Fields) -> Packing:
         group = _group(weights, "group_size")
     elif strategy == "block":
         sizes = weights.values.get("block_structure")
+        if isinstance(sizes, str) and re.fullmatch(r"\d{1,6}x\d{1,6}", sizes):
+            sizes = [int(size) for size in sizes.split("x")]
         if not isinstance(sizes, list) or len(sizes) != 2 or any(type(s) is not int or s < 1 for s in sizes):
             raise _unknown(weights, f"blocks of {shown(sizes)}")
         tile = (sizes[0], sizes[1])
@@ -322,8 +338,6 @@ def _of_weights(weights: Fields) -> Packing:
 
 def _modelopt(config: Fields) -> Scheme:
     """Read ModelOpt's `quant_algo`; with MIXED_PRECISION, `quantized_layers` gives each module's."""
-    inner = _mapping(config.values.get("quantization"))
-    config = Fields({**config.values, **inner}, config.where)
     algorithm = str(config.values.get("quant_algo") or "").upper()
     if algorithm == "MIXED_PRECISION" or (not algorithm and config.values.get("quantized_layers")):
         layers = _mapping(config.values.get("quantized_layers"))
@@ -370,6 +384,8 @@ def _fp8(config: Fields) -> Scheme:
 
 def _bitsandbytes(config: Fields) -> Scheme:
     if not (config.values.get("load_in_4bit") or config.values.get("_load_in_4bit")):
+        if not config.values.get("load_in_8bit", config.values.get("_load_in_8bit", True)):
+            raise _unknown(config, "weights in neither 4 nor 8 bits")
         return Scheme(Packing("bnb-int8", 8, 0, 4))
     form, size = str(config.values.get("bnb_4bit_quant_type", "fp4")), config.values.get("bnb_4bit_blocksize", 64)
     if type(size) is not int or size < 1:
@@ -386,14 +402,18 @@ def _torchao(config: Fields) -> Scheme:
         default = _mapping(kind.get("default"))
         arguments, kind = _mapping(default.get("_data")), default.get("_type")
     name = re.sub(r"(config|_)", "", str(kind).lower())
-    group = _group(Fields(arguments, config.where), "group_size", 128)
+    tables = config.values.get("include_input_output_embeddings") is True
     if name.startswith("int4weightonly"):
-        return Scheme(Packing("torchao-int4", 4, group, 4))  # scale and zero in bf16
+        group = _group(Fields(arguments, config.where), "group_size", 128)
+        return Scheme(Packing("torchao-int4", 4, group, 4, everywhere=tables))  # scale and zero in bf16
+    by = str(arguments.get("granularity", "row" if "weightonly" in name or name.startswith("int8") else "")).lower()
     if name.startswith(("int8weightonly", "int8dynamicactivationint8weight")):
-        return Scheme(Packing("torchao-int8", 8, 0, 4, 8))
+        grouped = {**arguments, **_mapping(_mapping(arguments.get("granularity")).get("_data"))}
+        group = _group(Fields(grouped, config.where), "group_size", 0)
+        scales = (0, 0) if "tensor" in by else (4, 8)
+        return Scheme(Packing("torchao-int8", 8, group, *scales, everywhere=tables))
     if name.startswith("float8"):
-        rows = "row" in str(arguments.get("granularity", "row" if "weightonly" in name else "")).lower()
-        return Scheme(Packing("torchao-fp8", 8, 0, 4 if rows else 0))
+        return Scheme(Packing("torchao-fp8", 8, 0, 4 if "row" in by else 0, everywhere=tables))
     raise _unknown(config, f"quant_type {shown(kind)}")
 
 
@@ -425,168 +445,3 @@ _METHODS = {
     "mxfp4": lambda config: Scheme(None, (("re:.*\\bexperts\\b", _MXFP4),)), "bitsandbytes": _bitsandbytes,
     "torchao": _torchao, "mlx": _mlx,
 }  # fmt: skip
-
-
-def unknown_packing(resolved: Resolved) -> str:
-    """Return a note if a quantised model without tensors has a config that does not determine its bytes, else ""."""
-    try:
-        packed = packed_model(resolved)
-    except UnknownPacking as unknown:
-        return f"{unknown.message}, so weight bytes are not counted"
-    if packed is None or not packed.unknown:
-        return ""
-    where = f"{resolved.source}: quantization_config"
-    return f"{where}: the bytes of {packed.unknown} are not known, so those of the whole model are not counted"
-
-
-# --- the bytes of a model ---------------------------------------------------------------------------------------------
-
-_LEAVES = {
-    "gate": ("gate_proj", "w1", "gate_up_proj", "w_in"), "down": ("down_proj", "w2", "fc2", "c_proj", "dense_4h_to_h"),
-    "up": ("up_proj", "w3", "gate_up_proj", "w_in", "fc1", "c_fc", "dense_h_to_4h"),
-}  # fmt: skip
-_LAYERS = (
-    "model.layers", "model.language_model.layers", "language_model.model.layers", "transformer.h", "layers",
-    "backbone.layers", "model.decoder.layers", "gpt_neox.layers", "transformer.blocks", "biogpt.layers",
-)  # fmt: skip
-_MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mixer")
-_MOST_MATCHES = 100_000  # patterns times layers; published models have a few thousand
-_USUAL = ("self_attn.", "self_attention.", "attention.", "attn.")  # modules that every library packs
-_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-
-
-@dataclass(frozen=True)
-class PackedModel:
-    """The bytes of a quantised model: of its FFNs, and of everything else (None if unknown, and then `unknown` names
-    the modules, unless their parameters are unknown). `format` stands for the FFNs' formats, with their mean bytes per
-    parameter."""
-
-    ffn_bytes: int
-    other_bytes: int | None
-    format: DType
-    unknown: str = ""
-
-
-def packed_model(resolved: Resolved) -> PackedModel | None:
-    """Return the bytes that a quantised model's tensors would have; None if no config describes its quantization, or if
-    there are tensors. Raises UnknownPacking, which names what the config does not determine."""
-    quantization, model = resolved.quantization, resolved.model
-    if not quantization or resolved.stored is not None:
-        return None
-    scheme, plain = scheme_of(quantization, resolved.source), dtypes.find(model.dtype) or dtypes.dtype("bf16")
-    try:
-        matches = len(scheme.patterns) * sum(len(group.layers) for group in model.groups)
-    except re.error as error:
-        raise UnknownPacking(f"{resolved.source}: quantization_config: a pattern is not read ({error})") from None
-    if matches > _MOST_MATCHES:
-        raise UnknownPacking(
-            f"{resolved.source}: quantization_config: the bytes of {len(scheme.patterns):,} patterns are not known"
-        )
-    bytes_by_format: dict[str, int] = {}
-    for group in model.groups:
-        for matrix in _matrices(group.steps):
-            names = _names(matrix) if matrix.role else []
-            for layer in group.layers:
-                packing = scheme.in_layer(layer, names) if names else None
-                if matrix.part == "router":
-                    packing = scheme.default if scheme.default and scheme.default.everywhere else None
-                size = matrix.bytes(packing, plain)
-                name = packing.name if packing else plain.name
-                bytes_by_format[name] = bytes_by_format.get(name, 0) + size
-    total = sum(bytes_by_format.values())
-    name = max(bytes_by_format, key=lambda one: bytes_by_format[one])
-    packings = [scheme.default, *(packing for _, packing in scheme.rules)]
-    block = max([1, *(packing.group for packing in packings if packing)])
-    blocks = [(group.steps, len(group.layers)) for group in model.groups]
-    mean = dtypes.mean_format(name, blocks, total, block, plain.block_bytes)
-    other = _outside(model, scheme, plain)
-    return PackedModel(total, None, mean, other) if isinstance(other, str) else PackedModel(total, other, mean)
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """A parameter of a block: the part of the block (`mlp`, `experts`, `shared`, `router`), its role there (`gate`,
-    `up`, `down`; empty if no format packs it), and its shape."""
-
-    part: str
-    role: str
-    shape: tuple[int, ...]
-
-    @property
-    def params(self) -> int:
-        return prod(self.shape)
-
-    def bytes(self, packing: Packing | None, plain: DType) -> int:
-        if packing is None or len(self.shape) < 2:
-            return self.params * plain.block_bytes
-        rows, columns = self.shape[-2:]
-        return prod(self.shape[:-2]) * packing.matrix_bytes(rows, columns)
-
-
-def _matrices(steps: Sequence[Step], part: str = "mlp", stack: tuple[Axis, ...] = ()) -> Iterator[_Matrix]:
-    """Yield a block's parameters, without its norms."""
-    for step in steps:
-        if isinstance(step.op, Experts):
-            inner = "shared" if step.op.always else "experts"
-            yield from _matrices(step.op.program, inner, (*stack, step.op.experts))
-        elif not of_norm(step):
-            for name, axes in step.parameters().items():
-                first, _, last = step.output.rpartition(".")
-                at = "shared" if first == "shared" else "router" if step.output.startswith("router") else part
-                shape = tuple(axis.size for axis in (*stack, *axes))
-                packs = isinstance(step.op, Linear) and name.endswith("weight") and last in _LEAVES
-                yield _Matrix(at, last if packs else "", shape)
-
-
-def _names(matrix: _Matrix) -> list[str]:
-    """Return the names that checkpoints give to this matrix's module in a layer."""
-    if matrix.part == "experts":
-        bases = [f"{mlp}.experts{e}" for mlp in _MLPS for e in (".0", "")]
-    elif matrix.part == "shared":
-        bases = [f"{mlp}.{shared}" for mlp in _MLPS for shared in _SHARED]
-    else:
-        bases = [*_MLPS]
-    return [f"{base}.{leaf}" for base in bases for leaf in _LEAVES[matrix.role]]
-
-
-_HEADS = ("lm_head", "model.lm_head", "language_model.lm_head", "embed_out")
-
-
-def _outside(model: Model, scheme: Scheme, plain: DType) -> int | str | None:
-    """Return the bytes of a model outside its FFNs: None if its parameters are unknown, or the modules whose packing is
-    unknown. The projections of attention and other mixers are packed unless they are left out; embeddings and norms are
-    not, except in formats that pack everything."""
-    rest, stacks = model.non_ffn, {group.stack for group in model.groups}
-    total = rest.params(stacks) if rest else None
-    if rest is None or rest.parts is None or total is None:
-        return None
-    if not scheme.beyond_experts:
-        return total * plain.block_bytes
-    if not rest.listed:
-        return f"the projections of {model.model_type} that belong to neither attention nor FFN"
-    out, packed = 0, 0
-    for layer, one in _layers_outside(rest, stacks):
-        for matrix in one.projections:
-            packing = scheme.in_layer(layer, [matrix.name])
-            if packing and not rest.named:
-                return f"the attention of {model.model_type}"
-            if packing and scheme.usual_only and not matrix.name.startswith(_USUAL):
-                return matrix.name
-            if packing:
-                out += packing.matrix_bytes(matrix.rows, matrix.columns)
-                packed += matrix.params
-    everywhere = scheme.default if scheme.default and scheme.default.everywhere else None
-    head = scheme.of(_HEADS) if scheme.head else everywhere
-    for part, packing in (("head", head), ("input embedding", everywhere)):
-        columns = rest.parts["", part] // rest.vocabulary if rest.vocabulary else 0  # without the head's bias
-        if packing and columns:
-            out += packing.matrix_bytes(rest.vocabulary, columns)
-            packed += rest.vocabulary * columns
-    return out + (total - packed) * plain.block_bytes
-
-
-def _layers_outside(rest: NonFFN, stacks: Collection[str]) -> Iterator[tuple[int, LayerParams]]:
-    """Yield the number of each layer and its parameters outside the FFN, in the stacks and in layers without FFN."""
-    for stack in stacks:
-        yield from rest.layers.get(stack, {}).items()
-    yield from rest.between.items()

@@ -36,15 +36,16 @@ _ELSEWHERE: Mapping[str, str] = {
     r"(attention|attn|key|query|value|qkv?|kv|index|kda|linear|position|rope|rotary|sliding|cross)_.*": "attention",
     r".*_(attention|attn|attention_heads|rotary|key_value_heads|kv_heads)(_.*)?": "attention",
     r"use_(attention|qk)_.*|head_.*|num_hash(es)?|use_fast_hash|hash_code_len|clamp_len": "attention",
-    r".*sliding_window.*|.*kv_shared.*": "attention",
+    r".*sliding_window.*|.*kv_shared.*|blocksparse_.*": "attention",
     r"(mamba|ssm|conv|lin|rg_?lru|lru|time_step|dt|state)_.*|expand|hidden_mamba_act": "a state-space layer",
     r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
     r"|(?!.*rout).*_logit_soft_?cap.*": "embeddings, the head, the pooler",
     r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "attention.py",
-    r"expert_capacity_.*|.*capacity_(token_fraction|factor)": "the maximum number of tokens per expert, see NOTED",
+    r"expert_capacity_.*|.*capacity_(token_fraction|factor)|.*token_dropping": "the maximum number of tokens"
+    " per expert, see NOTED",
     r"(hidden_)?act(ivation)?(_fn|_function)?": "if the code uses another activation, the evidence names it",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
-    r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
+    r"(speech|vision|audio|image|video|mm|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
     r"mtp_.*|.*nextn.*": "layers that predict more than one token",
     r"initializer_.*|rescale_.*|mup_.*init.*|.*_init(_.*)?|.*_parallel(_.*)?|ep_size|pretraining_.*": "training alone",
 }
@@ -95,12 +96,15 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "lxmert": {r"num_hidden_layers(\..*)?": "same as l_layers, x_layers and r_layers"},
     "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all shared experts together"},
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual connection around the block"),
-    "hunyuan_v1_moe": {"moe_intermediate_size": "its experts are intermediate_size wide in any case"},
+    "hunyuan_v1_moe": {
+        "moe_intermediate_size": "its experts are intermediate_size wide in any case", "dense_list": "its classifier",
+    },
     "lfm2": {"block_.*": "read only if block_auto_adjust_ff_dim is true"},
     "minicpm3": {
         "n_routed_experts|n_shared_experts|num_experts_per_tok|moe_(intermediate_size|layer_freq)|n_group|topk_(group|method)"
         "|norm_topk_prob|first_k_dense_replace|routed_scaling_factor": "its code has no experts",
     },
+    "minicpm": {"sparse_config": "its attention"},
     "mobilebert": {"hidden_size": "the width between its blocks if use_bottleneck is true"},
     "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
     "muse_spark_text": {"residual_gate_temperature": "the residual connection around the block"},
@@ -110,6 +114,8 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "perceiver": {"num_latents": "the number of vectors with which it attends"},
     "prophetnet": {"ngram": "the number of tokens that it predicts"},
+    "phi3small": {"mup_.*": "its embeddings, attention and head"},
+    "plamo": {"n_shared_head": "its attention"},
     "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
     "grok-1": {"output_multiplier_scale": "the logits of its head"},
     "starcoder2": {"mlp_type": "its one kind of MLP"},
@@ -123,9 +129,9 @@ _ARITHMETIC = re.compile(
 # Maps spellings that rows share to the families whose code reads them. Other families' code ignores the spelling and
 # uses its default.
 _LAYERS: Mapping[str, str] = {
-    "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode "
+    "n_layer": "codegen codeshell ctrl jais btlm telechat telechat2 decision_transformer gpt2 gpt_bigcode "
     "imagegpt openai-gpt phi-msft mixformer-sequential xlnet RefinedWeb RefinedWebModel bloom",
-    "n_layers": "dbrx hf_olmo distilbert flaubert mpt xlm",
+    "n_layers": "dbrx hf_olmo llada distilbert flaubert mpt xlm",
     "num_layers": "chatglm exaone gpt_neo longcat_flash pix2struct_text_model pop2piano switch_transformers t5 xglm",
 }
 _EXPERTS: Mapping[str, str] = {
@@ -193,14 +199,15 @@ def require_read(config: Fields, family: str) -> tuple[str, ...]:
     Raises UnknownField for other fields that the family's row does not know.
     """
     left = {name: value for name, value in unread(config, family).items() if name not in MEMORIES}
+    kind = clean(str(config.values.get("model_type", family)))
     counted = {
         n: v for n, v in left.items() if n not in NOTED and _COUNTED.search(n) and isinstance(v, float | int | str)
     }
     for name, value in counted.items():
-        config.not_run[f"{in_words({name: value})}: unknown for model_type {family}"] = None
+        config.not_run[f"{in_words({name: value})}: unknown for model_type {kind}"] = None
         del left[name]
     if fields := in_words({name: value for name, value in left.items() if name not in NOTED}):
-        raise UnknownField(config.where, family, fields)
+        raise UnknownField(config.where, kind, fields)
     return (*_respelled(config, family), *(f"{in_words({name: value})}: {NOTED[name]}" for name, value in left.items()))
 
 

@@ -14,7 +14,8 @@ from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Norm, Step, of_norm, untied_parameters, walk
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.config.non_ffn import RESTS
-from ffncli.models.config.quantized import PackedModel, UnknownPacking, packed_model, unknown_packing
+from ffncli.models.config.packed_model import PackedModel, packed_model, unknown_packing
+from ffncli.models.config.quantized import UnknownPacking
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize, unknown_note
 from ffncli.show.text import plural
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ffncli.errors import FFNError
-from ffncli.models.config.quantized import packed_model, unknown_packing
+from ffncli.models.config.packed_model import packed_model, unknown_packing
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.model import Resolved

@@ -13,9 +13,11 @@ from benchmarks import quantized_kinds
 from benchmarks.quantized_kinds import row
 from benchmarks.script import read
 from ffncli.errors import FFNError
-from ffncli.models.config.quantized import Packing, Scheme, packed_model
+from ffncli.models.config.packed_model import packed_model
+from ffncli.models.config.quantized import Packing, Scheme
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
+from ffncli.models.source import load
 from tests.models.files.test_packing import awq, gpt_oss, gptq
 from tests.oracles.packed import by_library
 
@@ -58,6 +60,13 @@ KINDS: dict[str, tuple[dict[str, Any], float]] = {
     "gptq 3": ({"quant_method": "gptq", "bits": 3}, PARAMS * 3 / 8 + groups(128) * 2.375 + 4 * INPUTS),
     "gptq 8, a group per row": ({"quant_method": "gptq", "bits": 8, "group_size": -1}, PARAMS + ROWS * 3 + 4 * INPUTS),
     "gptq 2": ({"quant_method": "gptq", "bits": 2, "group_size": 64}, PARAMS / 4 + groups(64) * 2.25 + 4 * INPUTS),
+    "gptq in marlin's layout": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"},
+        PARAMS / 2 + groups(128) * 2,
+    ),
+    "awq in marlin's layout": (
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "marlin"}, PARAMS / 2 + groups(128) * 2
+    ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, PARAMS / 2 + groups(128) * 2.5),
     "awq, its own names": ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, PARAMS / 2 + groups(64) * 2.5),
     "auto-round as gptq": (
@@ -78,6 +87,11 @@ KINDS: dict[str, tuple[dict[str, Any], float]] = {
         PARAMS / 2 + groups(64) * 2.5,
     ),
     "int8 by channel": (described(num_bits=8, type="int", strategy="channel"), PARAMS + ROWS * 2),
+    "int4 in bytes": (described(num_bits=4, type="int", strategy="channel") | {"format": "int-quantized"},
+                      PARAMS + ROWS * 2),
+    "blocks as a text": (
+        described(num_bits=8, type="float", strategy="block", block_structure="128x128"), PARAMS + tiles(128) * 2
+    ),
     "fp8 by tensor": (described(num_bits=8, type="float", strategy="tensor"), PARAMS),
     "fp8 by channel": (described(num_bits=8, type="float", strategy="channel"), PARAMS + ROWS * 2),
     "fp8 by block": (
@@ -96,6 +110,7 @@ KINDS: dict[str, tuple[dict[str, Any], float]] = {
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         PARAMS / 2 + PARAMS / 64 * 4,
     ),
+    "nf4 without a method": ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, PARAMS / 2 + PARAMS / 64 * 4),
     "nf4 with double quantization": (
         {"quant_method": "bitsandbytes", "_load_in_4bit": True, "bnb_4bit_use_double_quant": True},
         PARAMS / 2 + PARAMS / 64 + 3 * 4 * (D * F / 64 / 256),
@@ -108,6 +123,11 @@ KINDS: dict[str, tuple[dict[str, Any], float]] = {
     "torchao int8, as an object": (
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
         PARAMS + ROWS * 5,  # a float32 scale and an int8 zero for a row, as torchao 0.18 writes them
+    ),
+    "torchao int8 in groups": (
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {
+            "group_size": None, "granularity": {"_type": "PerGroup", "_data": {"group_size": 64}}}}}},
+        PARAMS + groups(64) * 5,
     ),
     "torchao fp8": ({"quant_method": "torchao", "quant_type": "float8_weight_only"}, PARAMS + ROWS * 4),
     "torchao fp8, activations too": (
@@ -279,6 +299,35 @@ def test_patterns_that_could_match_for_ever_are_refused(pattern: str) -> None:
     assert count(resolved).weight_bytes is None
 
 
+BESIDE: dict[str, tuple[dict[str, Any], float]] = {
+    "hf_quant_config.json": (
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}},
+        PARAMS * 9 / 16,
+    ),
+    "quantize_config.json": (
+        {"bits": 4, "group_size": 128, "desc_act": False}, PARAMS / 2 + groups(128) * 2.5 + 4 * INPUTS
+    ),
+    "quant_config.json": ({"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, KINDS["awq"][1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_file_beside_the_config_describes_the_quantization(name: str, tmp_path: Path) -> None:
+    """As older versions of ModelOpt, AutoGPTQ and AutoAWQ wrote it; the config's own description comes first."""
+    values, layer = BESIDE[name]
+    (tmp_path / name).write_text(json.dumps(values), "utf-8")
+    for config, expected in ((LLAMA, layer), ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, PARAMS)):
+        (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+        assert count(load(str(tmp_path))).weight_bytes == LAYERS * ceil(expected)
+
+
+def test_torchao_packs_embeddings_and_head_if_the_config_says_so() -> None:
+    """A float32 scale and an int8 zero for each row of the two tables."""
+    int8 = {"quant_method": "torchao", "quant_type": "int8_weight_only"}
+    alone, with_tables = counted(int8), counted({**int8, "include_input_output_embeddings": True})
+    assert alone.model_weight_bytes - with_tables.model_weight_bytes == 2 * 512 * (D - 5)
+
+
 def test_mlx_packs_embeddings_and_router_too() -> None:
     values = {**LLAMA, "quantization": {"group_size": 64, "bits": 4}}
     read = count(from_config(values, "model", "config.json"))
@@ -302,6 +351,10 @@ UNKNOWN: dict[str, dict[str, Any]] = {
     "groups of 'x'": {"quant_method": "gptq", "bits": 4, "group_size": "x"},
     "blocks of [128]": {"quant_method": "fp8", "weight_block_size": [128]},
     "weights without config_groups": {"quant_method": "compressed-tensors"},
+    "the sparsity 'sparse-24-bitmask'": described(num_bits=8, type="float", strategy="channel")
+    | {"sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}},
+    "weights in the format 'dense'": described(num_bits=8, type="int", strategy="channel") | {"format": "dense"},
+    "weights in neither 4 nor 8 bits": {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
     "quant_type 'uintx'": {"quant_method": "torchao", "quant_type": "uintx"},
 }
 
@@ -338,7 +391,7 @@ def test_the_kept_table_of_kinds_agrees_and_names_its_oracles() -> None:
     """Bytes by each format's library, written once in an environment of its own; compressed-tensors writes here too."""
     kept = {row["kind"]: row for row in read(ROOT / "benchmarks/results/quantized_kinds.csv")}
     told = [row(*one) for one in quantized_kinds.kinds() if one[1] in ("compressed-tensors", "mlx")]
-    assert [one["agrees"] for one in told if one["library"] == "compressed-tensors"] == [True] * 3
+    assert [one["agrees"] for one in told if one["library"] == "compressed-tensors"] == [True] * 4
     assert all(str(one["from_config"]) == kept[str(one["kind"])]["written"] for one in told)
     assert [one["agrees"] for one in kept.values()].count("true") == 25
     assert all(one["oracle"].startswith("by hand") for one in kept.values() if one["agrees"] != "true")

@@ -56,7 +56,8 @@ COUNTS: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "phi3small": (
         {"model_type": "phi3small", "hidden_size": 64, "ff_intermediate_size": 160, "num_hidden_layers": 3,
-         "hidden_act": "gegelu", "gegelu_limit": 20.0, "gegelu_pad_to_256": True}, 3 * (WIDE + 2 * 160 + 64),
+         "hidden_act": "gegelu", "gegelu_limit": 20.0, "gegelu_pad_to_256": True, "blocksparse_block_size": 64,
+         "mup_embedding_multiplier": 10.0}, 3 * (WIDE + 2 * 160 + 64),
     ),
     "the first Phi-2": (
         {"model_type": "phi-msft", "n_embd": 2560, "n_inner": None, "n_layer": 32, "activation_function": "gelu_new"},
@@ -71,6 +72,63 @@ COUNTS: dict[str, tuple[dict[str, Any], int]] = {
         3 * 3 * 64 * 256,
     ),
     # ⅔ · 5.25 · 8192 = 28,672, as wide as Llama-3's 70B; ⅔ · 2.625 · 8192 = 14,336; a layer without an FFN
+    # the published totals of the next seven: 8.02 B (the rest is 32 · 4 · 4096² and two tables of 126,464), 13.6 B
+    # without embeddings, 16 B with 1.4 B active, 27.5 B with its vision, 389 B, 80 B, 13 B
+    "LLaDA-8B": (
+        {"model_type": "llada", "d_model": 4096, "mlp_hidden_size": 12288, "mlp_ratio": 4, "n_layers": 32,
+         "activation_type": "silu", "block_type": "llama"}, 32 * 3 * 4096 * 12288,
+    ),
+    "MiniCPM-MoE-8x2B": (
+        {"model_type": "minicpm", "hidden_size": 2304, "intermediate_size": 5760, "num_hidden_layers": 40,
+         "hidden_act": "silu", "num_experts": 8, "num_experts_per_tok": 2, "scale_depth": 1.4},
+        40 * (8 * 3 * 2304 * 5760 + 8 * 2304),
+    ),
+    "Ling-mini-2.0": (
+        {"model_type": "bailing_moe_v2", "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+         "num_hidden_layers": 20, "hidden_act": "silu", "num_experts": 256, "num_shared_experts": 1,
+         "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 1, "norm_topk_prob": True,
+         "moe_router_enable_expert_bias": True, "routed_scaling_factor": 2.5, "router_dtype": "fp32",
+         "score_function": "sigmoid", "moe_shared_expert_intermediate_size": 512},
+        3 * 2048 * 5120 + 19 * (257 * 3 * 2048 * 512 + 256 * 2048 + 256),
+    ),
+    "DeepSeek-VL2": (
+        {"model_type": "deepseek_vl_v2", "language_config": {
+            "model_type": "deepseek_v2", "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 30,
+            "hidden_act": "silu", "moe_intermediate_size": 1536, "n_routed_experts": 72, "n_shared_experts": 2,
+            "num_experts_per_tok": 6, "first_k_dense_replace": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+            "norm_topk_prob": True, "routed_scaling_factor": 2.0, "n_group": 1, "topk_group": 1}},
+        3 * 2560 * 12288 + 29 * (74 * 3 * 2560 * 1536 + 72 * 2560 + 72),
+    ),
+    "Hunyuan-Large": (
+        {"model_type": "hunyuan", "hidden_size": 6400, "intermediate_size": 18304, "num_hidden_layers": 64,
+         "hidden_act": "silu", "num_experts": 16, "moe_topk": 1, "num_shared_expert": 1, "use_mixed_mlp_moe": True},
+        64 * (17 * 3 * 6400 * 18304 + 16 * 6400),
+    ),
+    "Hunyuan-A13B, a number for each layer": (
+        {"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "num_hidden_layers": 32,
+         "hidden_act": "silu", "moe_intermediate_size": [3072] * 32, "num_experts": 64, "moe_topk": [8] * 32,
+         "num_shared_expert": [1] * 32, "use_mixed_mlp_moe": True, "dense_list": [128167, 0]},
+        32 * (65 * 3 * 4096 * 3072 + 64 * 4096),
+    ),
+    "jais-13b": (
+        {"model_type": "jais", "activation_function": "swiglu", "n_embd": 5120, "n_inner": 13653, "n_layer": 40},
+        40 * (3 * 5120 * 13653 + 2 * 13653 + 5120),
+    ),
+    "telechat, whose down projection alone has a bias": (
+        {"model_type": "telechat", "hidden_size": 64, "ffn_hidden_size": 160, "n_layer": 3}, 3 * (WIDE + 64)
+    ),
+    "codeshell": (
+        {"model_type": "codeshell", "activation_function": "gelu_pytorch_tanh", "n_embd": 64, "n_inner": 256,
+         "n_layer": 3}, 3 * (2 * 64 * 256 + 256 + 64),
+    ),
+    "plamo": (
+        {"model_type": "plamo", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+         "n_shared_head": 8}, 3 * WIDE,
+    ),
+    "LLaVA's first code": (
+        {"model_type": "llava_qwen", **LLAMA_LIKE, "num_attention_heads": 4, "vocab_size": 100, "mm_hidden_size": 32},
+        3 * WIDE,
+    ),
     "nemotron-nas": (
         nas({"ffn_mult": 5.25}, {"ffn_mult": 2.625}, {"no_op": True}, {"ffn_mult": 0.1}),
         3 * 8192 * (28672 + 14336 + 768),  # 2/3 of 0.1 · 8192 is 546.1, rounded up to 3 · 256
@@ -86,7 +144,8 @@ COUNTS: dict[str, tuple[dict[str, Any], int]] = {
     # the mixture of every second layer has a dense MLP as wide as d_model beside it
     "arctic": (
         {"model_type": "arctic", **LLAMA_LIKE, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
-         "moe_layer_frequency": 2, "parallel_attn_mlp_res": True}, 2 * WIDE + 2 * (8 * WIDE + 8 * 64 + 3 * 64 * 64),
+         "moe_layer_frequency": 2, "moe_token_dropping": True, "parallel_attn_mlp_res": True},
+        2 * WIDE + 2 * (8 * WIDE + 8 * 64 + 3 * 64 * 64),
     ),
 }  # fmt: skip
 

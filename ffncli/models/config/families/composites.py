@@ -21,12 +21,12 @@ _TEXT_TOWERS = {
     "glm4v_text": "glm46v glmga", "granite": "granite_speech granite_speech_plus",
     "hyperclovax": "hyperclovax_vision_v2", "kimi_linear": "kimi_k3", "kosmos_2_5_text_model": "kosmos-2.5",
     "kosmos_2_text_model": "kosmos-2", "lfm2": "lfm2_vl", "lfm3": "lfm3_vl",
-    "llama": "deepseek_vl deepseek_vl_hybrid glmasr idefics3 janus llava llava_next llava_next_video perception_lm "
-    "smolvlm video_llava vipllava voxtral",
-    "mistral": "idefics2 mistral3", "modernvbert": "colmodernvbert",
+    "llama": "deepseek_vl deepseek_vl_hybrid glmasr idefics3 janus llava llava_llama llava_next llava_next_video "
+    "perception_lm smolvlm video_llava vipllava voxtral",
+    "mistral": "idefics2 llava_mistral mistral3", "modernvbert": "colmodernvbert",
     "modernbert": "modernvbert pe_audio pe_audio_video pe_video", "nemotron_h": "nemo_speechlm nemotron_h_omni",
     "opt": "blip-2 instructblip instructblipvideo", "paligemma": "colpali pi0", "persimmon": "fuyu",
-    "qwen2": "audioflamingo3 fast_vlm got_ocr2 internvl llava_onevision musicflamingo ovis2 pp_chart2table "
+    "qwen2": "audioflamingo3 fast_vlm got_ocr2 internvl llava_onevision llava_qwen musicflamingo ovis2 pp_chart2table "
     "qwen2_audio vibevoice vibevoice_asr video_llama_3",
     "qwen2_5_omni_text": "qwen2_5_omni_thinker",
     "qwen3": "fun_asr_nano lighton_ocr moss_transcribe_diarize qianfan_ocr qwen3_asr", "qwen2_vl": "colqwen2",

@@ -179,7 +179,7 @@ _GEMMA = Family(
 )
 _GPT = {
     "gpt2": _plain(
-        "activation_function", "gelu_new", d_model=_N_EMBD, d_ff="n_inner", multiple=4, aliases=("gpt-sw3",)
+        "activation_function", "gelu_new", d_model=_N_EMBD, d_ff="n_inner", multiple=4, aliases=("gpt-sw3", "codeshell")
     ),
     "gpt_bigcode": _plain("activation_function", "gelu_tanh", d_model=_N_EMBD, d_ff="n_inner", multiple=4),
     "gpt_neo": _plain("activation_function", "gelu_new", multiple=4),

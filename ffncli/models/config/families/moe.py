@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from ffncli.block.activations import NO_LIMITS, hard_limits
 from ffncli.models.config.family import (
@@ -62,6 +63,9 @@ def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _deepseek_v2(config: Fields) -> Extra:
+    if (config.get("topk_method", None), config.get("scoring_func", None)) == ("noaux_tc", "sigmoid"):
+        # DeepSeek-VL2's code, which routes as DeepSeek-V3 does
+        return corrected(shared=2, renormalise=False)(config)
     agree(config, scoring_func="softmax")
     grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
     if not grouped_choice:
@@ -106,14 +110,18 @@ def _dbrx(config: Fields) -> Extra:
 
 
 def _hunyuan(config: Fields) -> Extra:
-    top_k = config.get(TOP_K)
-    if type(top_k) is list:  # one value per layer; equal for all layers in every published model
-        if not top_k or any(type(k) is not int or k != top_k[0] for k in top_k):
-            raise config.wrong(TOP_K, top_k, "one number for all layers")
-        top_k = top_k[0]
-    else:
-        top_k = config.integer(TOP_K)
-    return {"top_k": top_k, "shared_experts": 1}
+    shared = _alike(config, "num_shared_expert", 1) if config.flag("use_mixed_mlp_moe", True) else 0
+    return {"top_k": _alike(config, TOP_K), "shared_experts": shared}
+
+
+def _alike(config: Fields, name: str, default: Any = REQUIRED) -> int:
+    """Read a number that may be given for every layer; it is equal for all layers in every published model."""
+    value = config.get(name, default)
+    if type(value) is not list:
+        return int(config.integer(name, default))
+    if not value or any(type(one) is not int or one != value[0] or one < 1 for one in value):
+        raise config.wrong(name, value, "one number for all layers")
+    return int(value[0])
 
 
 def _kolibri(config: Fields) -> Extra:
@@ -230,7 +238,7 @@ ROWS: Mapping[str, Family] = {
     "mistral4": silu(moe=MoEFields(layers=after_prefix(0), routing=_mistral4(True, "input"))),
     "mistral_large4_text": silu(1e-5, moe=MoEFields(layers=_PREFIX_1, routing=_mistral4(None))),
     "mellum": silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
-    "hunyuan_v1_moe": silu(1e-5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
+    "hunyuan_v1_moe": silu(1e-5, aliases=("hunyuan",), moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
     "dbrx": Family(
         d_model="d_model|hidden_size", activation="ffn_config.ffn_act_fn.name", default_activation="silu",
         norm="layernorm", eps=(None, 1e-5), adjust=lambda config: {"norm_bias": False},

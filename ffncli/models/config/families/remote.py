@@ -16,6 +16,7 @@ from ffncli.models.config.family import (
     Stack,
     after_prefix,
     agree,
+    corrected,
     not_covered,
     only,
     runs_only,
@@ -67,6 +68,13 @@ def _olmo1(config: Fields) -> Extra:
     }  # fmt: skip
 
 
+def _llada(config: Fields) -> Extra:
+    """Read LLaDA, OLMo 1's code with Llama's block: `mlp_hidden_size` is the width of gate alone."""
+    only(config, "block_type", "llama", "only its gated block is covered")
+    config.pass_over("mlp_ratio")
+    return {}
+
+
 def _nas_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
     """Read a width for each layer of Nemotron-NAS: ⅔ · ffn_mult · d_model, rounded up to a multiple of 256."""
     layers, d_model = config.integer("num_hidden_layers"), config.integer("hidden_size")
@@ -111,6 +119,13 @@ def _deepseek(config: Fields) -> Extra:
     return {"renormalise": config.flag("norm_topk_prob", False), **shared_count(0)(config)}
 
 
+def _bailing2(config: Fields) -> Extra:
+    """Read Ling 2.0's routing, DeepSeek-V3's with other names."""
+    agree(config, score_function="sigmoid", moe_router_enable_expert_bias=True, router_dtype="fp32")
+    agree(config, moe_shared_expert_intermediate_size=config.integer("moe_intermediate_size"))
+    return corrected(2.5, (8, 4))(config)
+
+
 def _if_several(config: Fields, stack: Stack) -> Callable[[int], bool]:
     """Give experts to all layers of a config that has several experts, and to none of another."""
     experts = config.get(EXPERTS, None)
@@ -149,7 +164,23 @@ ROWS: Mapping[str, Family] = {
     "exaone": Family(
         activation="activation_function|hidden_act", default_activation="silu", eps=("layer_norm_epsilon", 1e-5)
     ),
-    "minicpm": silu(adjust=_minicpm),
+    "minicpm": silu(
+        adjust=_minicpm, moe=MoEFields(d_ff="intermediate_size", layers=_if_several)  # MiniCPM-MoE
+    ),
+    "llada": Family(
+        d_model="d_model", d_ff="mlp_hidden_size", multiple=4, activation="activation_type", default_activation="silu",
+        bias=("include_bias", False), eps=("rms_norm_eps", 1e-5), adjust=_llada,
+    ),
+    "telechat": Family(
+        d_model="hidden_size|n_embed", d_ff="ffn_hidden_size", activation=None, eps=("layer_norm_epsilon", 1e-5),
+        adjust=lambda config: {"activation": "silu", "down_bias": True}, aliases=("telechat2",),
+    ),
+    "jais": Family(
+        gated=None, bias=True, norm="layernorm", eps=LAYER_NORM_EPS, d_model="n_embd", d_ff="n_inner", multiple=4,
+        activation="activation_function", default_activation="gelu_new", aliases=("btlm",),
+        adjust=lambda config: {"gated": config.text("activation_function", "").endswith("glu")},
+    ),
+    "plamo": silu(adjust=lambda config: {"parallel": True, "shared_norm": True}),
     "orion": Family(default_activation="silu", norm="layernorm", eps=("rms_norm_eps", 1e-5)),
     "stablelm_epoch": Family(default_activation="silu", norm="layernorm", eps=("norm_eps|layer_norm_eps", 1e-5)),
     "phi-msft": Family(
@@ -180,6 +211,7 @@ ROWS: Mapping[str, Family] = {
     "RefinedWeb": replace(_FALCON, adjust=lambda config: {"parallel": True, "shared_norm": False}),
     "RefinedWebModel": _FALCON,
     "deepseek": silu(aliases=("bailing_moe",), moe=MoEFields(layers=after_prefix(0), routing=_deepseek)),
+    "bailing_moe_v2": silu(moe=MoEFields(layers=after_prefix(0), routing=_bailing2)),
     "grok-1": Family(
         activation=None, position="pre+branch", eps=("rms_norm_eps", 1e-5),
         adjust=lambda config: {"activation": "gelu"},
