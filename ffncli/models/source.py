@@ -196,10 +196,10 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
     kind = tower.values.get("model_type")
     if checkpoint is not None and family_of(kind) is None and not (isinstance(kind, str) and kind in REFUSED):
         return _from_tensors(checkpoint, tower, text)
-    beside = next((name for name in _QUANTIZED if (config.parent / name).is_file()), None)
-    if checkpoint is None and beside and quantization_of(Fields(values, "")) is None:
-        found = read_object(config.parent / beside, MOST_CONFIG_BYTES)
-        values = {**values, "quantization_config": {"quant_method": _QUANTIZED[beside], **found}}
+    file = next((name for name in _QUANTIZED if (config.parent / name).is_file()), None)
+    if checkpoint is None and file and quantization_of(Fields(values, "")) is None:
+        described = read_object(config.parent / file, MOST_CONFIG_BYTES)
+        values = {**values, "quantization_config": {"quant_method": _QUANTIZED[file], **described}}
     try:
         model = from_config(values, text, shown_path(config))
     except UnknownField as error:

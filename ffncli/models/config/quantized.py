@@ -290,8 +290,8 @@ def _compressed(config: Fields) -> Scheme:
         weights = _mapping(group).get("weights")
         if not isinstance(weights, Mapping):
             continue
-        own = _mapping(group).get("format") or form
-        packing = _of_weights(Fields(weights, f"{config.where}: config_groups"), own)
+        stored_as = _mapping(group).get("format") or form
+        packing = _of_weights(Fields(weights, f"{config.where}: config_groups"), stored_as)
         targets = _mapping(group).get("targets")
         names = targets if isinstance(targets, list) and targets else ["Linear"]
         rules += [("*" if name == "Linear" else str(name), packing) for name in names]
