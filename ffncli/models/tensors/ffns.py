@@ -63,7 +63,7 @@ class Projections:
 
     def bias(self, leaf: str) -> str:
         """Return the name of the matrix's bias."""
-        return self.parent + leaf + (".bias" if self.suffix else "_bias")
+        return f"{self.parent}{leaf}.bias" if self.suffix else f"{self.parent}{leaf.removesuffix('_weight')}_bias"
 
     def matrices(self, items: Mapping[str, Item]) -> dict[str, Item]:
         """Return gate, up and down, in this order."""
@@ -219,6 +219,10 @@ NAMINGS: Sequence[Naming] = (
     Naming("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
     Naming("w1", "c_proj", "w2"),  # Qwen v1: w2 is the gate
     Naming("c_fc_1", "c_proj", "c_fc_0"),  # EXAONE 3
+    Naming("c_fc", "c_proj", "c_fc2"),  # Jais, BTLM
+    Naming("up_proj", "ff_out", "ff_proj"),  # LLaDA
+    Naming("fc_2", "proj", "fc_1"),  # LitGPT
+    Naming("fc1_x", "fc2", "fc1_g"),  # timm's SwiGLU
     Naming("fc11", "fc2", "fc12"),  # Nomic BERT
     Naming("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
     Naming("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
@@ -236,6 +240,9 @@ NAMINGS: Sequence[Naming] = (
     Naming("shared_w13_weight", "shared_w2_weight"),
     Naming("w13_dn", "w2_md"),
     Naming("mlp1_weight", "mlp2_weight"),  # OpenAI's own gpt-oss files
+    Naming("w12", "w3"),  # timm's and DINOv2's packed SwiGLU
+    Naming("fc", "proj"),  # LitGPT
+    Naming("w_1", "w_2"),  # ESPnet
     Naming("fc1.proj", "fc2"),  # CLVP
     Naming("fc1", "fc2"),  # OPT, Whisper, BART, CLIP
     Naming("c_fc", "c_proj"),  # GPT-2

@@ -57,6 +57,33 @@ NAMES: dict[str, tuple[str, Shapes, int]] = {
                        "ff.layers.2.bias": (D,)}, PLAIN + F + D,
     ),
     "nn.Sequential with dropout": ("blocks", {"ffwd.net.0.weight": (F, D), "ffwd.net.3.weight": (D, F)}, PLAIN),
+    "LLaDA": (
+        "model.transformer.blocks",
+        {"ff_proj.weight": (F, D), "up_proj.weight": (F, D), "ff_out.weight": (D, F), "attn_out.weight": (D, D)}, GATED
+    ),
+    "Jais, whose matrices are transposed": (
+        "transformer.h", {"mlp.c_fc.weight": (D, F), "mlp.c_fc2.weight": (D, F), "mlp.c_proj.weight": (F, D),
+                          "mlp.c_fc.bias": (F,), "mlp.c_fc2.bias": (F,), "mlp.c_proj.bias": (D,)}, GATED + 2 * F + D
+    ),
+    "LitGPT": (
+        "transformer.h", {"mlp.fc_1.weight": (F, D), "mlp.fc_2.weight": (F, D), "mlp.proj.weight": (D, F)}, GATED
+    ),
+    "LitGPT without a gate": ("transformer.h", {"mlp.fc.weight": (F, D), "mlp.proj.weight": (D, F)}, PLAIN),
+    "timm": ("blocks", {"mlp.fc1_g.weight": (F, D), "mlp.fc1_x.weight": (F, D), "mlp.fc2.weight": (D, F)}, GATED),
+    "DINOv2": (
+        "blocks",
+        {"mlp.w12.weight": (2 * F, D), "mlp.w12.bias": (2 * F,), "mlp.w3.weight": (D, F), "mlp.w3.bias": (D,)},
+        GATED + 2 * F + D,
+    ),
+    "ESPnet": (
+        "encoder.encoders", {"feed_forward.w_1.weight": (F, D), "feed_forward.w_2.weight": (D, F)}, PLAIN
+    ),
+    "OpenAI's gpt-oss, with biases": (
+        "block",
+        {"mlp.gate.weight": (E, D), "mlp.gate.bias": (E,), "mlp.mlp1_weight": (E, 2 * F, D),
+         "mlp.mlp1_bias": (E, 2 * F), "mlp.mlp2_weight": (E, D, F), "mlp.mlp2_bias": (E, D)},
+        E * (GATED + 2 * F + D + D + 1),
+    ),
     "compiled": ("_orig_mod.transformer.h", {"mlp.c_fc.weight": (F, D), "mlp.c_proj.weight": (D, F)}, PLAIN),
 }  # fmt: skip
 
