@@ -31,6 +31,11 @@ def suffix(way: Naming) -> str:
     return "" if way.down.endswith("_weight") else ".weight"
 
 
+def bias(way: Naming, leaf: str) -> str:
+    """Return the name of a matrix's bias: `up_proj.bias`, `mlp1_bias`."""
+    return f"mlp.{leaf}.bias" if suffix(way) else f"mlp.{leaf.removesuffix('_weight')}_bias"
+
+
 def dense(way: Naming, parent: str = "mlp.", fused: bool = False, d: int = D, f: int = F) -> Shapes:
     """Return the matrices of one FFN in nn.Linear's layout; `fused`: gate and up in one matrix."""
     widths = dict.fromkeys(way.names, (f, d)) | {way.up: (2 * f if fused else f, d), way.down: (d, f)}

@@ -6,7 +6,22 @@ from hypothesis import strategies as st
 
 from ffncli.models.tensors.ffns import NAMINGS, Item, Naming, looked_for
 from ffncli.models.tensors.recognise import recognise
-from tests.oracles.layers import EITHER, IDS, NORM, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
+from tests.oracles.layers import (
+    EITHER,
+    IDS,
+    NORM,
+    D,
+    E,
+    F,
+    Shapes,
+    bias,
+    check_ffn,
+    dense,
+    layers_of,
+    numbers,
+    one,
+    suffix,
+)
 
 # --- dense ------------------------------------------------------------------------------------------------------------
 
@@ -28,7 +43,7 @@ def test_gate_and_up_in_one_matrix(way: Naming):
 def test_biases(way: Naming):
     shapes = dict(dense(way))
     for leaf in way.names:
-        shapes[f"mlp.{leaf}{'.bias' if suffix(way) else '_bias'}"] = (D if leaf == way.down else F,)
+        shapes[bias(way, leaf)] = (D if leaf == way.down else F,)
     check_ffn(one(shapes), shapes, gated=bool(way.gate), bias=True)
 
 
@@ -43,8 +58,8 @@ def test_matrices_the_other_way_round(way: Naming):
     check_ffn(one(shapes | NORM), shapes, gated=bool(way.gate))
     check_ffn(one(shapes | NORM, d_model=F), shapes, gated=bool(way.gate))  # a config that is wrong changes nothing
     check_ffn(one(shapes, d_model=D), shapes, gated=bool(way.gate))
-    bias = {f"mlp.{way.up}{'.bias' if suffix(way) else '_bias'}": (F,)}
-    check_ffn(one(shapes | bias, d_model=F), shapes | bias, gated=bool(way.gate), bias=True)
+    biased = shapes | {bias(way, way.up): (F,)}
+    check_ffn(one(biased, d_model=F), biased, gated=bool(way.gate), bias=True)
 
 
 def test_a_fused_matrix_the_other_way_round_needs_nothing_else():
