@@ -8,7 +8,7 @@ from shapes that were left out: all rows of a shape are left out together.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import exp, log
+from math import exp, log, sqrt
 from statistics import median
 
 from ffncli.models.counting.times.fitted import BOUNDS, Ends
@@ -77,16 +77,15 @@ def left_out(
 ) -> list[tuple[MeasuredKernels, float]]:
     """Return every row with its error by a fit to rows of other shapes; `fit` returns the function that gives errors.
 
-    Shapes are put into `folds` parts by a hash, or each is left out alone if there are fewer shapes than that.
+    Shapes are put into `folds` parts by a hash, or each is left out alone if there are fewer shapes than that. A single
+    shape is predicted from no rows.
     """
     shapes = list(dict.fromkeys(row.shape for row in rows))
     part = {shape: part_of(shape, folds) if len(shapes) > 2 * folds else n for n, shape in enumerate(shapes)}
     errors = []
     for number in sorted(set(part.values())):
-        others = [row for row in rows if part[row.shape] != number]
-        if others:
-            error = fit(others)
-            errors += [(row, error(row)) for row in rows if part[row.shape] == number]
+        error = fit([row for row in rows if part[row.shape] != number])
+        errors += [(row, error(row)) for row in rows if part[row.shape] == number]
     return errors
 
 
@@ -130,9 +129,24 @@ def errors_of_mixtures(mixtures: Sequence[MeasuredKernels], chip: Chip, fitted: 
 
 def ends_of(errors: Errors, chip: Chip, fitted: TimeConstants) -> dict[str, Ends]:
     """Return the ends of the 80 % interval of measured ÷ predicted by bound; of all where a bound has few rows."""
-    every = [-error for _, error in errors]
-    by_bound = {bound: [-e for row, e in errors if row.bound(chip, fitted) == bound] for bound in BOUNDS}
-    return {bound: ends(few if len(few) >= LEAST else every) for bound, few in by_bound.items()}
+    by_bound: dict[str, Errors] = {bound: [] for bound in BOUNDS}
+    for row, error in errors:
+        by_bound[row.bound(chip, fitted)].append((row, error))
+    return {bound: _ends_for_another_shape(few if len(few) >= LEAST else errors) for bound, few in by_bound.items()}
+
+
+def _ends_for_another_shape(errors: Errors) -> Ends:
+    """Return the interval of the errors, made wider for a shape that is none of theirs.
+
+    The errors of a shape are alike, so m shapes count like m values: of normal values, another one is farther from the
+    mean of m than these are, by √((m + 1) / (m - 1)).
+    """
+    logs, shapes = [-error for _, error in errors], len({row.shape for row, _ in errors})
+    if shapes < 2:
+        return ends(logs)
+    middle, wider = exp(median(logs)), sqrt((shapes + 1) / (shapes - 1))
+    low, high = (middle * (end / middle) ** wider for end in ends(logs))
+    return low, high
 
 
 def ends(ratios: Sequence[float]) -> Ends:
