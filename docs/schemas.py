@@ -206,13 +206,20 @@ def meanings(command: str) -> dict[str, list[str]]:
     return found
 
 
-def answers(command: str, samples: list[str]) -> Iterator[Any]:
-    """Run the command with each sample's arguments in the current folder, and yield its parsed output."""
-    for sample in samples:
+def answers(command: str, run: Callable[[str], None]) -> list[Any]:
+    """Run the command with each sample's arguments in the current folder, and return its parsed outputs; `run` is the
+    function that `folder` yielded."""
+    found = []
+    if command in _MEASURED:
+        run(_MEASURED[command])
+    if command == "plan":
+        _write_times()
+    for sample in SAMPLES[command]:
         out, err, code = in_process([command, *shlex.split(sample), "--json"])
         if code not in (0, 1):
             raise RuntimeError(f"ffn {command} {sample} --json: exit {code}: {err}")
-        yield json.loads(out)
+        found.append(json.loads(out))
+    return found
 
 
 @contextmanager
@@ -225,15 +232,6 @@ def folder() -> Iterator[Callable[[str], None]]:
         for line in _ROUTES:
             in_process(["experts", *shlex.split(line)])
         yield run
-
-
-def schema(command: str, run: Callable[[str], None]) -> dict[str, Any]:
-    """Return the schema of a command from its samples; `run` is the function that `folder` yielded."""
-    if command in _MEASURED:
-        run(_MEASURED[command])
-    if command == "plan":
-        _write_times()
-    return schema_of(command, list(answers(command, SAMPLES[command])))
 
 
 def _write_times() -> None:
@@ -253,7 +251,7 @@ def main() -> None:
     SCHEMAS.mkdir(exist_ok=True)
     with folder() as run:
         for name in sys.argv[1:] or SAMPLES:
-            text = json.dumps(schema(name, run), indent=1, ensure_ascii=False)
+            text = json.dumps(schema_of(name, answers(name, run)), indent=1, ensure_ascii=False)
             (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")
             print(f"docs/schema/{name}.schema.json")
 

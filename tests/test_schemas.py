@@ -1,6 +1,7 @@
 """The schemas of docs/schemas.py, checked with outputs that they were not made from."""
 
 import fcntl
+import html
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+import ffncli
 from docs import blocks, schemas
 from ffncli.cli.main import COMMANDS
 
@@ -55,22 +57,29 @@ def folder() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.fixture(scope="module")
-def schema(folder: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """Return a function from a command to its schema, which the first pytest process that needs it creates."""
+def samples(folder: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
+    """Return a function from a command to its samples' outputs, made by the first pytest process that needs them."""
     shared, place = tmp_path_factory.getbasetemp(), Path.cwd()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
 
     @cache
-    def made(name: str) -> Any:
-        path = shared / f"{name}.schema.json"
+    def made(name: str) -> list[Any]:
+        path = shared / f"{name}.answers.json"
         with (shared / f"{name}.lock").open("w") as lock, chdir(place):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                path.write_text(json.dumps(schemas.schema(name, folder)), "utf-8")
-        return json.loads(path.read_text("utf-8"))
+                path.write_text(json.dumps(schemas.answers(name, folder)), "utf-8")
+        found: list[Any] = json.loads(path.read_text("utf-8"))
+        return found
 
     return made
+
+
+@pytest.fixture(scope="module")
+def schema(samples: Callable[[str], list[Any]]) -> Callable[[str], Any]:
+    """Return a function from a command to the schema of its samples."""
+    return cache(lambda name: schemas.schema_of(name, samples(name)))
 
 
 @pytest.mark.parametrize("line", OTHERS)
@@ -89,6 +98,32 @@ def test_every_command_has_a_schema_that_refuses_something_else(schema, name):
         jsonschema.validate({"schema_version": 1, "command": name}, schema(name))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"schema_version": 1, "command": "other", "conventions": {}}, schema(name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_answer_becomes_a_page(samples, name, tmp_path):
+    """With every text and figure of its records, in a table or a list."""
+    for at, answer in enumerate(samples(name)):
+        (tmp_path / f"{at}.json").write_text(json.dumps(answer), "utf-8")
+        written = ffncli.report(tmp_path / f"{at}.json", tmp_path / f"{at}.html")
+        assert written.bytes <= 500_000
+        page = html.unescape((tmp_path / f"{at}.html").read_text("utf-8"))
+        for code, character in (("003c", "<"), ("003e", ">"), ("0026", "&")):
+            page = page.replace(f"\\u{code}", character)
+        for text in texts_of(answer):
+            assert json.dumps(text)[1:-1] in page or text in page, (name, at, text)
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield the texts of an answer up to 200 characters, those in lists aside, which a cell may cut."""
+    if isinstance(value, str) and len(value) <= 200:
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from texts_of(inner)
+    elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        for inner in value:
+            yield from texts_of(inner)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -42,9 +42,8 @@ class Report:
 @dataclass(frozen=True, kw_only=True)
 class ReportQuestion(Options):
     """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
-    answers in JSON: of `ffn experts`, `ffn precision`, `ffn trace --layer all` or `--prompts`, and all that have
-    `rows`, such as those of `ffn verify`, `ffn compare`, `ffn params` and `ffn plan`. If there are several results,
-    each is compared with the next. `about` is the line under the title.
+    the JSON of any command. If there are several results, each is compared with the next. `about` is the line under the
+    title.
 
     If `output` ends in .json, a result of `ffn bench --by-step` becomes a trace of events for Perfetto or Chrome.
 
@@ -55,8 +54,8 @@ class ReportQuestion(Options):
         FilePath | Iterable[FilePath],
         Opt(
             accepts=PATHS, repeat=True,
-            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn experts, ffn precision,"
-            " ffn trace --layer all or --prompts, ffn verify, ffn compare, ffn params, ffn plan and others with rows.",
+            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or the JSON of any command"
+            " (-o FILE.json).",
         ),
     ] = field(kw_only=False)  # fmt: skip
     # other commands call their -o `out`
@@ -68,7 +67,8 @@ class ReportQuestion(Options):
             metavar="WORDS",
             group="Page",
             daily=True,
-            help="The page's title. [default: of a trace the block and the prompt, else the files' names]",
+            help="The page's title. [default: what the file is about, such as the block and the prompt; of several"
+            " files their names]",
         ),
     ] = None
     about: Annotated[str | None, TEXT] = None
@@ -96,7 +96,7 @@ def write_report(question: ReportQuestion) -> Report:
         parts = _parts(chosen)
         names = ", ".join(path.name for path in chosen)
         about = question.about or f"Made by ffn report from {names}; the page loads nothing."
-        title = parts[0].title if len(chosen) == 1 else ""
+        title = parts[0].title if len(chosen) == 1 or len(parts) > len(chosen) else ""
         text = document(question.title or title or names, about, parts)
         sections = tuple(section.title for part in parts for section in part.sections)
     data = text.encode("utf-8")
@@ -112,10 +112,13 @@ def _parts(paths: list[Path]) -> list[PageParts]:
     """Return the sections of the page: first the comparisons of results, then every file in order."""
     kinds = [_kind(path) for path in paths]
     results = [path for path, kind in zip(paths, kinds, strict=True) if kind == "results"]
-    out = [comparison_parts(base, new, f"compared{at}") for at, (base, new) in enumerate(pairwise(results), 1)]
+    out, compared = list[PageParts](), set[Path]()
+    for number, pair in enumerate(pairwise(results), 1):
+        out.append(comparison_parts(*pair, f"compared{number}"))
+        compared |= {*pair} if out[-1].data else set()  # without data, they have nothing in common
     for at, (path, kind) in enumerate(zip(paths, kinds, strict=True), 1):
         if kind == "results":
-            out.append(results_parts(path, f"file{at}"))
+            out.append(results_parts(path, f"file{at}", path in compared))
         elif kind == "document":
             out.append(document_parts(path, f"file{at}"))
         else:

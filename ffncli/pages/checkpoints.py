@@ -1,5 +1,4 @@
-"""The answer of `ffn compare` about two checkpoints as a page: findings, a map of layers and matrices, spectra, and the
-units that changed most."""
+"""The answer of `ffn compare` about two checkpoints as a page: findings, a map of layers and matrices, and spectra."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,12 +7,12 @@ from ffncli.pages.precision import finite_number, layer_name
 from ffncli.show.page.charts import ChartLine, layer_map, lines
 from ffncli.show.page.document import Child, element
 
-_MOST_SPECTRA, _MOST_UNITS = 8, 20
+_MOST_SPECTRA = 8
 _Rows = Sequence[Mapping[str, Any]]
 
 
 def checkpoint_charts(values: Mapping[str, Any], rows: _Rows) -> Iterator[Child]:
-    """Yield what was done, a map of relative changes, spectra of the largest changes, and the most changed units."""
+    """Yield what was done, a map of relative changes and spectra of the largest changes."""
     details = [one.get("detail") for one in _records(values.get("findings"))]
     yield element("h3", "What was done, the likeliest first")
     yield element("ol", [element("li", str(detail)) for detail in details])
@@ -34,10 +33,6 @@ def checkpoint_charts(values: Mapping[str, Any], rows: _Rows) -> Iterator[Child]
     if series:
         yield element("h3", "Energy of the change in its first singular values")
         yield lines(series, "singular values", "share of the energy", log_x=True, log_y=False)
-    units = sorted(_records(values.get("units")), key=lambda one: -(finite_number(one.get("relative_change")) or 0.0))
-    if units:
-        yield element("h3", "Hidden units that changed most")
-        yield element("ul", [element("li", _unit(one)) for one in units[:_MOST_UNITS]])
 
 
 def _records(value: object) -> list[Mapping[str, Any]]:
@@ -47,9 +42,3 @@ def _records(value: object) -> list[Mapping[str, Any]]:
 def _points(energy: object) -> list[tuple[float, float]]:
     shares = [finite_number(one) for one in energy] if isinstance(energy, list) else []
     return [(2.0**at, share) for at, share in enumerate(shares[:16]) if share is not None]
-
-
-def _unit(one: Mapping[str, Any]) -> str:
-    expert = "" if one.get("expert") is None else f", expert {one.get('expert')}"
-    change = finite_number(one.get("relative_change")) or 0.0
-    return f"{layer_name(one)}{expert}, unit {one.get('unit')}: {100 * change:.3g} %"

@@ -8,13 +8,13 @@ from typing import Any
 
 from ffncli.bench.judge import warnings
 from ffncli.bench.judge.compare import CASE_COLUMNS, ComparedRow, Rules, compare
-from ffncli.bench.judge.environment_match import NothingInCommon
+from ffncli.bench.judge.environment_match import NothingInCommon, block_of
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
-from ffncli.show.text import plural, time_unit
+from ffncli.show.text import counted, plural, time_unit
 from ffncli.system.files import open_to_read
 
 _MOST_RATIOS = 100  # maximum number of ratios drawn; the table has all ratios
@@ -27,11 +27,13 @@ _OF_COMPARISON = (
     "base_status", "new_status", "base_time_s", "new_time_s", "ratio", "ratio_low", "ratio_high", "normalised_ratio",
     "verdict", "reason",
 )  # fmt: skip
+_VERDICTS = ("faster", "slower", "same", "inconclusive", "broken", "mended")
 _MACHINE = ("started_utc", *columns("environment"), "threads", "precision", "processes", "rounds")
 
 
-def results_parts(path: Path, name: str) -> PageParts:
-    """Return a result's sections; anchors begin with `name`. Raises FFNError for another file."""
+def results_parts(path: Path, name: str, compared: bool = False) -> PageParts:
+    """Return a result's sections; anchors begin with `name`. A result that is `compared` has only its rows and its
+    machine. Raises FFNError for another file."""
     rows = read_rows(path)
     if not rows:
         raise FFNError(f"{path} has no rows")
@@ -39,35 +41,60 @@ def results_parts(path: Path, name: str) -> PageParts:
     with open_to_read(path) as file:
         text = file.read().decode("utf-8-sig")
     data: dict[str, Any] = {f"{name}-table": _table(rows), f"{name}-csv": {"name": path.name, "text": text}}
-    sections = [
-        Section(f"{name}-ratios", f"{path.name}: ratios", (*_warnings(rows), *_ratios(rows, labels))),
+    sections = [] if compared else [
+        Section(f"{name}-ratios", "Ratios", _ratios(rows, labels)),
         *_optional(f"{name}-times", "Time against tokens", _times(rows)),
         *_optional(f"{name}-roofline", "Roofline", _roofline(rows)),
         *_optional(f"{name}-errors", "Error and speed", _errors(rows, labels)),
-    ]
-    rounds = _rounds(path, labels)
+    ]  # fmt: skip
+    rounds = None if compared else _rounds(path, labels)
     if rounds is not None:
         data[f"{name}-rounds"], note = rounds
         place = element("div", data_rounds=f"{name}-rounds")
         sections.append(Section(f"{name}-rounds", "Rounds", (element("p", note, class_="muted"), place)))
     button = element("button", f"Download {path.name}", type="button", data_download=f"{name}-csv")
     download = element("div", button, class_="tools")
+    table = element("div", data_table=f"{name}-table")
     sections += [
-        Section(f"{name}-table", "All rows", (element("div", data_table=f"{name}-table"), download)),
+        Section(
+            f"{name}-table", "All rows",
+            (*_warnings(rows), element("details", element("summary", counted(len(rows), "row")), table, download))
+            if compared else (table, download),
+        ),
         Section(f"{name}-machine", "The machine", (_machine(rows),)),
-        Section(f"{name}-reading", "How to read this", _HOW_TO_READ),
-    ]
-    return PageParts(tuple(sections), data, frozenset(["uplot"] if rounds is not None else []))
+        *([] if compared else [Section(f"{name}-reading", "How to read this", _HOW_TO_READ)]),
+    ]  # fmt: skip
+    return PageParts(tuple(sections), data, frozenset(["uplot"] if rounds is not None else []), _title(rows))
+
+
+def _title(rows: Sequence[ResultRow]) -> str:
+    """Return what was measured and where, as in `llama-2-7b, 16 tokens, bf16 on NVIDIA H200`."""
+    blocks, tokens, dtypes, devices = (
+        list(dict.fromkeys(filter(None, some)))
+        for some in zip(*((row.source or block_of(row), row.tokens, row.dtype, row.device_name or row.cpu)
+                          for row in rows), strict=True)
+    )  # fmt: skip
+    sizes = f"{tokens[0]:,}" if len(tokens) == 1 else f"{min(tokens):,} to {max(tokens):,}" if tokens else ""
+    words = [
+        ", ".join(blocks) if len(blocks) < 3 else f"{len(blocks)} blocks",
+        f"{sizes} {plural('token', tokens[0] if len(tokens) == 1 else 2)}" if tokens else "", ", ".join(dtypes),
+    ]  # fmt: skip
+    return ", ".join(filter(None, words)) + (f" on {', '.join(devices)}" if devices else "")
 
 
 def _warnings(rows: Sequence[ResultRow]) -> list[Child]:
-    """List every kind of warning once, with the number of rows that have it and with advice."""
+    """List every kind of warning once, with the kernels that have it and with advice; those that leave the ratios as
+    they are come last."""
     items = []
     for first, concerned in warnings.by_kind(rows):
         advice = warnings.advice(first, max(row.threads or 0 for row in concerned))
-        who = f"{len(concerned):,} of {len(rows):,} {plural('row', len(rows))}: "
-        items.append(element("li", f"{who}{first}" + (f" - {advice}" if advice else "")))
-    return [element("p", "Warnings:"), element("ul", items)] if items else []
+        kernels = list(dict.fromkeys(row.kernel for row in concerned))
+        named = ", ".join(kernels) if len(kernels) < 4 else f"{len(kernels)} kernels"
+        who = f"{named} ({len(concerned):,} of {len(rows):,} {plural('row', len(rows))})"
+        items.append((f"{who}: {first}" + (f" - {advice}" if advice else ""), "ratios hold" in advice))
+    items.sort(key=lambda item: item[1])
+    listed = element("ul", [element("li", text) for text, _ in items])
+    return [element("p", "Warnings about them:"), listed] if items else []
 
 
 def _optional(name: str, title: str, children: Sequence[Child]) -> list[Section]:
@@ -81,7 +108,7 @@ def _labels(rows: Sequence[ResultRow]) -> dict[str, str]:
     return {case: ", ".join(filter(None, (_word(row, name) for name in differ))) for case, row in cases.items()}
 
 
-def _word(row: ResultRow, name: str) -> str:
+def _word(row: ResultRow | ComparedRow, name: str) -> str:
     value = getattr(row, name)
     return f"{value} {plural(name[:-1], value)}" if name in ("tokens", "threads") else str(value or "")
 
@@ -93,11 +120,14 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
     """Draw each kernel's time relative to the baseline, with its interval; list the kernels without a time."""
     timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
     drawn = [
-        RatioBar(row.kernel, row.ratio, row.ratio_low, row.ratio_high, row.verdict, row.verdict, labels[row.case])
+        RatioBar(
+            row.kernel, row.ratio, row.ratio_low, row.ratio_high, row.verdict,
+            "; ".join(filter(None, (row.verdict, ", ".join(one.code for one in row.warnings)))), labels[row.case],
+        )
         for row in timed[:_MOST_RATIOS]
         if row.ratio is not None
-    ]
-    counts = {word: sum(row.verdict == word for row in timed) for word in ("faster", "slower", "same", "inconclusive")}
+    ]  # fmt: skip
+    counts = {word: sum(row.verdict == word for row in timed) for word in _VERDICTS}
     verdicts = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
     baselines = ", ".join(dict.fromkeys(row.baseline for row in timed))
     out: list[Child] = (
@@ -105,12 +135,13 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
         if timed
         else []
     )
+    wrong = [row for row in rows if row.status not in ("ok", "skipped", "")]
+    out += [element("p", f"{labels[row.case]}: {row.kernel} is {row.status}: {row.note}") for row in wrong[:20]]
+    out += _warnings(rows)
     if drawn:
         out.append(element("figure", intervals(drawn, f"time relative to {baselines}")))
     if len(timed) > len(drawn):
         out.append(element("p", f"Only the first {len(drawn):,} of {len(timed):,} are drawn.", class_="muted"))
-    wrong = [row for row in rows if row.status not in ("ok", "skipped", "")]
-    out += [element("p", f"{labels[row.case]}: {row.kernel} is {row.status}: {row.note}") for row in wrong[:20]]
     skipped = [row for row in rows if row.status == "skipped"]
     if skipped:
         listed = [element("li", f"{labels[row.case]}: {row.kernel}: {row.note}") for row in skipped[:200]]
@@ -268,20 +299,29 @@ def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
     """Return the section that compares two results; it says so if they have no case and kernel in common."""
     title = f"{base.name} and {new.name}"
     try:
-        result = compare(read_rows(base), read_rows(new), Rules(allow_mismatch=True))
+        new_rows = read_rows(new)
+        result = compare(read_rows(base), new_rows, Rules(allow_mismatch=True))
     except NothingInCommon as nothing:
         why = nothing.hint.replace(" in BASE", f" in {base.name}").replace(" in NEW", f" in {new.name}")
         text = f"Not compared: the two results have no case and kernel in common ({why})."
         return PageParts((Section(f"{name}-section", title, (element("p", text),)),), {})
-    children: list[Child] = [element("p", f"Time in {new.name} relative to {base.name}; lower is faster.")]
+    counts = {word: sum(row.verdict == word for row in result.rows) for word in _VERDICTS}
+    verdicts = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    children: list[Child] = [
+        element("p", f"Time in {new.name} relative to {base.name}; lower is faster. Verdicts: {verdicts or 'none'}.")
+    ]
+    children += [element("p", remark) for remark in result.remarks]
     if result.mismatches:
         listed = "; ".join(f"{m.field}: {m.base}, then {m.new}" for m in result.mismatches)
         children.append(element("p", f"The environments differ, which may explain the differences: {listed}."))
+    differ = [column for column in CASE_COLUMNS if len({getattr(row, column) for row in result.rows}) > 1] or ["block"]
     drawn = [
-        RatioBar(_label(row), row.ratio, row.ratio_low, row.ratio_high, row.verdict or "", row.verdict or "")
-        for row in result.rows
-        if row.ratio is not None
-    ][:_MOST_RATIOS]
+        RatioBar(
+            row.kernel, row.ratio, row.ratio_low, row.ratio_high, row.verdict or "", row.verdict or "",
+            ", ".join(filter(None, (_word(row, column) for column in differ))),
+        )
+        for row in result.rows if row.ratio is not None
+    ][:_MOST_RATIOS]  # fmt: skip
     if drawn:
         children.append(element("figure", intervals(drawn, f"time relative to {base.name}")))
     children.append(element("div", data_table=name))
@@ -292,12 +332,9 @@ def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
     names = (*asked, "kernel", *_OF_COMPARISON)
     rows = [[getattr(row, column) for column in names] for row in result.rows]
     data: dict[str, Any] = {"columns": [*map(name_of, names)], "rows": rows}
-    section = Section(f"{name}-section", title, tuple(children))
-    return PageParts((section,), {name: data})
-
-
-def _label(row: ComparedRow) -> str:
-    return ", ".join(str(part) for part in (row.block, f"{row.tokens} tokens", row.dtype, row.kernel) if part)
+    section = Section(f"{name}-section", title, (*children, *_HOW_TO_READ[:2]))
+    about = _title(new_rows)
+    return PageParts((section,), {name: data}, title=f"{new.name} compared with {base.name}: {about}")
 
 
 # --- how to read a page -----------------------------------------------------------------------------------------------

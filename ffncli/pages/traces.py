@@ -11,6 +11,7 @@ from ffncli.errors import FFNError
 from ffncli.pages.drawing import block_drawing
 from ffncli.pages.live import MOST_WEIGHTS, live_block
 from ffncli.pages.origins import origins
+from ffncli.pages.records import titled
 from ffncli.run.measure.statistics import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.charts import CostBar, cost_bars, histogram
@@ -24,8 +25,8 @@ _ABOUT = (
 )  # fmt: skip
 _ROWS, _COLUMNS = 24, 72  # maximum number of cells in a heat map
 _MOST_STEPS = 40
+_MOST_NAMED = 240  # rows of a map that are named by their tokens
 _MOST_COLOURED = 512  # weights of a drawing in which each has a cell
-_LONGEST = 80  # characters of a prompt in a title
 
 
 def trace_parts(path: Path, name: str) -> PageParts:
@@ -56,6 +57,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
     sections.append(Section(f"{name}-block", "The block", (_about(saved), cost_bars(costs))))
     rows = tensors[shown[0].name].shape[0]
     labels, alike = _labels(saved, rows), [step for step in whole if tensors[step.name].shape[0] == rows]
+    if saved.prompt_tokens and f"{name}-live" in data:
+        data[f"{name}-live"]["labels"] = labels
     if rows > 1:
         spans = [span(i, rows, min(rows, _ROWS)) for i in range(min(rows, _ROWS))]
         named = [" to ".join(dict.fromkeys((labels[one.start], labels[one.stop - 1]))) for one in spans]
@@ -65,7 +68,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
         key = f"{name}-{step.name}"
         data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs, "op": step.op}
         data[key] |= {"formula": step.formula} if step.inputs else {}
-        data[key] |= {"rows": labels} if saved.prompt_tokens and step in alike and rows <= _ROWS else {}
+        data[key] |= {"rows": labels} if saved.prompt_tokens and step in alike and rows <= _MOST_NAMED else {}
+        data[key]["across"] = _columns_of(saved, step)
         if (tokens := saved.tokens(step.name)) is not None:
             data[key]["tokens"] = tokens
         cells = data[key]["values"]
@@ -76,15 +80,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
     if left := len([step for step in saved.steps if 0 not in step.shape]) - len(shown):
         more = element("p", f"The file has {left:,} more step{'s' if left > 1 else ''}.")
         sections.append(Section(f"{name}-more", "More steps", (more,)))
-    return PageParts(tuple(sections), data, title=_title(saved) or path.name)
-
-
-def _title(saved: Saved) -> str:
-    """Return the block's name and the prompt, cut if it is long."""
-    name, prompt = str(saved.block.get("name") or ""), saved.prompt
-    if not name or prompt is None:
-        return name
-    return f"{name}: “{prompt if len(prompt) <= _LONGEST else prompt[: _LONGEST - 1] + '…'}”"
+    title = titled(str(saved.block.get("name") or ""), saved.prompt or "") or path.name
+    return PageParts(tuple(sections), data, title=title)
 
 
 def _shown(saved: Saved) -> list[SavedStep]:
@@ -93,6 +90,13 @@ def _shown(saved: Saved) -> list[SavedStep]:
     steps = sorted((step for step in saved.steps if 0 not in step.shape), key=lambda step: step.inner)
     names = {step.name for step in steps[:_MOST_STEPS]}
     return [step for step in saved.steps if step.name in names]
+
+
+def _columns_of(saved: Saved, step: SavedStep) -> str:
+    """Return what the columns of a step's map are."""
+    if step.op == "route" or any(one.op == "route" and step.name in one.inputs for one in saved.steps):
+        return "expert"
+    return "dimension" if step.shape[-1] == saved.block.get("d_model") else "unit"
 
 
 def _rows(tensor: Tensor) -> Tensor:

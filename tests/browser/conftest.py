@@ -9,6 +9,7 @@ import pytest
 
 import ffncli
 from ffncli.cli.main import main
+from tests.oracles import edited
 from tests.oracles.prompted import PROMPT
 from tests.oracles.prompted import made as checkpoint
 
@@ -70,6 +71,24 @@ def opened(browser: Any) -> Callable[..., Any]:
     return open_page
 
 
+def _answers(folder: Path) -> None:
+    """Write a trace of a prompt, and answers in JSON."""
+    base = edited.tensors("gated")
+    two = [edited.write(folder / "base", "gated", base)]
+    two.append(edited.write(folder / "tuned", "gated", edited.lora("gated", base, 4)))
+    texts = folder / "texts.txt"
+    texts.write_text("Hello cat\nsat Hello\nthe cat sat\n", "utf-8")
+    ffncli.trace(str(checkpoint("llama").path), prompt=PROMPT, layer=1, save=folder / "prompt.safetensors")
+    for name, words in (
+        ("experts", ["experts", str(checkpoint("mixtral").path), "--prompts", str(texts), "--cache", "lru,best"]),
+        ("history", ["compare", "--history", str(folder / "run.csv"), str(folder / "after.csv")]),
+        ("checkpoints", ["compare", *map(str, two)]),
+        ("steps", ["trace", str(checkpoint("llama").path), "--prompt", PROMPT, "--layer", "1", "--backward"]),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, "-o", str(folder / f"{name}.json")])
+
+
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of each kind."""
@@ -100,10 +119,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                     str(folder / f"{name}.json"),
                 ]
             )
+    _answers(folder)
     made = {
         "bench": ["run.csv"], "two": ["run.csv", "after.csv"], "small": ["small.safetensors"],
         "traces": ["large.safetensors", "mixture.npz"], "layers": ["layers.json"],
         "precision": ["precision.json", "budget.json"],
+        "prompt": ["prompt.safetensors"], "experts": ["experts.json"], "history": ["history.json"],
+        "checkpoints": ["checkpoints.json"], "steps": ["steps.json"],
     }  # fmt: skip
     out = {}
     for name, files in made.items():

@@ -9,8 +9,21 @@ import pytest
 
 import ffncli
 from tests.browser.conftest import CHANGE, RESULTS, Open, texts
+from tests.oracles.prompted import PROMPT
 
-PAGES = ("bench", "two", "small", "traces", "layers", "precision")
+PAGES = (
+    "bench",
+    "two",
+    "small",
+    "traces",
+    "layers",
+    "precision",
+    "prompt",
+    "experts",
+    "history",
+    "checkpoints",
+    "steps",
+)
 LOOKS = [(name, *look) for name in PAGES for look in ((1280, False), (400, True))]
 
 
@@ -172,6 +185,19 @@ def test_ten_thousand_rows_respond(tmp_path: Path, opened: Open) -> None:
     print(f"first paint {paint:.0f} ms, filter {took:.0f} ms")
     assert paint <= 2000
     assert took <= 200
+
+
+def test_a_map_names_its_rows_and_columns(pages: dict[str, Path], opened: Open) -> None:
+    """By the prompt's words; nothing of a name is cut on a phone."""
+    browser = opened(pages["prompt"], width=400)
+    words = [f"{at} “{word}”" for at, word in enumerate(PROMPT.split())]
+    assert texts(browser, "#file1-act-step .names span") == words
+    assert texts(browser, "#file1-act-step .ends span") == ["0", "unit", "39"]
+    script = "return [...document.querySelectorAll('.names span')].map((e) => [e.scrollWidth, e.clientWidth])"
+    names = browser.execute_script(script)
+    assert all(whole <= seen for whole, seen in names)
+    browser.execute_script("document.querySelector('#file1-act-step canvas').focus()")
+    assert texts(browser, "#file1-act-step .reading")[0].startswith(f"act[{words[0]}, 0] = ")
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def test_a_result(tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text("utf-8")
     assert (written.bytes, written.path) == (len(text.encode()), str(tmp_path / "page.html"))
     assert written.bytes < 500_000
-    assert written.sections[0] == "xeon-avx512-2cpu.csv: ratios"
+    assert written.sections[0] == "Ratios"
     assert {"Roofline", "Rounds", "All rows", "The machine", "How to read this"} <= {*written.sections}
     assert "<title>Mine</title>" in text
     data = data_of(tmp_path / "page.html")
@@ -48,6 +48,26 @@ def test_a_result(tmp_path: Path) -> None:
     timed = sum(row.ratio is not None and row.kernel != row.baseline for row in rows)
     assert text.count('class="interval') == timed
     assert f"{sum(row.status == 'skipped' for row in rows)} were skipped" in text
+
+
+def test_a_result_is_titled_by_its_case_and_its_machine(tmp_path: Path) -> None:
+    """And its warnings stand below the verdicts: a wrong kernel first, what leaves the ratios as they are last."""
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "bert-base" and row["status"] == "ok"]
+    for row, words in zip(rows, ("", "drift: +3 % between halves", "unresolved: 5 %", "load: 9"), strict=False):
+        row["warnings"] = words
+    rows.append({**rows[1], "kernel": "bad", "status": "wrong", "note": "not the product", "ratio": "", "time_s": ""})
+    with (tmp_path / "run.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    ffncli.report(tmp_path / "run.csv", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "<title>bert-base, 512 tokens, fp32 on Intel(R) Xeon(R) Processor</title>" in text
+    order = ["Verdicts on", "bad is wrong: not the product", "unresolved: 5 %", "load: 9", "drift: +3 %", "<figure>"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert f"{rows[2]['kernel']} (1 of {len(rows)} rows): unresolved" in text
 
 
 def test_a_result_without_rounds_needs_no_library(tmp_path: Path) -> None:
@@ -63,6 +83,11 @@ def test_several_results_are_compared_in_turn(tmp_path: Path) -> None:
         shutil.copy(RESULTS, tmp_path / name)
     written = ffncli.report([tmp_path / name for name in names], tmp_path / "page.html")
     assert written.sections[:2] == ("a.csv and b.csv", "b.csv and c.csv")
+    # what a comparison leaves to say of each result
+    assert written.sections[2:] == tuple(f"{name}: {part}" for name in names for part in ("All rows", "The machine"))
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "<title>b.csv compared with a.csv: 5 blocks, 1 to 512 tokens, fp32, bf16 on Intel" in text
+    assert "llama-3.2-1b, 1 token, fp32, cold-weights" in text
     table = data_of(tmp_path / "page.html")["compared1"]
     at = table["columns"].index("ratio")
     assert {row[at] for row in table["rows"]} <= {1.0, None}
@@ -134,7 +159,8 @@ def test_a_trace_of_a_prompt_names_the_tokens(suffix: str, tmp_path: Path) -> No
     ffncli.report(file, page)
     words = [f"{at} “{word}”" for at, word in enumerate(PROMPT.split())]
     data, text = data_of(page), page.read_text("utf-8")
-    assert data["file1-tokens"]["labels"] == data["file1-act"]["rows"] == words
+    assert data["file1-tokens"]["labels"] == data["file1-act"]["rows"] == data["file1-live"]["labels"] == words
+    assert [data[f"file1-{step}"]["across"] for step in ("norm", "act", "down")] == ["dimension", "unit", "dimension"]
     name = open_saved(file).block["name"]
     assert f"<title>{name}: “{PROMPT}”</title>" in text
     assert f"<dt>prompt</dt><dd>{PROMPT}</dd>" in text
@@ -241,7 +267,7 @@ def test_answers_in_json(tmp_path: Path, call: Any) -> None:
         path = tmp_path / f"{len(arguments)}.json"
         call(*arguments, "-o", str(path))
         written = ffncli.report(path, tmp_path / "page.html", force=True)
-        assert written.sections == (f"{path.name}: verified",)
+        assert written.sections == ("Verified",)
         rows = json.loads(path.read_text())["rows"]
         table = data_of(tmp_path / "page.html")["file1"]
         assert len(table["rows"]) == len(rows)
@@ -286,12 +312,81 @@ def test_every_answer_with_rows_is_a_table(line: str, tmp_path: Path, call: Any)
     path, command = tmp_path / "a.json", line.partition(" ")[0]
     assert call(*line.split(), "-o", str(path))[0] == 0
     written = ffncli.report(path, tmp_path / "page.html")
-    assert written.sections == (f"a.json: ffn {command}",)
+    assert written.sections == (f"ffn {command}",)
     rows, shown = json.loads(path.read_text("utf-8"))["rows"], data_of(tmp_path / "page.html")["file1"]
     for key in ("device", "tokens", "needed_bytes", "name", "ffn_params_total", "lipschitz"):
         if key in rows[0]:
             at = shown["columns"].index(key)
             assert [row[at] for row in shown["rows"]] == [row[key] for row in rows]
+
+
+def test_what_the_experts_of_a_model_are_worth(tmp_path: Path, call: Any) -> None:
+    """A map of divergences, the pairs, and the hits of caches over the choices of all layers."""
+    source, path, texts = str(made("mixtral").path), tmp_path / "e.json", tmp_path / "texts.txt"
+    texts.write_text("Hello cat\nsat Hello\nthe cat sat\n")
+    assert call("experts", source, "--prompts", str(texts), "--cache", "lru,best", "--ep", "2", "-o", str(path))[0] == 0
+    ffncli.report(path, tmp_path / "e.html")
+    answer, data, text = json.loads(path.read_text()), data_of(tmp_path / "e.html"), (tmp_path / "e.html").read_text()
+    worth = [[float(f"{one['divergence'] or 0:.4g}") for one in row["experts"]] for row in answer["layers"]]
+    assert data["file1-divergence"]["values"] == worth
+    assert any(any(row) for row in worth)
+    total = sum(row["choices"] for row in answer["layers"])
+    for policy in ("lru", "best"):
+        hits: dict[int, float] = {}
+        for row in answer["layers"]:
+            for one in row["caches"]:
+                if one["policy"] == policy:
+                    hits[one["slots"]] = hits.get(one["slots"], 0) + row["choices"] * one["hit_rate"] / total
+        drawn = re.findall(rf"<title>{policy}: (\S+), ([^<]+)</title>", text)
+        assert drawn == [(str(slots), f"{hits[slots]:.4g}") for slots in sorted(hits)]
+    tables = [one for one in data.values() if "lift" in one.get("columns", ())]
+    pairs = [pair for row in answer["layers"] for pair in row["pairs"]]
+    (table,) = tables
+    assert [row[table["columns"].index("lift")] for row in table["rows"]] == [pair["lift"] for pair in pairs]
+    assert f"<dt>saved</dt><dd>{answer['worth']['saved']:.6g}</dd>" in text
+
+
+def test_records_inside_rows_are_tables_that_name_their_rows(tmp_path: Path) -> None:
+    rows = [
+        {"layer": at, "at": {"text": "<b>" * 100, "token": at}, "tensor": [[1, 2]], "wide": [at, at + 0.5],
+         "parts": [{"part": f"p{at}", "more": [{"x": at}]}]}
+        for at in (0, 1)
+    ]  # fmt: skip
+    answer = {
+        "command": "plan",
+        "note": "two\nlines",
+        "limit": 0,
+        "none": None,
+        "rows": rows,
+        "odd": {"at": {"y": True}},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(answer), "utf-8")
+    ffncli.report(tmp_path / "a.json", tmp_path / "a.html")
+    data, text = data_of(tmp_path / "a.html"), (tmp_path / "a.html").read_text("utf-8")
+    columns, cells = data["file1"]["columns"], data["file1"]["rows"]
+    assert columns == ["layer", "at.text", "at.token", "wide"]
+    assert [(row[0], len(row[1]), *row[2:]) for row in cells] == [(0, 200, 0, "0, 0.5"), (1, 200, 1, "1, 1.5")]
+    assert data["file1-2"] == {"columns": ["layer", "part"], "rows": [[0, "p0"], [1, "p1"]]}
+    assert data["file1-3"] == {"columns": ["layer", "x"], "rows": [[0, 0], [1, 1]]}
+    assert "<h3>Rows: parts: more</h3>" in text
+    assert '<pre tabindex="0">two\nlines</pre>' in text
+    assert "<dt>limit</dt><dd>0</dd>" in text
+    assert "<dt>y</dt><dd>yes</dd>" in text
+    assert "<b>" not in text
+
+
+def test_a_history_is_a_chart_of_each_line(tmp_path: Path) -> None:
+    """In the unit of its first time; a time that is no number is left out."""
+    runs = [{"run_id": str(at), "time_s": time, "time_low_s": time and time * 0.9, "time_high_s": time and time * 1.1}
+            for at, time in enumerate((2e-3, None, 3e-3))]  # fmt: skip
+    line = {"machine": "m", "case": "c", "kernel": "k", "runs": runs, "changes": []}
+    answer = {"command": "compare", "history": ["a.csv"], "lines": [{**line, "runs": runs[:1]}, line, {"runs": 3}]}
+    (tmp_path / "h.json").write_text(json.dumps(answer), "utf-8")
+    ffncli.report(tmp_path / "h.json", tmp_path / "h.html")
+    text = (tmp_path / "h.html").read_text("utf-8")
+    assert re.findall(r"<title>k: (\S+), ([^<]+)</title>", text) == [("1", "2"), ("3", "3")]
+    assert text.count("<h3>k: c, m</h3>") == 1
+    assert "ms per call" in text
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ with their costs, and a histogram."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from xml.etree.ElementTree import Element
 
 from ffncli.show.page.document import element
 from ffncli.show.plots.plot import PlotAxis, axis
 
 WIDTH = 760
-_LONGEST_LABEL = 20  # characters left of an interval chart; a tooltip has all
+_LONGEST_LABEL = 24  # characters left of an interval chart; a tooltip has all
+_LONGEST_LINE = 66  # characters of a group's name in one line, in a phone's letters
 _ROW, _TOP, _BOTTOM, _RIGHT = 24, 8, 44, 16
 _COLOURS = 8  # further lines repeat the colours with hollow points
 
@@ -48,8 +50,11 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
     data-high."""
     ends = [v for row in rows for v in (row.value, row.low, row.high, mark) if v is not None and math.isfinite(v)]
     scale = axis(ends, log=True)
-    groups = {at for at, row in enumerate(rows) if row.group and (at == 0 or rows[at - 1].group != row.group)}
-    height = _TOP + _ROW * (len(rows) + len(groups)) + _BOTTOM
+    groups = {
+        at: wrap(row.group, _LONGEST_LINE)
+        for at, row in enumerate(rows) if row.group and (at == 0 or rows[at - 1].group != row.group)
+    }  # fmt: skip
+    height = _TOP + _ROW * (len(rows) + sum(map(len, groups.values()))) + _BOTTOM
     if scale is None:
         return element("p", "No ratios.")
     labels = 16.0 + 11 * max(
@@ -60,9 +65,8 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
     parts.append(element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="mark"))
     line = 0
     for at, row in enumerate(rows):
-        if at in groups:
-            name = _short(row.group, 110)
-            parts.append(element("text", name, x=4, y=_TOP + _ROW * line + _ROW / 2 + 5, class_="label group"))
+        for text in groups.get(at, ()):
+            parts.append(element("text", text, x=4, y=_TOP + _ROW * line + _ROW / 2 + 5, class_="label group"))
             line += 1
         y = _TOP + _ROW * line + _ROW / 2
         line += 1

@@ -129,10 +129,12 @@ def definitions(pairs: Iterable[tuple[str, str]]) -> Element:
 def _append(out: Element, child: Child) -> None:
     if isinstance(child, Element):
         out.append(child)
-    elif child is not None and len(out):
-        out[-1].tail = (out[-1].tail or "") + clean(child)
-    elif child is not None:
-        out.text = (out.text or "") + clean(child)
+        return
+    text = "\n".join(map(clean, (child or "").split("\n"))) if out.tag == "pre" else clean(child or "")
+    if len(out):
+        out[-1].tail = (out[-1].tail or "") + text
+    else:
+        out.text = (out.text or "") + text
 
 
 def written(tree: Element) -> str:

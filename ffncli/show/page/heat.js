@@ -13,7 +13,8 @@ function paintCells(canvas, values, most) {
   const rows = values.length, columns = rows ? values[0].length : 0;
   canvas.width = columns;
   canvas.height = rows;
-  canvas.style.height = Math.max(24, Math.min(320, rows * Math.max(6, Math.round(700 / Math.max(columns, 40))))) + "px";
+  const least = canvas.parentElement && canvas.parentElement.className === "map" ? 15 : 6; // a row's name needs more
+  canvas.style.height = Math.max(24, Math.min(rows * least > 320 ? rows * least : 320, rows * Math.max(least, Math.round(700 / Math.max(columns, 40))))) + "px";
   const context = canvas.getContext("2d"), night = dark(), picture = context.createImageData(columns, rows);
   values.forEach((row, i) => row.forEach((value, j) => {
     const odd = typeof value !== "number";
@@ -53,6 +54,19 @@ function span(part, size, count) { // the values that a cell stands for: [first,
   return [Math.floor(part * size / count), Math.max(Math.floor(part * size / count), Math.floor((part + 1) * size / count) - 1)];
 }
 
+function framed(canvas, map) { // the names of the rows at the left, the ends of the columns below
+  const frame = make("div", null, { class: "map" }), names = make("div", null, { class: "names", "aria-hidden": "true" });
+  const rows = map.values.length, name = (i) => (map.rows ? map.rows[i] : map.tokens ? map.tokens[i] : i);
+  map.values.forEach((_, i) => {
+    const [first, last] = span(i, map.shape[0], rows);
+    names.append(make("span", rows === 1 ? "" : first === last ? name(first) : `${name(first)} to ${name(last)}`));
+  });
+  const ends = make("div", null, { class: "ends muted", "aria-hidden": "true" });
+  ends.append(make("span", "0"), make("span", map.across || ""), make("span", map.shape[1] - 1));
+  frame.append(names, canvas, make("div"), ends);
+  return frame;
+}
+
 function heat(root) {
   const map = DATA[root.dataset.heat], canvas = make("canvas", null, {
     tabindex: "0", role: "img", "aria-label": `Heat map of ${map.name}; the arrow keys move through it`,
@@ -63,7 +77,7 @@ function heat(root) {
   const least = map.values.flat().some((v) => v < 0 || v === "-inf") ? -1 : 0; // of the ramp, as a share of the most
   const low = make("span", shownNumber(least * map.most)), high = make("span", shownNumber(map.most));
   scale.append(low, ramp, high, make("span", map.each > 1 ? `a cell: the largest of up to ${map.each} values` : "a cell: one value", { class: "muted" }));
-  root.append(canvas, scale, out);
+  root.append(framed(canvas, map), scale, out);
   if (map.clip) { // a few large values would bleach all others
     const box = make("input", null, { type: "checkbox" }), label = make("label", null, { class: "muted" });
     box.checked = true;
@@ -90,7 +104,7 @@ function heat(root) {
     const origins = map.origins && map.origins[i * map.values[0].length + j];
     if (origins) { // the value's place, counted from the cell's first
       const [down, across, ...numbers] = origins, known = [row[0] + down, column[0] + across, ...numbers];
-      const at = `${map.rows && row[0] === row[1] ? map.rows[known[0]] : known[0]}, ${known[1]}`;
+      const at = `${map.rows ? map.rows[known[0]] : known[0]}, ${known[1]}`;
       const largest = single ? "" : ` (the largest of [${place.join(", ")}]${mean})`;
       const token = map.tokens ? ` (token ${map.tokens[known[0]]})` : "";
       out.textContent = `${map.name}[${at}]${token} = ${shownNumber(value)}${computedFrom(map, known)}${largest}`;

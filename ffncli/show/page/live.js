@@ -147,7 +147,7 @@ class LiveBlock {
         cell.addEventListener("focus", point);
         return cell;
       });
-      line.append(make("th", `token ${i}`, { scope: "row" }), ...cells);
+      line.append(make("th", this.block.labels ? this.block.labels[i] : `token ${i}`, { scope: "row" }), ...cells);
       grid.append(line);
       return { line, cells };
     });

@@ -32,6 +32,7 @@ function table(root) {
   const more = make("button", "", { type: "button" });
   const tools = make("div", null, { class: "tools" });
   tools.append(filter, count, more);
+  tools.hidden = rows.length < 12;
   const head = make("tr");
   const body = make("tbody");
   const grid = make("table");
@@ -50,7 +51,8 @@ function table(root) {
     for (const i of kept.slice(0, most)) {
       const line = make("tr", null, { "data-row": i });
       rows[i].forEach((value, at) => {
-        const cell = make("td", shownNumber(value), typeof value === "number" ? { class: "number" } : {});
+        const style = typeof value === "number" ? "number" : String(value).length > 44 ? "long" : null;
+        const cell = make("td", shownNumber(value), style ? { class: style } : {});
         if (columns[at] === "verdict") cell.className = "word-" + value;
         line.append(cell);
       });
@@ -63,7 +65,7 @@ function table(root) {
   }
 
   columns.forEach((name, at) => {
-    const cell = make("th", null, { scope: "col" });
+    const cell = make("th", null, { scope: "col", ...(rows.some((row) => typeof row[at] === "number") && { class: "number" }) });
     const button = make("button", name, { type: "button" });
     button.addEventListener("click", () => {
       down = sorted === at ? !down : false;
