@@ -1,17 +1,25 @@
 """`import ffncli`: the names that the package promises, each loaded at its first use."""
 
 import doctest
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ffncli
 from ffncli.bench import suite
+from ffncli.bench.public.admission import Admission
+from ffncli.bench.results.csv_file import ResultRows, read_rows
+from ffncli.bench.results.merge import Merged
 from ffncli.errors import FFNError
 from ffncli.run.trace import call
 from ffncli.run.trace.loaded import load
+from tests.oracles.prompted import PROMPT, made
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
 
 
 def test_every_name_is_there_and_is_what_its_module_has():
@@ -99,3 +107,55 @@ def test_a_benchmark_names_what_it_accepts(arguments: dict, accepted: str):
     with pytest.raises(FFNError) as caught:
         ffncli.benchmark(**arguments)
     assert accepted in str(caught.value)
+
+
+# --- in a notebook ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_call_returns_is_a_table_in_a_notebook(tmp_path):
+    """Every public call, or why it returns no record."""
+    llama, mixtral = str(made("llama").path), str(made("mixtral").path)
+    texts = ["Hello cat sat", "the cat"]
+    session = ffncli.trace("4x8:relu", save=tmp_path / "t.npz")
+    records = {
+        "activation": ffncli.activation("gelu"), "compare": ffncli.compare(RESULTS, RESULTS),
+        "corpus": ffncli.corpus(llama, prompts=texts), "cost": ffncli.cost(ffncli.steps(ffncli.FFNSpec(4, 8, "relu"))),
+        "count": ffncli.count("gpt2"), "experts": ffncli.experts(mixtral, prompts=texts, ablate_texts=0),
+        "explain": ffncli.explain("gelu"), "export": ffncli.export("4x8:relu", form="torch"),
+        "plan": ffncli.plan("gpt2", device="h100"), "precision": ffncli.precision("4x8:relu", dtype="fp8"),
+        "quantize": ffncli.quantize(torch.ones(2, 32), "q8_0"), "read_results": ffncli.read_results(RESULTS),
+        "report": ffncli.report(tmp_path / "t.npz", tmp_path / "p.html"), "survey": ffncli.survey(llama, prompt="cat"),
+        "trace": session, "unit": ffncli.unit(llama, prompts=texts, layer=1, neuron=3),
+        "verify": ffncli.verify("4x8:relu", check=["module"]),
+    }  # fmt: skip
+    for name, record in records.items():
+        assert "<table" in record._repr_html_(), name
+    classes = {"admit": Admission, "benchmark": ResultRows, "merge": Merged}  # they take seconds
+    assert all(hasattr(one, "_repr_html_") for one in classes.values())
+    others = {"FFNError", "FFNSpec", "MoE", "approximate", "kernel", "kernel_names", "load", "replace", "steps"}
+    assert {*records, *classes, *others} == {*ffncli.__all__}
+    assert list(records["survey"].frame()["layer"]) == [row.layer for row in records["survey"].rows]
+    assert list(records["verify"].frame()["check"]) == [row.check for row in records["verify"].rows]
+
+
+def test_figures_show_what_the_pages_show(monkeypatch):
+    llama = str(made("llama").path)
+    session = ffncli.trace(llama, prompt=PROMPT, layer=1)
+    axes, _ = session.plot("act").axes
+    (image,) = axes.images
+    assert torch.allclose(torch.tensor(image.get_array().tolist()), session["act"], atol=1e-6)
+    names = [f"{at} {word}" for at, word in enumerate(PROMPT.split())]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    limit = float(session["act"].abs().flatten().sort().values[math.ceil(0.99 * session["act"].numel()) - 1])
+    assert image.get_clim() == pytest.approx((-limit, limit))
+    corpus = ffncli.corpus(llama, prompts=[PROMPT, "cat"])
+    drawn = {line.get_label(): line.get_ydata() for axes in corpus.plot().axes for line in axes.lines}
+    for name, key in (("min", "min"), ("max", "max"), ("active share", "active_share")):
+        assert list(drawn[name]) == [getattr(row, key) for row in corpus.rows]
+    rows = ResultRows(row for row in read_rows(RESULTS) if row.source == "bert-base")
+    dots = [float(line.get_xdata()[0]) for line in rows.plot().axes[0].lines if line.get_marker() == "o"]
+    assert dots == [row.ratio for row in rows if row.ratio is not None and row.kernel != row.baseline]
+    assert session.plot()._repr_png_().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(FFNError, match="a picture needs matplotlib"):
+        corpus.plot()

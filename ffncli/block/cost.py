@@ -17,6 +17,7 @@ from ffncli.block import steps as ops
 from ffncli.block.steps import Shape, Step, experts_per_token, input_shapes, of_norm, shapes
 from ffncli.options.accept import NATURAL, Accepts, several
 from ffncli.options.arguments import checked
+from ffncli.system.notebook import Shown
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"
@@ -31,7 +32,7 @@ CONVENTIONS: Mapping[str, str] = {
 }
 
 
-class Additive:
+class Additive(Shown):
     """The base class of records of counts: the counts of the parts add up to the counts of the whole."""
 
     def __add__(self, other: Self) -> Self:

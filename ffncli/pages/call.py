@@ -20,6 +20,7 @@ from ffncli.pages.documents import document_parts
 from ffncli.pages.results import comparison_parts, results_parts
 from ffncli.show.page.document import PageParts, document
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable, open_to_read, written_whole
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 _MOST_FILES = 20
@@ -30,7 +31,7 @@ _ABOUT = (
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """A written page: its `path` and size, the files that it shows, and the titles of its sections."""
 
     path: str

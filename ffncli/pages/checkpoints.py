@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ffncli.pages.precision import finite_number, layer_name
+from ffncli.pages.precision import layer_name
 from ffncli.show.page.charts import ChartLine, layer_map, lines
 from ffncli.show.page.document import Child, element
+from ffncli.show.plots.layers import finite_number
 
 _MOST_SPECTRA = 8
 _Rows = Sequence[Mapping[str, Any]]

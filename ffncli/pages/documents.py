@@ -8,11 +8,12 @@ from ffncli.errors import FFNError, shown_path
 from ffncli.models.files.strict_json import read_object
 from ffncli.pages.checkpoints import checkpoint_charts
 from ffncli.pages.layers import layer_charts
-from ffncli.pages.precision import finite_number, precision_charts
+from ffncli.pages.precision import precision_charts
 from ffncli.pages.records import Records, titled
 from ffncli.run.verify.certificate import certificate_of
 from ffncli.show.page.charts import ChartLine, CostBar, cost_bars, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
+from ffncli.show.plots.layers import finite_number
 from ffncli.show.text import time_unit
 
 _MOST_BYTES = 50_000_000

@@ -1,20 +1,13 @@
 """Charts over the layers of a model: of the JSON of `ffn trace --layer all` or `--prompts`, and of `ffn experts`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ffncli.pages.precision import finite_number, layer_name
+from ffncli.pages.precision import layer_name
 from ffncli.show.page.charts import ChartLine, lines
 from ffncli.show.page.document import Child, element
+from ffncli.show.plots.layers import finite_number, layer_plots
 
-# Charts: the title, the unit of the y axis, and the keys; each key is drawn as one line, if it is in the rows.
-_FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
-    ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
-    ("Minimum and maximum after the activation", "value", ("min", "max")),
-    ("Entropy of the experts' load", "bits", ("entropy_bits", "max_entropy_bits")),
-    ("Difference from the model's own FFN", "relative error", ("relative_error",)),
-)
 _MOST_SLOTS = 64  # drawn sizes of a cache
 _Rows = Sequence[Mapping[str, Any]]
 Maps = dict[str, Any]
@@ -22,18 +15,12 @@ Maps = dict[str, Any]
 
 def layer_charts(rows: _Rows, name: str, data: Maps) -> Iterator[Child]:
     """Yield curves over the layers, and for layers with experts maps and curves; the maps' cells go into `data`."""
-    drawn = []
-    for row in rows:  # add the figures of the layer's routing, and the layer's share of dead units
-        routing, units, dead = row.get("routing"), finite_number(row.get("units")), finite_number(row.get("dead_units"))
-        more = {**routing} if isinstance(routing, Mapping) else {}
-        if units and dead is not None:
-            more["dead_share"] = dead / units
-        drawn.append({**row, **more})
-    for title, up, keys in _FRAMES:
-        if len(rows) > 1 and (series := _series(drawn, keys)):
-            positive = all(y > 0 for one in series for _, y in one.points)
-            yield element("h3", title)
-            yield lines(series, "layer", up, log_x=False, log_y=positive and up in ("mean L2 norm", "relative error"))
+    for plot in layer_plots(rows):
+        series = [
+            ChartLine(one.name, one.points, labels=[f"{one.name}, layer"] * len(one.points)) for one in plot.lines
+        ]
+        yield element("h3", plot.title)
+        yield lines(series, plot.x, plot.y, log_x=False, log_y=plot.log_y)
     yield from _map("Tokens per expert", "tokens", f"{name}-load", [(row, _loads(row)) for row in rows], data)
     for title, key in (
         ("What each expert is worth: mean KL divergence of the next token without it, in nats", "divergence"),
@@ -44,20 +31,6 @@ def layer_charts(rows: _Rows, name: str, data: Maps) -> Iterator[Child]:
             yield from _map(title, key, f"{name}-{key}", figures, data)
             break
     yield from _caches(rows)
-
-
-def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
-    """Return a line for each key and stack."""
-    stacks = list(dict.fromkeys(str(row.get("stack", "")) for row in rows))
-    out = []
-    for key in keys:
-        for stack in stacks:
-            some = [row for row in rows if str(row.get("stack", "")) == stack]
-            points = [(float(row["layer"]), y) for row in some if (y := finite_number(row.get(key))) is not None]
-            name = key.replace("_", " ") + (f", {stack}" if len(stacks) > 1 else "")
-            if points and (key not in ("relative_error", "near_zero_share") or any(y for _, y in points)):
-                out.append(ChartLine(name, points, labels=[f"{name}, layer" for _ in points]))
-    return out
 
 
 def _experts(row: Mapping[str, Any]) -> _Rows:

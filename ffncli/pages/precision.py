@@ -1,12 +1,12 @@
 """The answer of `ffn precision` as a page: layers and tensors as a map, and the parts of the errors as bars."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import fsum, isfinite, sqrt
+from math import fsum, sqrt
 from typing import Any
 
 from ffncli.show.page.charts import layer_map, share_bars
 from ffncli.show.page.document import Child, element
-from ffncli.show.parts import is_number
+from ffncli.show.plots.layers import finite_number
 
 _TENSORS = ("x", "W1", "W3", "hidden", "W2")
 _Rows = Sequence[Mapping[str, Any]]
@@ -36,15 +36,6 @@ def precision_charts(rows: _Rows, budget: object) -> Iterator[Child]:
 def layer_name(row: Mapping[str, Any]) -> str:
     """Return the layer of a row, after its stack if it has one."""
     return f"{row.get('stack', '')} {row.get('layer', '')}".strip()
-
-
-def finite_number(value: object) -> float | None:
-    """Return a finite number of a file as a float, None for anything else."""
-    try:
-        number = float(value) if is_number(value) else None  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-    return number if number is not None and isfinite(number) else None
 
 
 def _numbers(values: object) -> dict[str, float]:

@@ -12,7 +12,7 @@ from ffncli.pages.drawing import block_drawing
 from ffncli.pages.live import MOST_WEIGHTS, live_block
 from ffncli.pages.origins import origins
 from ffncli.pages.records import titled
-from ffncli.run.measure.statistics import cells_of, largest, span, values_of_a_cell
+from ffncli.run.measure.statistics import cells_of, largest, percentile, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.charts import CostBar, cost_bars, histogram
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
@@ -140,17 +140,12 @@ def heat_data(name: str, x: Tensor) -> dict[str, Any]:
         "name": name, "shape": list(x.shape), "values": [[_word_of(largest(cell)) for cell in line] for line in cells],
         "most": _digits(float(finite.abs().max())) if finite.numel() else 0, "each": values_of_a_cell(x, cells),
     }  # fmt: skip
-    if finite.numel() and 0 < (clip := _percentile(finite.abs())) < float(finite.abs().max()) / 2:
+    if finite.numel() and 0 < (clip := percentile(finite.abs())) < float(finite.abs().max()) / 2:
         out["clip"] = _digits(clip)
     if out["each"] > 1:
         means = [[float(cell.mean()) for cell in line] for line in cells]
         out["means"] = [[_digits(mean) if math.isfinite(mean) else None for mean in line] for line in means]
     return out
-
-
-def _percentile(sizes: Tensor) -> float:
-    """Return the value that 99 % of the sizes do not exceed."""
-    return float(sizes.flatten().sort().values[math.ceil(0.99 * sizes.numel()) - 1])
 
 
 def _word_of(value: float) -> float | str:

@@ -27,8 +27,8 @@ from ffncli.bench.judge.statistics import Interval, Shift, exp_or_inf, holm, log
 from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.results.row import ASKED, ResultRow, name_of
 from ffncli.errors import FFNError, shown
-from ffncli.show.page.document import record_table
 from ffncli.show.text import percent
+from ffncli.system.notebook import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from ffncli.bench.judge.statistics import (
 from ffncli.bench.results.csv_file import is_rows, read_rows
 from ffncli.bench.results.row import ResultRow, columns
 from ffncli.errors import FFNError, shown
-from ffncli.show.page.document import record_table
+from ffncli.system.notebook import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from ffncli.options.accept import PATH, TEXT
 from ffncli.options.arguments import checked
 from ffncli.show.text import percent
 from ffncli.system.files import read_whole
+from ffncli.system.notebook import Shown
 
 MOST_OF_ROOF = 1.02
 _SHA256 = re.compile(r"sha256 ([0-9a-f]{64})\b")
@@ -50,7 +51,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Admission:
+class Admission(Shown):
     """The conditions in order, and the judged rows."""
 
     suite: PublicSuite

@@ -24,9 +24,11 @@ from ffncli.options.accept import PATH, listed, several
 from ffncli.options.arguments import checked
 from ffncli.show.parts import csv_text
 from ffncli.system.files import open_to_read
+from ffncli.system.notebook import record_table
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
+    from matplotlib.figure import Figure
 
 COLUMNS = tuple(name_of(f.name) for f in fields(ResultRow))
 ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
@@ -331,9 +333,14 @@ class ResultRows(tuple[ResultRow, ...]):
         lines = [f"<ResultRows: {len(self)}", *(f"  {_line(row)}" for row in self[:10])]
         return "\n".join(lines) + ("\n  …>" if len(self) > 10 else ">")
 
-    def _repr_html_(self) -> str:
-        from ffncli.show.page.document import record_table
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of the ratios, with intervals. Raises FFNError (exit 3) without matplotlib."""
+        from ffncli.bench.results.plots import ratio_plot
+        from ffncli.show.plots.image import figure
 
+        return figure(ratio_plot(self))
+
+    def _repr_html_(self) -> str:
         asked = [name for name in ASKED if any(getattr(row, name) for row in self)]
         names = (*asked, "kernel", *columns("figure", shown="always"))
         rows = [[getattr(row, name) for name in names] for row in self]

@@ -27,6 +27,7 @@ from ffncli.options.shared import Force
 from ffncli.options.shared import Path as FilePath
 from ffncli.show.text import plural
 from ffncli.system.files import check_writable, written_together
+from ffncli.system.notebook import Shown
 
 _NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result that `part-*` also matches
 _JOURNAL = ".partial.jsonl"
@@ -56,7 +57,7 @@ class MergedFile:
 
 
 @dataclass(frozen=True)
-class Merged:
+class Merged(Shown):
     """The merged result. `grid` is None if no input is a part of a grid; the missing cases are then unknown.
 
     `rows` are in the order of the grid or, without a grid, of the inputs.

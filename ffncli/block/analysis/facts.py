@@ -11,6 +11,7 @@ from ffncli.block.value import NEAR_ZERO
 from ffncli.errors import FFNError, option, shown
 from ffncli.options.accept import ABOVE_ZERO, TEXT, real, several
 from ffncli.options.arguments import checked
+from ffncli.system.notebook import Shown
 
 FARTHEST = 1e9  # maximum |x|
 NARROWEST, WIDEST = 1e-6, 1e6  # bounds on the input's std: outside, every activation is just its asymptotes
@@ -40,7 +41,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Shown):
     """One activation: its definition, its shape, its values, and its effect on x ~ N(0, std²).
 
     `kinks` are the points where a derivative jumps; `smoothness_at_0` is the number of derivatives that are continuous

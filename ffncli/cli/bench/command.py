@@ -287,7 +287,8 @@ def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, outp
     """Add the ratios' intervals as bars, and plots of speed against the swept size. A plot file contains these plots,
     or the intervals if no size was swept. If nothing was timed, print a note."""
     from ffncli.bench.judge.curves import speed_sweeps
-    from ffncli.cli.common.sweep_page import ratio_bars, ratio_plot, speed_plots
+    from ffncli.bench.results.plots import ratio_plot
+    from ffncli.cli.common.sweep_page import ratio_bars, speed_plots
 
     sweeps = speed_sweeps(rows)
     page = replace(page, parts=[*page.parts, *ratio_bars(rows)]) if plot.plot else page

@@ -13,7 +13,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.common.result_lines import balance, interval, notes, ratio, verdict, warned
 from ffncli.show.parts import Heading, Line, Part, Table
-from ffncli.show.plots.plot import IntervalPlot, IntervalRow, Plot, Series, axis
+from ffncli.show.plots.plot import Plot, Series, axis
 from ffncli.show.text import interval_bar, percent, plural, time_text
 
 if TYPE_CHECKING:
@@ -142,7 +142,6 @@ def _common(name: str, value: Any) -> str:
 
 
 _COLUMNS = 40
-_MOST_ROWS = 300  # maximum for a chart in a file
 
 
 # --- ratios with their intervals as bars, on one scale for all cases --------------------------------------------------
@@ -167,25 +166,6 @@ def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
         parts.append(Table(("kernel", "time relative to the baseline", "ratio"), lines, title=case))
     text = f"from {min(ends):.3g} to {max(ends):.3g} on a logarithmic scale; │ is 1, ├ and ┤ end the interval"
     return [*parts, Line(text, quiet=True)]
-
-
-def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
-    """Plot the ratios for a file: one chart with a row per case and kernel, whose title says if rows had to be left
-    out. Empty if there are no ratios."""
-    every = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
-    if not every:
-        return []
-    timed = every[:_MOST_ROWS]
-    several = len({row.case for row in timed}) > 1
-    names = [f"{row.case}: {row.kernel}" if several else row.kernel for row in timed]
-    lines = [
-        IntervalRow(name, row.ratio or 0.0, row.ratio_low, row.ratio_high)
-        for name, row in zip(names, timed, strict=True)
-    ]
-    title = "" if several else timed[0].case
-    if len(every) > len(timed):
-        title = f"the first {len(timed):,} of {len(every):,} rows"
-    return [IntervalPlot(title, f"time divided by {timed[0].baseline}'s, with its 95 % interval", lines)]
 
 
 # --- speed against a swept size ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ffncli.models.config.packed_model import PackedModel, packed_model, unknown
 from ffncli.models.config.quantized import UnknownPacking
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize, unknown_note
 from ffncli.show.text import plural
+from ffncli.system.notebook import Shown
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class GroupCount:
 
 
 @dataclass(frozen=True)
-class ModelCount:
+class ModelCount(Shown):
     """One row of `ffn params`. Totals cover all layers, or the single block of bare dimensions.
 
     None means unknown: activation, norms and top_k if only tensor names were read, the whole model if its family's

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.show.page.document import record_table
+from ffncli.system.notebook import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:

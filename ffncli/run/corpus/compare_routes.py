@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ffncli.errors import FFNError
 from ffncli.run.corpus.routes import LayerRoutes, Routes
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class RoutesRow:
 
 
 @dataclass(frozen=True)
-class RoutesComparison:
+class RoutesComparison(Shown):
     """Two files of routes: a row for each layer that both have; `flips` are the first 1000 in order of layers.
 
     `tokens_touched` of the `tokens` have a flip in at least one layer. `mismatches` say what only one file has.

@@ -44,6 +44,7 @@ from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, demanding, load
 from ffncli.run.pretrained.what_if import changed_model
 from ffncli.show.text import plural
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class LayerExperts:
 
 
 @dataclass(frozen=True)
-class ExpertsSurvey:
+class ExpertsSurvey(Shown):
     """The experts of every layer of a mixture over a corpus: `layers` has a record for each layer, `frame()` a row for
     each expert.
 

@@ -17,10 +17,14 @@ from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.corpus.sums import Exceeding, LayerSums, MassiveActivation, Progress, UnitSums, in_many_layers
 from ffncli.run.corpus.texts import Corpus, Text
 from ffncli.run.pretrained.tokens import token_text
+from ffncli.show.plots.image import figure
+from ffncli.show.plots.layers import layer_plots
 from ffncli.system.files import written_whole
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame  # type: ignore[import-untyped]
 
 
@@ -122,7 +126,7 @@ class CorpusLayer:
 
 
 @dataclass(frozen=True)
-class CorpusSurvey:
+class CorpusSurvey(Shown):
     """The results for a corpus: `rows` has a record for each layer, `frame()` a row for each unit.
 
     `texts` and `tokens` count what was read, `cut` the texts that were read only in part; `seconds` is the time that
@@ -151,6 +155,10 @@ class CorpusSurvey:
         """
 
         return units_frame(self.sums)
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of curves over the layers. Raises FFNError (exit 3) without matplotlib."""
+        return figure(layer_plots([vars(row) for row in self.rows]))
 
     def __repr__(self) -> str:
         lines = [f"<CorpusSurvey of {self.model.model.name}: {self.texts:,} texts, {self.tokens:,} tokens"]

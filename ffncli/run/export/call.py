@@ -20,6 +20,7 @@ from ffncli.run.user.options import Source
 from ffncli.run.user.options import source as source_option
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.system.files import check_writable, written_together
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 _what = partial(Opt, group="What to write")
@@ -44,7 +45,7 @@ FORMS: Mapping[str, ExportForm] = {
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Shown):
     """An exported block. `files` maps paths to contents; all forms except `flashinfer-trace` have one file."""
 
     form: str

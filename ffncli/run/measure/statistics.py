@@ -570,3 +570,8 @@ def _unit(column: Tensor, unit: int, norms: Tensor, means: Tensor, down: Tensor 
     norm = norms[unit].item()
     writes = norm * torch.linalg.vector_norm(down[:, unit].double()).item() if down is not None else None
     return HiddenUnit(unit, norm, means[unit].item(), values[token].item(), token, writes)
+
+
+def percentile(sizes: Tensor) -> float:
+    """Return the value that 99 % of the sizes do not exceed; 0 if there are none."""
+    return float(sizes.flatten().sort().values[math.ceil(0.99 * sizes.numel()) - 1]) if sizes.numel() else 0.0

@@ -10,6 +10,7 @@ from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import Token
 from ffncli.run.precision.diagnosis import Diagnosis
 from ffncli.run.precision.explain import RoundedValue
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Precision:
+class Precision(Shown):
     """The errors of layers in formats: `rows` has a row for each layer and format. For several layers, the rows of a
     format begin with the largest KL divergence, or else with the largest error: of the model's output, or without
     `in_model` of the layer's.

@@ -14,10 +14,11 @@ from ffncli.errors import FFNError, shown
 from ffncli.run.quantize import floats, ggml, integers
 from ffncli.run.quantize.blocks import Blocks
 from ffncli.run.quantize.parts import PLAIN, Parts, without_nan
+from ffncli.system.notebook import Shown
 
 
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(Shown):
     """A quantized tensor. `codes` has the tensor's shape: bit patterns of floats (uint8, int16), or the integers that
     the format stores.
 

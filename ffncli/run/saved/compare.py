@@ -15,8 +15,8 @@ from ffncli.run.engine.execute import halves_by_turns, turns_as_halves
 from ffncli.run.measure.gap import gap, narrower, size, ulps
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.saved.saved import Saved, SavedStep
-from ffncli.show.page.document import record_table
 from ffncli.show.tensors import written
+from ffncli.system.notebook import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.examples import demo
 from ffncli.show.text import percent
+from ffncli.system.notebook import Shown
 
 if TYPE_CHECKING:
     from ffncli.models.model import Resolved
@@ -35,7 +36,7 @@ class NumberTable:
 
 
 @dataclass(frozen=True)
-class TopicLine:
+class TopicLine(Shown):
     """A topic in the list of topics: its name, a one-line definition, and its other names."""
 
     topic: str

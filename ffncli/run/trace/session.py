@@ -33,10 +33,11 @@ from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.question import TERMS, TOP_TOKENS, Question, TraceSubject
 from ffncli.run.trace.routing import Chosen, Routing, Sampling, chosen_experts, routing_of, sampling
 from ffncli.run.trace.step_question import STEP_RULES, StepOptions
-from ffncli.show.page.document import record_table
+from ffncli.system.notebook import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame  # type: ignore[import-untyped]
 
     from ffncli.run.explain.explain import Explanation
@@ -213,6 +214,25 @@ class Session:
         `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 for a bare block.
         """
         return step_frame(self[step], self.step(step).tokens, self.tokens, self.prepared.layer.index)
+
+    def plot(self, step: str = "act") -> Figure:
+        """Return a matplotlib figure: the step's values as a heat map, whose colours end at the 99th percentile, with a
+        row per token. A cell of several values shows the largest. Raises FFNError (exit 3) without matplotlib."""
+        from ffncli.run.measure.statistics import percentile, span
+        from ffncli.show.plots.image import figure
+        from ffncli.show.plots.plot import MapPlot
+
+        cells, each = self.heat_map(step, 24, 72)
+        values = self[step].flatten(0, -2).double()
+        names = [f"{token.position} {token.text or token.id}" for token in self.tokens]
+        if len(names) != len(values):
+            names = [str(row) for row in range(len(values))]
+        rows = [names[span(at, len(values), len(cells)).start] for at in range(len(cells))]
+        across = f"{values.shape[1]} values" + (f", a cell is the largest of up to {each}" if each > 1 else "")
+        limit = percentile(values[values.isfinite()].abs()) or 1.0
+        record = self.step(step)
+        title = f"{step} = {record.formula}" if record.inputs else step
+        return figure([MapPlot(title, across, "token", rows, cells, limit)])
 
     def __repr__(self) -> str:
         shown = self.steps if len(self.steps) < _MOST_LINES else self.steps[: _MOST_LINES - 2]

@@ -24,7 +24,7 @@ from ffncli.run.engine.weights import packed_parameters
 from ffncli.run.measure.statistics import statistics
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.step_question import StepOptions
-from ffncli.show.page.document import record_table
+from ffncli.system.notebook import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from ffncli.run.corpus.sums import Progress
 from ffncli.run.engine.trace import UnitEvents, UnitGroup
 from ffncli.run.pretrained.tokens import token_text
 from ffncli.run.trace.unembed import Added, PromotedTokens, TokenLimits, unembed
+from ffncli.system.notebook import Shown
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class SimilarUnit:
 
 
 @dataclass(frozen=True)
-class UnitSurvey:
+class UnitSurvey(Shown):
     """A unit over the tokens of a corpus; in a mixture, over the tokens that are routed to its expert.
 
     `active_share` is the share of tokens with an activation above zero; the other figures describe the down

@@ -7,9 +7,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,8 +29,12 @@ from ffncli.run.verify.checks import implementations, layouts, properties
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, SplitRun, UserModule
 from ffncli.run.verify.question import CHECK_STATEMENTS
 from ffncli.system import host
-from ffncli.system.packages import installed
+from ffncli.system.notebook import Shown
+from ffncli.system.packages import installed, package_errors
 from ffncli.version import __version__
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
@@ -66,7 +71,7 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Shown):
     """A verification's rows, in the order of CHECKS, with the model and the block; a referee adds a certificate."""
 
     rows: tuple[CheckRow, ...]
@@ -74,6 +79,13 @@ class Verdict:
     ready: Prepared
     block: BlockSummary
     certificate: Certificate | None = None
+
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """Return a row for each check, as a pandas DataFrame."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.rows])
 
     @property
     def failed(self) -> tuple[CheckRow, ...]:

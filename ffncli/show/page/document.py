@@ -1,7 +1,6 @@
 """A whole page in a single file: sections, style, scripts, and the data that the scripts read; the page loads nothing.
 
-Elements are built as a tree and serialized by the standard library, which escapes every string and attribute. A
-notebook displays a record as a small table of such elements.
+Elements are built as a tree and serialized by the standard library, which escapes every string and attribute.
 """
 
 import json
@@ -140,23 +139,3 @@ def _append(out: Element, child: Child) -> None:
 def written(tree: Element) -> str:
     """Return the element as HTML."""
     return tostring(tree, encoding="unicode", method="html")
-
-
-_MOST_ROWS = 100
-
-
-def record_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as an HTML table with a caption; floats have four digits; if rows are omitted, the last row says how
-    many."""
-    every = [*rows]
-    head = element("tr", [element("th", name) for name in columns])
-    body = [element("tr", [element("td", _cell(cell)) for cell in row]) for row in every[:_MOST_ROWS]]
-    if len(every) > _MOST_ROWS:
-        body.append(element("tr", element("td", f"… {len(every) - _MOST_ROWS:,} more", colspan=len(columns))))
-    return written(element("table", element("caption", caption), head, body))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

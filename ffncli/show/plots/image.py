@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, clean
-from ffncli.show.plots.plot import IntervalPlot, Plot, Series, axis
+from ffncli.show.plots.plot import AnyPlot, IntervalPlot, MapPlot, Plot, Series, axis
 from ffncli.system.files import written_whole
 from ffncli.system.packages import extra_command
 
@@ -41,7 +42,7 @@ _UNSIGNED: dict[str, dict[str, Any]] = {
 }
 
 
-def write(path: Path, plots: Sequence[Plot | IntervalPlot]) -> None:
+def write(path: Path, plots: Sequence[AnyPlot]) -> None:
     """Draw the plots, one below the other, into one SVG, PNG or PDF file, as its suffix says; the file is complete or
     absent.
 
@@ -53,29 +54,58 @@ def write(path: Path, plots: Sequence[Plot | IntervalPlot]) -> None:
         file.write(picture)
 
 
-def drawn(plots: Sequence[Plot | IntervalPlot], kind: str) -> bytes:
+def drawn(plots: Sequence[AnyPlot], kind: str) -> bytes:
     """Return the file's bytes; `kind` is svg, png or pdf. Raises FFNError (exit 3) if matplotlib is missing."""
-    try:
-        from matplotlib import style
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise FFNError("a picture in a file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
-    out = io.BytesIO()
+    return _saved(figure(plots), kind)
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    from matplotlib import style
+
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks become boxes, without a warning
-        heights = [_SIZE[1] if isinstance(plot, Plot) else 1.3 + 0.3 * len(plot.rows) for plot in plots] or [_SIZE[1]]
-        figure = Figure((_SIZE[0], sum(heights)), dpi=150, layout="constrained")
-        _fill(figure, plots, heights)
-        figure.savefig(out, format=kind, metadata=_UNSIGNED[kind])
+        yield
+
+
+def figure(plots: Sequence[AnyPlot]) -> Figure:
+    """Return a matplotlib figure of the plots, one below the other, which a notebook shows. Raises FFNError (exit 3) if
+    matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise FFNError("a picture needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
+    heights = [_height(plot) for plot in plots] or [_SIZE[1]]
+    with _styled():
+        out = Figure((_SIZE[0], sum(heights)), dpi=150, layout="constrained")
+        _fill(out, plots, heights)
+    # Without pyplot, a notebook would show no more than the figure's size.
+    out._repr_png_ = lambda: _saved(out, "png")  # type: ignore[attr-defined]
+    return out
+
+
+def _saved(picture: Figure, kind: str) -> bytes:
+    out = io.BytesIO()
+    with _styled():
+        picture.savefig(out, format=kind, metadata=_UNSIGNED[kind])
     return out.getvalue()
 
 
-def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequence[float]) -> None:
+def _height(plot: AnyPlot) -> float:
+    if isinstance(plot, MapPlot):
+        return 1.4 + 0.2 * len(plot.names)
+    return _SIZE[1] if isinstance(plot, Plot) else 1.3 + 0.3 * len(plot.rows)
+
+
+def _fill(figure: Figure, plots: Sequence[AnyPlot], heights: Sequence[float]) -> None:
     places = figure.add_gridspec(max(1, len(plots)), 1, height_ratios=heights)
     for at, plot in enumerate(plots):
         axes = figure.add_subplot(places[at])
         if isinstance(plot, IntervalPlot):
             _intervals(axes, plot)
+            continue
+        if isinstance(plot, MapPlot):
+            _map(axes, plot)
             continue
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
@@ -93,6 +123,25 @@ def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequenc
         _scale(axes, plot)
         if plot.lines:
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, handlelength=3.5)
+
+
+def _map(axes: Axes, plot: MapPlot) -> None:
+    """Draw a heat map in the colours of a page, whose depth is the square root of the size."""
+    from matplotlib.colors import FuncNorm, LinearSegmentedColormap
+
+    depth = FuncNorm((_root, lambda share: share * abs(share)), -plot.limit, plot.limit)
+    shades = LinearSegmentedColormap.from_list("signs", ["#a8480f", "#ffffff", "#0b57d0"])
+    shades.set_bad("#c800a0")
+    picture = axes.imshow(plot.cells, cmap=shades, norm=depth, aspect="auto", interpolation="nearest")
+    ticks = [-plot.limit, 0, plot.limit]
+    axes.figure.colorbar(picture, ax=axes, ticks=ticks, format=lambda value, _: f"{value:.4g}")
+    axes.set_yticks(range(len(plot.names)), [clean(name) for name in plot.names])
+    axes.grid(visible=False)
+    axes.set(title=clean(plot.title), xlabel=clean(plot.x), ylabel=clean(plot.y))
+
+
+def _root(values: Any) -> Any:
+    return (abs(values) ** 0.5) * ((values > 0) * 2 - 1)
 
 
 def _intervals(axes: Axes, plot: IntervalPlot) -> None:

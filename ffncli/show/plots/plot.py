@@ -59,6 +59,21 @@ class IntervalPlot:
     rows: Sequence[IntervalRow]
 
 
+@dataclass(frozen=True)
+class MapPlot:
+    """A heat map: a row of cells for each of `names`, coloured from `-limit` to `limit`; drawn only in files."""
+
+    title: str
+    x: str
+    y: str
+    names: Sequence[str]
+    cells: Sequence[Sequence[float]]
+    limit: float
+
+
+AnyPlot = Plot | IntervalPlot | MapPlot
+
+
 def letter(curve: int) -> str:
     """Return the letter of a curve in its frame."""
     return "abcdefghijklmnopqrstuvwxyz"[curve % 26]

@@ -9,13 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ffncli.bench.judge.curves import step_shares
 from ffncli.bench.records import BLOCK, STEP, Case
+from ffncli.bench.results.plots import ratio_plot
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.timing.modes.by_step import step_calls
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import walk
 from ffncli.cli.bench.page import by_step_parts
-from ffncli.cli.common.sweep_page import ratio_plot
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.weights import random_weights
 from ffncli.show.parts import Heading, Line, Table
