@@ -76,12 +76,17 @@ def _answers(folder: Path) -> None:
     base = edited.tensors("gated")
     two = [edited.write(folder / "base", "gated", base)]
     two.append(edited.write(folder / "tuned", "gated", edited.lora("gated", base, 4)))
+    (folder / "history").mkdir()
+    run = RESULTS.read_text("utf-8")
+    for day in range(24, 31):
+        text = run.replace("20261124T", f"202611{day}T").replace("2026-11-24T", f"2026-11-{day}T")
+        (folder / "history" / f"{day}.csv").write_text(text, "utf-8")
     texts = folder / "texts.txt"
     texts.write_text("Hello cat\nsat Hello\nthe cat sat\n", "utf-8")
     ffncli.trace(str(checkpoint("llama").path), prompt=PROMPT, layer=1, save=folder / "prompt.safetensors")
     for name, words in (
         ("experts", ["experts", str(checkpoint("mixtral").path), "--prompts", str(texts), "--cache", "lru,best"]),
-        ("history", ["compare", "--history", str(folder / "run.csv"), str(folder / "after.csv")]),
+        ("history", ["compare", "--history", str(folder / "history" / "*.csv")]),
         ("checkpoints", ["compare", *map(str, two)]),
         ("steps", ["trace", str(checkpoint("llama").path), "--prompt", PROMPT, "--layer", "1", "--backward"]),
     ):
