@@ -17,11 +17,13 @@ from ffncli.run.corpus.call import experts_for
 from ffncli.run.corpus.question import ExpertsQuestion, recorded
 from ffncli.show.color import progress
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
+from ffncli.show.plots.plot import Plot, Series
 from ffncli.show.text import in_percent, plural
 
 if TYPE_CHECKING:
     from ffncli.run.corpus.experts import ExpertFigures, ExpertsSurvey, LayerExperts
     from ffncli.run.corpus.placement import PlacementWorth
+    from ffncli.run.corpus.trend import Trend
     from ffncli.show.page.document import PageParts
 
 
@@ -133,39 +135,37 @@ _MOST_LINES = 8  # of layers in a chart
 
 def _trend(survey: ExpertsSurvey) -> list[Part]:
     """Show how the balance of each layer changes over the texts, if every tenth has some."""
-    layers = [layer for layer in survey.layers if len(layer.tenths) == _TENTHS]
-    if not layers:
-        return []
-    figures = [one.figure for one in layers[0].trends if one.figure != "transformers"]  # that is top_k times switch
-    texts = [{one.figure: f"{one.change:+.3g} ± {one.error:.2g}" for one in layer.trends} for layer in layers]
     rows = [
-        (_name(layer, survey), *(text.get(name) for name in figures)) for layer, text in zip(layers, texts, strict=True)
-    ]
-    columns = ("layer", *(name.replace("_", " ") for name in figures))
+        (_name(layer, survey), *(f"{one.change:+.3g} ± {one.error:.2g}" for one in _balance(layer)))
+        for layer in survey.layers if _balance(layer)
+    ]  # fmt: skip
+    if not rows:
+        return []
+    columns = ("layer", *(one.figure.replace("_", " ") for one in _balance(survey.layers[0])))
     return [Table(columns, rows, "Change of the balance from the first text to the last, with its standard error")]
+
+
+def _balance(layer: LayerExperts) -> list[Trend]:
+    """Return the trends to show, if every tenth of the texts has choices; one loss is top_k times another."""
+    return [one for one in layer.trends if one.figure != "transformers"] if len(layer.tenths) == _TENTHS else []
 
 
 def _trend_charts(survey: ExpertsSurvey) -> list[PageParts]:
     """Draw the balance of some layers over the tenths of the texts, as a section of a page."""
-    from ffncli.show.page.charts import ChartLine, lines
-    from ffncli.show.page.document import Child, PageParts, Section, element
+    from ffncli.show.page.answer import answer_parts
 
-    layers = [layer for layer in survey.layers if len(layer.tenths) == _TENTHS]
-    children: list[Child] = []
-    for name in [one.figure for one in layers[0].trends if one.figure != "transformers"] if layers else ():
-        drawn = [
-            ChartLine(f"layer {_name(layer, survey)}", [
-                (10.0 * one.tenth + 5, one.entropy_bits if name == "entropy_bits" else one.losses[name])
-                for one in layer.tenths
+    layers = [layer for layer in survey.layers if _balance(layer)]
+    plots = [
+        Plot(f"{one.figure} in each tenth of the texts".replace("_", " "), "% of the texts", one.figure, [
+            Series(f"layer {_name(layer, survey)}", [
+                (10 * at.tenth + 5, at.losses.get(one.figure, at.entropy_bits)) for at in layer.tenths
             ])
             for layer in layers[:: -(-len(layers) // _MOST_LINES)]
-        ]  # fmt: skip
-        title = "Entropy of the load" if name == "entropy_bits" else f"Loss of the router: {name}"
-        up = "bits" if name == "entropy_bits" else name
-        children += [element("h3", title), lines(drawn, "% of the texts", up, log_x=False, log_y=False)]
-    title = survey.model.model.name if survey.model else survey.where
-    sections = (Section("trend", "The balance over the texts", tuple(children)),)
-    return [PageParts(sections, {}, title=title)] if children else []
+        ], marks=True)
+        for one in (_balance(layers[0]) if layers else ())
+    ]  # fmt: skip
+    title = Heading(survey.model.model.name if survey.model else survey.where, "the balance over the texts")
+    return [answer_parts(Answer("experts", {}, Table((), []), [title, *plots]), "trend")] if plots else []
 
 
 def worth_text(worth: PlacementWorth) -> str:

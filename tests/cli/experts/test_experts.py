@@ -37,7 +37,7 @@ def test_the_trend_is_a_table_and_charts(call, stdout_of, mixtral, tmp_path):
     asked = ("experts", mixtral, "--prompts", str(texts), "--ablate-texts", "0")
     assert "Change of the balance from the first text to the last" in stdout_of(*asked)
     assert call(*asked, "-o", str(page))[0] == 0
-    assert "The balance over the texts" in page.read_text("utf-8")
+    assert "z-loss in each tenth of the texts" in page.read_text("utf-8")
     texts.write_text("Hello the cat sat\n" * 9, "utf-8")
     assert "Change of the balance" not in stdout_of(*asked)
 
