@@ -145,6 +145,8 @@ def _ours(path: Path) -> Routes:
         if "ids" not in given:
             raise FFNError(f"{where} has no routes of {shown(name, 120)}")
         given["ids"] = _integers(given["ids"], 2, f"{where}: {shown(name, 120)}/ids")
+        if any(tensor.dim() != 2 for tensor in given.values()):
+            raise FFNError(f"{where}: the weights or logits of {shown(name, 120)} do not have 2 axes")
         layers.append(LayerRoutes(one.stack, one.index, one.experts, rule=one.rule, **given))
     text = _integers(container.tensor("text"), 1, f"{where}: text") if "text" in container.shapes else None
     tokens = {len(one.ids) for one in layers} | ({len(text)} if text is not None else set())

@@ -243,6 +243,10 @@ def test_too_few_experts_and_unknown_layers_are_refused(tmp_path: Path) -> None:
     save_routes(tmp_path / "a.safetensors", "m", [LayerRoutes("decoder", 0, 4, torch.tensor([[1, 2]]))], torch.zeros(1))
     with pytest.raises(FFNError, match="has 4 experts, not 2"):
         ffncli.experts(str(tmp_path / "a.safetensors"), recorded_experts=2)
+    layer = LayerRoutes("decoder", 0, 4, torch.tensor([[1, 2]]), logits=torch.tensor(0.0))
+    save_routes(tmp_path / "b.safetensors", "m", [layer], torch.zeros(1))
+    with pytest.raises(FFNError, match="do not have 2 axes"):
+        ffncli.experts(str(tmp_path / "b.safetensors"))
     with pytest.raises(FFNError, match="is for recorded routes"):
         ffncli.experts(made("mixtral").path, TEXTS, recorded_experts=4)
 
