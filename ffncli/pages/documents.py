@@ -14,12 +14,12 @@ from ffncli.run.verify.certificate import certificate_of
 from ffncli.show.page.charts import ChartLine, CostBar, cost_bars, lines
 from ffncli.show.page.document import Child, PageParts, Section, definitions, element
 from ffncli.show.plots.layers import finite_number
-from ffncli.show.text import time_unit
+from ffncli.show.text import counted, time_unit
 
 _MOST_BYTES = 50_000_000
 _TITLES = {"verify": "Verified", "compare": "Compared", "bench": "Results"}
 _EVERY = ("schema_version", "command", "conventions")  # keys that every answer has
-_MOST_LINES = 40  # drawn lines of a history
+_MOST_LINES = 12  # drawn lines of a history
 _Rows = Sequence[Mapping[str, Any]]
 
 
@@ -87,6 +87,7 @@ def _charts(word: str, values: Mapping[str, Any], main: _Rows, name: str, data: 
 
 def _history(every: _Rows) -> Iterator[Child]:
     """Yield a chart of each line of a history, those with changes first: its times, with their intervals."""
+    several = len({str(line.get("machine")) for line in every}) > 1
     for line in sorted(every, key=lambda line: not line.get("changes"))[:_MOST_LINES]:
         runs = [run for run in line["runs"] if isinstance(run, Mapping)] if isinstance(line.get("runs"), list) else []
         times = [(at, y, run) for at, run in enumerate(runs, 1) if (y := finite_number(run.get("time_s")))]
@@ -95,7 +96,8 @@ def _history(every: _Rows) -> Iterator[Child]:
         unit, size = time_unit(times[0][1])
         ends = [(finite_number(run.get("time_low_s")), finite_number(run.get("time_high_s"))) for _, _, run in times]
         bars = [None if low is None or high is None else (low / size, high / size) for low, high in ends]
-        yield element("h3", f"{line.get('kernel')}: {line.get('case')}, {line.get('machine')}")
+        where = f", {line.get('machine')}" if several else ""
+        yield element("h3", f"{line.get('kernel')}: {line.get('case')}{where}")
         series = [ChartLine(str(line.get("kernel")), [(float(at), y / size) for at, y, _ in times], bars)]
         yield lines(series, "run", f"{unit} per call", log_x=False, log_y=False)
 
@@ -111,6 +113,8 @@ def _title(word: str, values: Mapping[str, Any]) -> str:
     model, block, run = values.get("model"), values.get("block"), values.get("model_run")
     name = next((one["name"] for one in (block, model, values) if isinstance(one, Mapping) and one.get("name")), "")
     prompt = next((one["prompt"] for one in (run, values) if isinstance(one, Mapping) and one.get("prompt")), "")
+    if word == "compare" and isinstance(lines := values.get("lines"), list):
+        return f"History of {counted(len(lines), 'line')}"
     if word == "compare" and values.get("base") and values.get("new"):
         return f"{values['new']} compared with {values['base']}"
     return titled(str(name), str(prompt))
