@@ -54,7 +54,7 @@ def test_a_result_is_titled_by_its_case_and_its_machine(tmp_path: Path) -> None:
     """And its warnings stand below the verdicts: a wrong kernel first, what leaves the ratios as they are last."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["source"] == "bert-base" and row["status"] == "ok"]
-    for row, words in zip(rows, ("", "drift: +3 % between halves", "unresolved: 5 %", "load: 9"), strict=False):
+    for row, words in zip(rows, ("", "drift: +3 % between halves", "unresolved: 5 %", "spikes: 9 %"), strict=False):
         row["warnings"] = words
     rows.append({**rows[1], "kernel": "bad", "status": "wrong", "note": "not the product", "ratio": "", "time_s": ""})
     with (tmp_path / "run.csv").open("w", newline="", encoding="utf-8") as file:
@@ -64,7 +64,14 @@ def test_a_result_is_titled_by_its_case_and_its_machine(tmp_path: Path) -> None:
     ffncli.report(tmp_path / "run.csv", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "<title>bert-base, 512 tokens, fp32 on Intel(R) Xeon(R) Processor</title>" in text
-    order = ["Verdicts on", "bad is wrong: not the product", "unresolved: 5 %", "load: 9", "drift: +3 %", "<figure>"]
+    order = [
+        "Verdicts on",
+        "bad is wrong: not the product",
+        "unresolved: 5 %",
+        "spikes: 9 %",
+        "drift: +3 %",
+        "<figure>",
+    ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
     assert f"{rows[2]['kernel']} (1 of {len(rows)} rows): unresolved" in text
