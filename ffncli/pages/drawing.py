@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element, tostring
 from torch import Tensor
 
 from ffncli.errors import ExitCode, FFNError
+from ffncli.pages.live import entry_names
 from ffncli.run.saved.saved import Saved, SavedStep
 from ffncli.show.page.document import element
 from ffncli.show.plots.image import NEEDS
@@ -23,8 +24,10 @@ from ffncli.show.text import plural
 from ffncli.system.files import written_whole
 
 SUFFIXES = (".svg", ".png")
-_WIDE, _TALL, _MOST = 42.0, 20.0, 16  # a cell with its value; more rows or columns than _MOST are coloured cells
-_SMALL, _MOST_SMALL = 9.0, 32  # a coloured cell; more rows or columns are a box
+_CELL, _MOST = (42.0, 20.0), 16  # a cell with its value; more rows or columns than _MOST are coloured cells
+_LANE_CELL, _MOST_IN_LANE = (38.0, 17.0), 8  # the same in the lanes of at most _VALUED_LANES experts
+_VALUED_LANES = 4
+_SMALL, _MOST_SMALL = (9.0, 9.0), 32  # a coloured cell; more rows or columns are a box
 _BOX = (220.0, 34.0)
 _MARGIN, _LABEL, _GAP, _LANE_GAP = 12.0, 16.0, 8.0, 14.0
 _MOST_LANES = 16
@@ -37,9 +40,11 @@ svg.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; -
 .block text { font-family: system-ui, "DejaVu Sans", sans-serif; font-size: 12px; fill: var(--fg); }
 .block .value { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 11px;
   text-anchor: middle; pointer-events: none; }
+.block .tight { font-size: 10px; }
 .block .quiet { fill: var(--muted); } .block .strong { font-weight: 600; } .block .middle { text-anchor: middle; }
 .block rect { stroke: var(--line); stroke-width: 1; fill: var(--bg); }
 .block rect.frame { stroke: none; }
+.block rect.absent { stroke-dasharray: 1 3; }
 .block rect.plus { fill: var(--plus); } .block rect.minus { fill: var(--minus); }
 .block path { stroke: var(--muted); stroke-width: 1.5; fill: none; }
 """
@@ -48,21 +53,31 @@ svg.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; -
 @dataclass(frozen=True)
 class _DrawnMatrix:
     """A matrix under its label: a result, or a weight as x · W multiplies. `key` is what a page's script calls it; the
-    values are None if they are unknown."""
+    values are None if they are unknown. Rows that are not `present` are empty; each row may have a note at its end."""
 
     label: str
     shape: tuple[int, int]
     values: Tensor | None
     key: str = ""
     weight: bool = False
+    present: frozenset[int] | None = None
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class _Lanes:
-    """Experts side by side, each a title and its matrices."""
+    """Experts side by side, each a title and its matrices; `name` is the experts' step."""
 
+    name: str
     lanes: Sequence[tuple[str, Sequence[_DrawnMatrix]]]
     more: int = 0
+
+    @property
+    def cell(self) -> tuple[float, float]:
+        """The size of a cell: with its value, if there are few of them."""
+        sizes = [size for _, matrices in self.lanes for one in matrices for size in one.shape]
+        valued = len(self.lanes) + self.more <= _VALUED_LANES and max(sizes, default=0) <= _MOST_IN_LANE
+        return _LANE_CELL if valued else _SMALL
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class _Mark:
     text: str = ""
     arrow: bool = False
     cell: str = ""
-    name: str = ""  # of the cell, as formulas write it
+    name: str = ""  # of the cell, as formulas write it; of a text that a page's script changes
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,8 @@ class Drawing:
             element("style", " ".join(_STYLE.split("\n"))),
             *map(_svg_mark, self.shapes),
         ]
-        size = {"viewBox": f"0 0 {self.wide:g} {self.tall:g}", "style": f"width:100%;max-width:{self.wide:g}px"}
+        size = {"viewBox": f"0 0 {self.wide:g} {self.tall:g}", "preserveAspectRatio": "xMinYMin"}
+        size["style"] = f"--wide:{self.wide:g}px;--tall:{1.25 * self.tall:g}px;width:100%;max-width:{self.wide:g}px"
         style = "block" if self.tall > _SCREEN else "block fits"
         return element("svg", *body, xmlns="http://www.w3.org/2000/svg", **size, role="img", class_=style)
 
@@ -148,7 +164,9 @@ def _svg_mark(one: _Mark) -> Element:
         x, end = one.x, one.y + one.tall
         return element("path", d=f"M{x:g} {one.y:g}V{end:g}M{x - 4:g} {end - 5:g}L{x:g} {end:g}L{x + 4:g} {end - 5:g}")
     if one.text:
-        return element("text", one.text, **place, class_=one.style, data_text=one.cell or None)
+        return element(
+            "text", one.text, **place, class_=one.style, data_text=one.cell or None, data_note=one.name or None
+        )
     fill = {"fill_opacity": f"{one.share:.3g}"} if one.style in ("plus", "minus") else {}
     size = {"width": f"{one.wide:g}", "height": f"{one.tall:g}"}
     known = {"data_part": one.cell or None, "data_name": one.name or None}
@@ -171,9 +189,17 @@ def block_drawing(saved: Saved, colours: bool = True) -> Drawing:
             parts += _weights(saved, step.name, step.op, step.formula, None)
         name = step.name if not step.inputs else f"{step.name} = {step.formula}"
         rows = saved.tensor(step.name).reshape(-1, step.shape[-1]).double()
-        parts.append(_DrawnMatrix(name, (rows.shape[0], rows.shape[1]), rows, step.name))
+        notes = route_notes(saved, step, rows) if step.op == "route" else ()
+        parts.append(_DrawnMatrix(name, (rows.shape[0], rows.shape[1]), rows, step.name, notes=notes))
     name = str(saved.block.get("name") or "a block")
     return _laid_out(parts, name, _MOST_SMALL if colours else 0)
+
+
+def route_notes(saved: Saved, step: SavedStep, route: Tensor) -> list[str]:
+    """Return for each token where it goes: `→ expert 1 (0.62), expert 3 (0.38)`."""
+    names = entry_names(saved, step.name, step.shape[-1])
+    chosen = [[(names[e], share) for e, share in enumerate(row) if share and names] for row in route.tolist()]
+    return [f"→ {', '.join(f'{name} ({share:.2f})' for name, share in row) or 'no expert'}" for row in chosen]
 
 
 def _weights(
@@ -212,14 +238,29 @@ def _experts(saved: Saved, step: SavedStep) -> _Lanes:
         for one in step.program:
             place = step.parameter(one.name).rpartition(".")[0]
             matrices += _weights(saved, place, one.op, one.formula, e, step.detail.get("common", "").split(", "))
-            inner = values.get(f"{step.name}.{e}.{one.name}")
-            if inner is not None and 0 not in inner.shape:
-                rows = saved.tensor(inner.name).reshape(-1, inner.shape[-1]).double()
-                matrices.append(_DrawnMatrix(one.name, (rows.shape[0], rows.shape[1]), rows, inner.name))
+            name = f"{step.name}.{e}.{one.name}"
+            inner = [values[n] for k in (e, *range(step.experts)) if (n := f"{step.name}.{k}.{one.name}") in values]
+            if inner:  # the shape of an expert that no token reaches is that of another
+                rows, present = _by_token(saved, inner[0], len(route), empty=name != inner[0].name)
+                label = one.name if step.experts > _VALUED_LANES else f"{one.name} = {one.formula}"
+                matrices.append(_DrawnMatrix(label, (rows.shape[0], rows.shape[1]), rows, name, present=present))
         tokens = [at for at, share in enumerate(route[:, entries[e]].tolist()) if share]
         received = f"{plural('token', len(tokens))} {', '.join(map(str, tokens))}" if tokens else "no token"
         lanes.append((f"expert {e}: {received}", matrices))
-    return _Lanes(lanes, max(0, step.experts - _MOST_LANES))
+    return _Lanes(step.name, lanes, max(0, step.experts - _MOST_LANES))
+
+
+def _by_token(saved: Saved, step: SavedStep, tokens: int, empty: bool) -> tuple[Tensor, frozenset[int] | None]:
+    """Return a result inside an expert with a row for every token of a few, and the tokens that the expert received;
+    if it is to be `empty`, none."""
+    rows, received = saved.tensor(step.name).reshape(-1, step.shape[-1]).double(), saved.tokens(step.name)
+    if empty:
+        rows, received = rows[:0], []
+    if received is None or tokens > _MOST or not all(0 <= token < tokens for token in received):
+        return rows, None
+    out = rows.new_zeros(tokens, step.shape[-1])
+    out[received] = rows
+    return out, frozenset(received)
 
 
 # --- where it is drawn ------------------------------------------------------------------------------------------------
@@ -231,11 +272,11 @@ def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str, most: int) -> D
     for at, part in enumerate(parts):
         if isinstance(part, _Lanes):
             x, low = _MARGIN, y
-            for title, matrices in part.lanes:
-                shapes.append(_Mark(x, y + 11, style="strong", text=title))
+            for e, (title, matrices) in enumerate(part.lanes):
+                shapes.append(_Mark(x, y + 11, style="strong", text=title, name=f"{part.name}.{e}"))
                 under, across = y + _LABEL + 4, 6.6 * len(title)
                 for one in matrices:
-                    drawn, w, h = _matrix(one, x, under, most, small=True)
+                    drawn, w, h = _matrix(one, x, under, most, part.cell, _MOST_IN_LANE)
                     shapes += drawn
                     under, across = under + h + _GAP, max(across, w)
                 low, x = max(low, under), x + across + _LANE_GAP
@@ -256,37 +297,50 @@ def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str, most: int) -> D
 
 
 def _matrix(
-    one: _DrawnMatrix, x: float, y: float, coloured: int, small: bool = False
+    one: _DrawnMatrix,
+    x: float,
+    y: float,
+    coloured: int,
+    cell: tuple[float, float] = _CELL,
+    most_valued: int = _MOST,
 ) -> tuple[list[_Mark], float, float]:
     """Return the shapes of a matrix with its label, and their width and height."""
     rows, columns = one.shape
     label = f"{one.label}   {rows} × {columns}"
     out = [_Mark(x, y + 11, style="quiet" if one.weight else "", text=label)]
     wide, top = 6.8 * len(label), y + _LABEL
-    valued = not small and max(rows, columns) <= _MOST
+    valued = cell != _SMALL and max(rows, columns) <= most_valued
     if one.values is None or not (valued or max(rows, columns) <= coloured):
-        box = _Mark(x, top, *(_BOX if not small else (110.0, 22.0)))
+        box = _Mark(x, top, *(_BOX if most_valued == _MOST else (110.0, 22.0)))
         middle = f"{rows:,} × {columns:,}"
         text = _Mark(x + box.wide / 2, top + box.tall / 2 + 4, style="middle quiet", text=middle)
         return [*out, box, text], max(wide, box.wide), _LABEL + box.tall
-    w, h = (_WIDE, _TALL) if valued else (_SMALL, _SMALL)
+    w, h = cell if valued else _SMALL
     name = one.label.lstrip("·+ ") if one.weight else ""
     finite = one.values[one.values.isfinite()].abs()
     most = float(finite.max()) if finite.numel() else 0.0
     for i, line in enumerate(one.values.tolist()):
+        known = one.present is None or i in one.present
         for j, value in enumerate(line):
-            place, cell = (x + j * w, top + i * h), f"{one.key}[{i},{j}]"
+            place, key = (x + j * w, top + i * h), f"{one.key}[{i},{j}]"
             share = 0.6 * min(1.0, abs(value) / most) if most and math.isfinite(value) else 0.0
-            style = "plus" if value > 0 else "minus" if value < 0 else ""
-            out.append(_Mark(*place, w, h, style, share, cell=cell, name=name and f"{name}[{i},{j}]"))
+            style = "plus" if value > 0 else "minus" if value < 0 else "" if known else "absent"
+            out.append(_Mark(*place, w, h, style, share, cell=key, name=name and f"{name}[{i},{j}]"))
             if valued:
-                middle_x, middle_y = place[0] + w / 2, place[1] + h / 2 + 4
-                out.append(_Mark(middle_x, middle_y, style="value", text=value_text(value), cell=cell))
+                value_there = value_text(value) if known else " "
+                tight = "value tight" if cell == _LANE_CELL else "value"
+                out.append(_Mark(place[0] + w / 2, place[1] + h / 2 + 4, style=tight, text=value_there, cell=key))
+        if i < len(one.notes):
+            wide = max(wide, columns * w + 8 + 6.8 * len(one.notes[i]))
+            place = (x + columns * w + 8, top + i * h + h / 2 + 4)
+            out.append(_Mark(*place, style="quiet", text=one.notes[i], name=f"{one.key}[{i}]"))
     return out, max(wide, columns * w), _LABEL + rows * h
 
 
 def value_text(value: float) -> str:
-    """Return a value in at most six characters."""
+    """Return a value in at most six characters, an integer without decimals."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"

@@ -95,7 +95,7 @@ class _Unrolled:
             else:
                 out.append(self._step(step, step.name, list(step.inputs), self._parameters(step.name)))
             if step.op == "route":
-                out[-1]["names"] = _entry_names(saved, step.name, step.shape[-1])
+                out[-1]["names"] = entry_names(saved, step.name, step.shape[-1])
             self._width[step.name] = out[-1]["width"] = step.shape[-1]
         return out
 
@@ -147,7 +147,7 @@ class _Unrolled:
         return out
 
 
-def _entry_names(saved: Saved, route: str, width: int) -> list[str]:
+def entry_names(saved: Saved, route: str, width: int) -> list[str]:
     """Return the name of each entry of a route."""
     readers = [step for step in saved.steps if step.op == "experts" and step.inputs[1] == route]
     if not readers:

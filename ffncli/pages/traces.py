@@ -4,11 +4,12 @@ block, all values, which can be edited."""
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element
 
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.pages.drawing import block_drawing
+from ffncli.pages.drawing import Drawing, block_drawing
 from ffncli.pages.live import MOST_WEIGHTS, live_block
 from ffncli.pages.origins import origins
 from ffncli.pages.records import titled
@@ -27,6 +28,10 @@ _ROWS, _COLUMNS = 24, 72  # maximum number of cells in a heat map
 _MOST_STEPS = 40
 _MOST_NAMED = 240  # rows of a map that are named by their tokens
 _MOST_COLOURED = 512  # weights of a drawing in which each has a cell
+_LIVE = (
+    "Change an input, a weight or the activation: every number in this part that depends on it is computed again, in"
+    " float64, and marked if it changes."
+)
 
 
 def trace_parts(path: Path, name: str) -> PageParts:
@@ -36,29 +41,18 @@ def trace_parts(path: Path, name: str) -> PageParts:
     tensors = {step.name: _rows(saved.tensor(step.name)) for step in shown}
     whole = [step for step in shown if not step.inner]
     data: dict[str, Any] = {}
-    costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
-    picture = block_drawing(saved, colours=saved.weight_count <= _MOST_COLOURED).element()
     sections = []
-    text: Child = (
-        "Change an input, a weight or the activation: every number in this part that depends on it is computed "
-        "again, in float64, and marked if it changes. The parts below keep the saved numbers."
-    )
     try:
-        data[f"{name}-live"] = live_block(saved)
-        live = element("div", element("div", picture, class_="picture"), data_live=f"{name}-live")
-        sections.append(Section(f"{name}-live", "The block, number by number", (live, element("p", text))))
+        sections.append(live_section(saved, name, data, about=f"{_LIVE} The parts below keep the saved numbers."))
     except FFNError as error:
         # No note for a large block or a block without weights: nobody expects to edit those.
         if 0 < saved.weight_count <= MOST_WEIGHTS:
             sections.append(Section(f"{name}-live", "The block, number by number", (element("p", f"{error}"),)))
-        sections.append(
-            Section(f"{name}-picture", "The block as a picture", (element("div", picture, class_="picture"),))
-        )
-    sections.append(Section(f"{name}-block", "The block", (_about(saved), cost_bars(costs))))
+        picture = _framed(_drawing(saved).element())
+        sections.append(Section(f"{name}-picture", "The block as a picture", (picture,)))
+    sections.append(facts_section(saved, name))
     rows = tensors[shown[0].name].shape[0]
     labels, alike = _labels(saved, rows), [step for step in whole if tensors[step.name].shape[0] == rows]
-    if saved.prompt_tokens and f"{name}-live" in data:
-        data[f"{name}-live"]["labels"] = labels
     if rows > 1:
         spans = [span(i, rows, min(rows, _ROWS)) for i in range(min(rows, _ROWS))]
         named = [" to ".join(dict.fromkeys((labels[one.start], labels[one.stop - 1]))) for one in spans]
@@ -82,6 +76,36 @@ def trace_parts(path: Path, name: str) -> PageParts:
         sections.append(Section(f"{name}-more", "More steps", (more,)))
     title = titled(str(saved.block.get("name") or ""), saved.prompt or "") or path.name
     return PageParts(tuple(sections), data, title=title)
+
+
+def live_section(
+    saved: Saved, name: str, data: dict[str, Any], picture: Element | None = None, about: str = _LIVE
+) -> Section:
+    """Return the block's drawing, or `picture`, in which every number can be changed, and put what its script needs
+    into `data`; `about` is the text below it. Raises FFNError if the block is too large, or the script cannot compute
+    it."""
+    data[f"{name}-live"] = live_block(saved)
+    if saved.prompt_tokens:
+        data[f"{name}-live"]["labels"] = _labels(saved, len(saved.prompt_tokens))
+    drawn = _drawing(saved).element() if picture is None else picture
+    live = element("div", _framed(drawn), data_live=f"{name}-live")
+    return Section(f"{name}-live", "The block, number by number", (live, element("p", about)))
+
+
+def facts_section(saved: Saved, name: str) -> Section:
+    """Return the block's properties, and what each step costs."""
+    whole = [step for step in saved.steps if not step.inner and 0 not in step.shape]
+    costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
+    return Section(f"{name}-block", "The block", (_about(saved), cost_bars(costs)))
+
+
+def _framed(drawn: Element) -> Element:
+    frame = element("div", drawn, class_="drawing", tabindex="0", role="region", aria_label="The block as a picture")
+    return element("div", frame, class_="picture")
+
+
+def _drawing(saved: Saved) -> Drawing:
+    return block_drawing(saved, colours=saved.weight_count <= _MOST_COLOURED)
 
 
 def _shown(saved: Saved) -> list[SavedStep]:

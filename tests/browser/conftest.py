@@ -125,6 +125,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 ]
             )
     _answers(folder)
+    for name, words in {
+        "learner": "3x4:swiglu --experts 3 --top-k 2 --tokens 2",
+        "exercise": "2x3:relu --integers --exercise 5 --seed 1",
+        "rounded": "4x4:swiglu --experts 3 --top-k 2 --tokens 2 --exercise 5 --seed 1",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["trace", *words.split(), "-q", "-o", str(folder / f"{name}.html")])
     made = {
         "bench": ["run.csv"], "two": ["run.csv", "after.csv"], "small": ["small.safetensors"],
         "traces": ["large.safetensors", "mixture.npz"], "layers": ["layers.json"],
@@ -132,7 +139,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "prompt": ["prompt.safetensors"], "experts": ["experts.json"], "history": ["history.json"],
         "checkpoints": ["checkpoints.json"], "steps": ["steps.json"],
     }  # fmt: skip
-    out = {}
+    out = {name: folder / f"{name}.html" for name in ("learner", "exercise", "exercise.answers", "rounded")}
     for name, files in made.items():
         out[name] = folder / f"{name}.html"
         ffncli.report([folder / file for file in files], out[name])

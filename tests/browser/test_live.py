@@ -355,3 +355,107 @@ def test_weights_rounded_to_bf16_are_torchs(pages: dict[str, Path], opened: Open
     scale = weights["up.weight"].double().abs().max() / 127
     expected = (weights["up.weight"].double() / scale).round() * scale
     assert torch.allclose(drawn(browser, "up.weight").T, expected, rtol=1e-9)
+
+
+def test_an_exercise_is_filled_in_by_keyboard(pages: dict[str, Path], opened: Open) -> None:
+    """From a blank's cell to its field; a wrong answer is told how far off it is, a right one shows what was hidden."""
+    from selenium.webdriver import Keys
+
+    session = ffncli.trace("2x3:relu", integers=True, seed=1)
+    browser = opened(pages["exercise"])
+    blanks = browser.execute_script("return DATA['block-live'].blanks")
+    assert any(one["hides"] for one in blanks)
+    assert len(browser.execute_script("return [...document.querySelectorAll('.side input')]")) == 5
+
+    def shown(cell: str) -> str:
+        return str(texts(browser, f"[data-text='{cell}']")[0])
+
+    def value(cell: str) -> float:
+        name, i, j = re.fullmatch(r"(\w+)\[(\d+),(\d+)\]", cell).groups()  # type: ignore[union-attr]
+        return float(session[name][int(i), int(j)])
+
+    for at, one in enumerate(blanks):
+        cell = browser.find_element("css selector", f"[data-part='{one['cell']}']")
+        browser.execute_script("arguments[0].focus()", cell)
+        assert "is to be filled in" in texts(browser, ".said")[0]
+        cell.send_keys(Keys.ENTER)
+        browser.switch_to.active_element.send_keys(f"{value(one['cell']) + 7:g}", Keys.ENTER)
+        assert texts(browser, ".exercise li span")[at] == "not yet: off by at most 10"
+        assert shown(one["cell"]) == f"{at + 1}?"
+        assert {shown(hidden) for hidden in one["hides"]} <= {"…"}
+        for hidden in one["hides"]:
+            browser.execute_script(f"document.querySelector(\"[data-part='{hidden}']\").focus()")
+            assert str(round(value(hidden))) not in texts(browser, ".said")[0].partition("is hidden")[2]
+        browser.execute_script("arguments[0].focus()", cell)
+        cell.send_keys(Keys.ENTER)
+        browser.switch_to.active_element.send_keys(Keys.CONTROL, "a")
+        browser.switch_to.active_element.send_keys(f"{value(one['cell']):g}", Keys.ENTER)
+        assert texts(browser, ".exercise li span")[at] == "right"
+        assert texts(browser, ".exercise > .strong") == [f"{at + 1} of 5 right"]
+        for cell_ in (one["cell"], *one["hides"]):
+            assert float(shown(cell_)) == value(cell_)
+
+
+def test_an_answer_may_be_as_exact_as_the_numbers_shown(pages: dict[str, Path], opened: Open) -> None:
+    """Within a unit of the last digit of the exact number, or of what the rounded numbers give; no further."""
+    browser = opened(pages["rounded"])
+    script = """
+    const picture = document.querySelector("[data-live]").picture, { verdict } = Exercise.prototype;
+    return DATA["block-live"].blanks.map(({ cell }) => {
+      const value = picture.valueOf(picture.place(cell));
+      return [value, ...[0.0009, -0.0009, 0.02, -0.02].map((by) => picture.exercise.verdict(cell, value + by))];
+    });
+    """
+    for value, *verdicts in browser.execute_script(script):
+        assert abs(value) < 10
+        assert verdicts == ["right", "right", "not yet: off by at most 0.1", "not yet: off by at most 0.1"]
+
+
+def test_a_mixture_says_what_stands_out(pages: dict[str, Path], opened: Open) -> None:
+    """The largest hidden value, where tokens go and the weights that make an output are torch's; so after a step."""
+    session = ffncli.trace("3x4:swiglu", experts=3, top_k=2, tokens=2)
+    weights = {name: tensor.double() for name, tensor in session.prepared.weights.items()}
+    browser = opened(pages["learner"])
+    x, before = session["x"].double(), texts(browser, ".glance p")
+
+    def sums() -> tuple[str, list[list[int]], dict[str, float]]:
+        chosen, _ = mixture(x, weights, functional.silu)
+        hidden = {}
+        for i, experts in enumerate(chosen.tolist()):
+            for e in experts:
+                gate, up = weights["gate.weight"][e] @ x[i], weights["up.weight"][e] @ x[i]
+                hidden[i, e] = functional.silu(gate) * up
+        share = (x[0] @ weights["router.weight"].T)[chosen[0]].softmax(0)
+        terms = {
+            f"expert {e}: W2[{k},0]": float(share[at] * hidden[0, e][k] * weights["down.weight"][e, 0, k])
+            for at, e in enumerate(chosen[0].tolist()) for k in range(4)
+        }  # fmt: skip
+        (i, e), k = max(
+            ((at, k) for at in hidden for k in range(4)), key=lambda one: abs(float(hidden[one[0]][one[1]]))
+        )
+        return f"expert {e}: hidden[{i},{k}] = {float(hidden[i, e][k]):.3f}", chosen.tolist(), terms
+
+    for _ in range(2):
+        largest, chosen, terms = sums()
+        assert largest in texts(browser, ".glance p")[0]
+        for i, experts in enumerate(chosen):
+            line = texts(browser, ".glance p")[1 + i]
+            assert re.findall(r"expert (\d)", line) == [str(e) for e in sorted(experts)]
+        most = max(terms, key=lambda name: abs(terms[name]))
+        assert f"most of it is from {most}." in texts(browser, ".terms p")[0]
+        told = re.findall(r"(-?[\d.]+) = (expert \d: \S+)", " ".join(texts(browser, ".terms li")))
+        assert len(told) == 5
+        for value, name in told:
+            assert float(value) == pytest.approx(terms[name], abs=6e-4)
+        press(browser, "One training step")
+        for name in weights:
+            parts = range(3) if name != "router.weight" else [None]
+            new = [drawn(browser, name if e is None else f"{name}[{e}]").T for e in parts]
+            weights[name] = torch.stack(new) if name != "router.weight" else new[0]
+    told = texts(browser, ".trained")[0]
+    assert re.search(
+        r"the loss fell from \S+ to \S+, and experts\[0,0\] went from \S+ to \S+\. It moved \d+ weights", told
+    )
+    assert texts(browser, ".moved") == [""] * 3
+    press(browser, "Back to the saved numbers")
+    assert (texts(browser, ".moved"), texts(browser, ".trained"), texts(browser, ".glance p")) == ([], [""], before)

@@ -23,6 +23,9 @@ PAGES = (
     "history",
     "checkpoints",
     "steps",
+    "learner",
+    "exercise",
+    "exercise.answers",
 )
 LOOKS = [(name, *look) for name in PAGES for look in ((1280, False), (400, True))]
 

@@ -15,7 +15,7 @@ from ffncli.cli.trace.unit_page import unit_answer
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.examples import find
 from ffncli.options import conflicts
-from ffncli.options.accept import PATH, listed, whole
+from ffncli.options.accept import COUNT, PATH, listed, whole
 from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import Opt, Options
 from ffncli.options.shared import VIEW
@@ -27,7 +27,7 @@ from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.color import progress
 from ffncli.show.output import Output
 from ffncli.show.text import bytes_text
-from ffncli.system.files import check_writable
+from ffncli.system.files import check_writable, written_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,14 @@ class TraceOutput(OutputOptions):
             " numbers can be changed; .svg, .png: a drawing of it); - is stdout.",
         ),
     ] = None
+    exercise: Annotated[
+        int | None,
+        Opt(
+            "--exercise", accepts=COUNT, after="out",
+            help="With -o FILE.html: leave N results of steps blank, drawn by --seed; answers are in"
+            " FILE.answers.html.",
+        ),
+    ] = None  # fmt: skip
 
 
 MANY_RULES = (
@@ -111,6 +119,7 @@ PAGE_RULES = (
         contradicts="out=.html out=.svg out=.png",
         why="a page or picture shows the whole, unchanged block",
     ),
+    Conflict("exercise", needs="out=.html", why="it is a page"),
 )
 
 
@@ -171,9 +180,9 @@ def _check_files(question: Question, view: TraceView, show: OutputOptions, page:
     paths = [os.path.realpath(os.path.expanduser(name)) for name in (question.save, show.out) if name is not None]
     if len(paths) == 2 and paths[0] == paths[1]:
         raise FFNError(f"{option('save')} and {option('out')} name the same file", "give two names")
-    if page:
-        suffix = os.path.splitext(show.out or "")[1].lower()
-        conflicts.check(PAGE_RULES, question, view, show, {"out": ".html" if suffix == ".htm" else suffix})
+    suffix = os.path.splitext(show.out or "")[1].lower()
+    rules = PAGE_RULES if page else PAGE_RULES[-1:]
+    conflicts.check(rules, question, view, show, {"out": ".html" if suffix == ".htm" else suffix})
 
 
 def _show_many(
@@ -201,28 +210,36 @@ def _of_unit(question: Question, corpus: CorpusQuestion) -> UnitQuestion:
     return UnitQuestion(**same, neuron=question.neuron, expert=expert)
 
 
-def _write_page(question: Question, show: OutputOptions, output: Output) -> None:
-    """Write an HTML page of a small block, in which every number can be changed, or a drawing of any block.
+def _write_page(question: Question, show: TraceOutput, output: Output) -> None:
+    """Write an HTML page of a small block, in which every number can be changed or some are to be filled in, or a
+    drawing of any block.
 
     Raises FFNError for a block that is too large for a page, or that a page cannot compute.
     """
-    page = os.path.expanduser(show.out or "")
-    check_writable(page, show.force, option("out"))
+    page = Path(os.path.expanduser(show.out or ""))
+    paths = [page] if show.exercise is None else [page, page.with_suffix(f".answers{page.suffix}")]
+    for path in paths:
+        check_writable(str(path), show.force, option("out"))
     with tempfile.TemporaryDirectory() as folder:
-        saved = os.path.join(folder, "trace.safetensors")
-        session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
-        if Path(page).suffix.lower() in (".svg", ".png"):
-            from ffncli.pages.drawing import block_drawing, write_drawing
-            from ffncli.run.saved.saved import open_saved
-
-            write_drawing(block_drawing(open_saved(Path(saved))), Path(page))
-            output.wrote(page)
-            return
-        from ffncli.pages.call import report
-        from ffncli.pages.live import live_block
+        name = os.path.join(folder, "trace.safetensors")
+        session = session_for(replace(question, save=name, save_weights=True), lambda text: None, inside=True)
+        from ffncli.pages.drawing import SUFFIXES, block_drawing, write_drawing
+        from ffncli.pages.exercise import exercise_pages, learner_page
         from ffncli.run.saved.saved import open_saved
 
-        live_block(open_saved(Path(saved)))
-        about = "Every number of a feed-forward block, ready to change. Made by ffn trace; the page loads nothing."
-        written = report(saved, page, title=session.block.name, about=about, force=show.force)
-    output.wrote(written.path, f"{written.bytes / 1000:,.0f} kB; change a number there and see what follows")
+        saved, block = open_saved(Path(name)), session.block
+        title = f"{block.name}, {block.experts} experts" if block.experts else block.name
+        if page.suffix.lower() in SUFFIXES:
+            write_drawing(block_drawing(saved), page)
+            output.wrote(str(page))
+            return
+        if show.exercise is None:
+            texts: tuple[str, ...] = (learner_page(saved, title),)
+        else:
+            texts = exercise_pages(saved, title, show.exercise, question.seed or 0)
+    with written_together(*paths) as files:
+        for file, text in zip(files, texts, strict=True):
+            file.write(text.encode())
+    size = f"{len(texts[0].encode()) / 1000:,.0f} kB"
+    what = "change a number there and see what follows" if show.exercise is None else f"the answers are in {paths[-1]}"
+    output.wrote(str(page), f"{size}; {what}")

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.block.recipe import final_layer
-from ffncli.block.steps import Dropout, Linear, Step, walk
+from ffncli.block.steps import Dropout, Linear, Route, Step, walk
 from ffncli.errors import option
 from ffncli.models.model import Layer, Resolved, require_runnable
-from ffncli.run.engine.execute import Mode
+from ffncli.run.engine.execute import Mode, execute
 from ffncli.run.engine.inputs import InputSource, block_tensors
-from ffncli.run.engine.weights import RANDOM, fits, layer_weights, random_weights
+from ffncli.run.engine.weights import RANDOM, fits, layer_weights, random_weights, small_integers
 from ffncli.system.gpu import use_device
 
 
@@ -61,18 +61,20 @@ def prepare(
     seed: int | None = None,
     train: bool | None = None,
     vocab: int | None = None,
+    integers: bool = False,
 ) -> Prepared:
     """Prepare a layer of a model to run. By default, an example runs on its own input, and in train mode if it has a
     dropout mask; any other model runs on 4 tokens, in eval mode. The default dtype is fp32.
 
     Weights are drawn first, then inputs, from one generator seeded with `seed` (default 0), so torch users can
-    reproduce them. `vocab` adds a final layer of that width with random weights.
+    reproduce them. `vocab` adds a final layer of that width with random weights. `integers` draws both from -3 to 3,
+    again and again until every choice of experts is clear.
     """
     layer = layer if isinstance(layer, Layer) else resolved.model.layer(layer)
     example, computed, device = resolved.example, dtype_of(dtype), device_of(device)
     require_runnable(resolved)
     generator = torch.Generator().manual_seed(seed or 0)
-    steps, tensors, origin, assumed = layer_weights(resolved, layer, generator, computed, device)
+    steps, tensors, origin, assumed = layer_weights(resolved, layer, generator, computed, device, integers)
     block = steps
     vocab = vocab or (example.vocab if example else 0)
     if vocab and block[-1].output != "probs":
@@ -82,13 +84,43 @@ def prepare(
         origin += (
             "" if "random" in origin else f"; the final layer's weights are random, seed {generator.initial_seed()}"
         )
+    if integers and input is None:
+        first = leading or (example.shape[:-1] if example else (4,))
+        input = _different_rows((*first, layer.spec.d_model), generator)
     inputs, notes = block_tensors(block, layer.spec.d_model, input, leading, example, generator, computed, device)
+    for _ in range(_MOST_DRAWS if integers else 0):
+        if not _is_tied(block, tensors, inputs):
+            break
+        tensors = layer_weights(resolved, layer, generator, computed, device, integers)[1]
     notes = (*assumed, *notes)
     if train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
         notes += (f"{option('train', True)} has no effect: the block has no dropout",)
     masks = {} if seed is not None else _masks(resolved, layer, steps, next(iter(inputs.values())))
     on = bool(example and example.dropped) if train is None else train
     return Prepared(layer, block, tensors, inputs, Mode(on, masks, generator), origin, notes)
+
+
+_MOST_DRAWS = 1000
+
+
+def _different_rows(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw small integers, again and again until no two tokens are equal."""
+    for _ in range(_MOST_DRAWS):
+        rows = small_integers(shape, 0, generator)
+        if len({*map(tuple, rows.flatten(0, -2).tolist())}) == rows[..., 0].numel():
+            break
+    return rows
+
+
+def _is_tied(steps: tuple[Step, ...], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bool:
+    """Return True if the last expert that a token goes to and the first that it does not go to have the same logit."""
+    routes = {step.inputs[0]: step.op.top_k for step in steps if isinstance(step.op, Route)}
+    for event in execute(steps, weights, inputs, keep=frozenset(routes)) if routes else ():
+        if (top := routes.get(event.name)) and top < event.tensor.shape[-1]:
+            ordered = event.tensor.sort(-1, descending=True).values
+            if bool((ordered[..., top - 1] == ordered[..., top]).any()):
+                return True
+    return False
 
 
 def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Weights for a block, in canonical names and shapes: drawn as torch draws them, or read from the model's files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,20 @@ Weights = Mapping[str, Tensor]
 
 
 RANDOM = "random weights"
+_Draw = Callable[[tuple[int, ...], int, torch.Generator], Tensor]  # (shape, fan_in, generator) → values
 
 
 def layer_weights(
-    resolved: Resolved, layer: Layer, generator: torch.Generator, dtype: torch.dtype, device: str
+    resolved: Resolved,
+    layer: Layer,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    device: str,
+    integers: bool = False,
 ) -> tuple[tuple[Step, ...], Mapping[str, Tensor], str, tuple[str, ...]]:
     """Return (the steps whose weights are complete, the layer's weights, their origin, notes on assumptions). The
-    weights are an example's, a module's, or those of the model's files; otherwise random."""
+    weights are an example's, a module's, or those of the model's files; otherwise random. `integers` draws small
+    integers, and raises FFNError if there are other weights."""
     block, example, notes = resolved.block(layer), resolved.example, tuple[str, ...]()
     if example and fits(example, block):
         exact = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
@@ -44,8 +51,12 @@ def layer_weights(
     elif (stored := stored_layer(resolved, layer, dtype, device)) is not None:
         tensors, origin, notes = stored
     else:
-        tensors = random_weights(block, generator, dtype, device)
-        origin = f"{RANDOM}, seed {generator.initial_seed()}"
+        tensors = random_weights(block, generator, dtype, device, small_integers if integers else _linear)
+        if integers:  # a router's smaller ones: with the others, one expert would have almost all of the share
+            tensors = {name: x.clamp(-1, 1) if name.startswith("router.") else x for name, x in tensors.items()}
+        origin = f"{RANDOM}{', small integers' if integers else ''}, seed {generator.initial_seed()}"
+    if integers and not origin.startswith(RANDOM):
+        raise FFNError(f"{option('integers', True)} draws weights, but {resolved.model.name} has its own")
     block, lost = steps_with_weights(block, tensors)
     notes += lost
     if resolved.from_tensors and not resolved.model.model_type and layer.spec.moe:
@@ -106,18 +117,26 @@ def steps_with_weights(
 
 
 def random_weights(
-    steps: Sequence[Step], generator: torch.Generator, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    steps: Sequence[Step],
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    linear: _Draw | None = None,
 ) -> dict[str, Tensor]:
     """Draw weights in step order, with the initialisation of nn.Linear, nn.LayerNorm and torch's other modules.
 
     With a generator seeded with S, the tensors equal those of a module that is built after `torch.manual_seed(S)` and
     declares the same Linears in the same order (experts one after the other, each in the order of its program). Tensors
-    are drawn in float32 on the generator's device and cast there.
+    are drawn in float32 on the generator's device and cast there. `linear` draws the tensors of a Linear another way.
     """
     if generator.device.type == "cpu":
         advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else f" or {option('dtype', 'bf16')}")
         require_memory(cost(steps).params * dtype.itemsize, advice=advice)
-    drawn = {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
+    drawn = {
+        name: tensor.to(device)
+        for step in steps
+        for name, tensor in _draw(step, generator, dtype, linear or _linear).items()
+    }
     # Draw tables after all weights, so that a block has the same weights with or without a table.
     return drawn | {name: tensor.to(device) for step in steps for name, tensor in _tables(step, generator).items()}
 
@@ -132,7 +151,7 @@ def _tables(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
     return {name: (first + torch.arange(step.op.top_k, device=generator.device)) % step.op.experts.size}
 
 
-def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype, linear: _Draw) -> dict[str, Tensor]:
     op, there = step.op, generator.device
     if isinstance(op, ops.Experts):
         together = {
@@ -141,13 +160,13 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
         }
         for e in range(op.experts.size):
             for inner in op.program:
-                for name, tensor in _draw(inner, generator, dtype).items():
+                for name, tensor in _draw(inner, generator, dtype, linear).items():
                     place = together[step.prefix + name]
                     (place if op.is_common(name) else place[e]).copy_(tensor)
         return together
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
     if isinstance(op, ops.Linear):
-        return {name: _linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
+        return {name: linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
     first: Mapping[str, float] = {"factor": 1.0}
     if isinstance(op, ops.Norm):
         first = {"weight": 0.0 if op.weight == "one_plus" else 1.0}
@@ -165,6 +184,11 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     else:
         torch.nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
     return tensor
+
+
+def small_integers(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
+    """Draw integers from -3 to 3, with which sums are done in one's head."""
+    return torch.randint(-3, 4, shape, generator=generator, device=generator.device).float()
 
 
 def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:

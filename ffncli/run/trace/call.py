@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 @package_errors()
-def session_for(question: Question, note: Note = lambda text: None) -> Session:
+def session_for(question: Question, note: Note = lambda text: None, inside: bool = False) -> Session:
     """Check a question about one layer, then run it. torch is imported only after all checks that don't need it.
 
-    `note` is called with every remark as it arises.
+    `note` is called with every remark as it arises. With `inside`, the steps inside all experts are recorded, if there
+    are any.
     """
     if question.layer == "all":
         hint = "call ffncli.survey, which accepts the same source"
@@ -32,6 +33,8 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
     question = of_this_rank(question)
     with sleep_while_waiting():  # loading a user's module imports torch
         subject = subject_of(question)
+    if inside:
+        subject = replace(subject, experts=None)
     set_threads(question.threads)
     from ffncli.run.trace.session import session_of
 

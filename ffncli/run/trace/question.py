@@ -215,6 +215,10 @@ class Question(Dimensions, StepOptions):
     ] = None
     device: shared.Device = "cpu"
     seed: shared.Seed = None
+    integers: Annotated[
+        bool,
+        Opt("--integers", group=COMPUTE, help="Draw weights and input from -3 to 3, for sums in one's head."),
+    ] = False  # fmt: skip
     threads: shared.Threads = None
     dtype: shared.Dtype = None
     train: Annotated[bool | None, Opt("--train/--eval", group=COMPUTE, help="Apply dropout, or turn it off.")] = None
@@ -300,6 +304,7 @@ RULES = (
     *STEP_RULES,
     Conflict("train=True", contradicts=_PROMPT, why="the model is run in eval mode"),
     Conflict("vocab", contradicts=_PROMPT, why=f"{option('unembed')} uses the model's own head"),
+    Conflict("integers", contradicts=f"{_PROMPT} example", why="it draws the weights"),
     Conflict("position", needs=f"{_PROMPT} unembed"),
     Conflict("neuron", needs="unembed"),
     Conflict("top_tokens", needs="unembed set ablate edit"),
@@ -326,7 +331,7 @@ RULES = (
 )
 ONE_LAYER = (
     Conflict(
-        "unembed promotes train explain save vocab expert tp ep set ablate",
+        "unembed promotes train explain save vocab expert tp ep set ablate integers",
         contradicts="layer=all",
         why="the option concerns one layer: give the layer's number",
     ),

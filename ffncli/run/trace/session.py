@@ -273,6 +273,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
         prepared = prepare(
             model, subject.layer, input=question.input, leading=question.leading, dtype=question.dtype,
             device=question.device, seed=question.seed, train=question.train, vocab=question.vocab,
+            integers=question.integers,
         )  # fmt: skip
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     gradient_places, subject = _gradient_places(question, subject, prepared)

@@ -14,6 +14,7 @@ WIDTH = 760
 _LONGEST_LABEL = 24  # characters left of an interval chart; a tooltip has all
 _LONGEST_LINE = 66  # characters of a group's name in one line, in a phone's letters
 _ROW, _TOP, _BOTTOM, _RIGHT = 24, 8, 44, 16
+_NAME = 20  # height of the y axis's name
 _COLOURS = 8  # further lines repeat the colours with hollow points
 
 
@@ -94,9 +95,6 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
         y = _up(share, height)
         parts.append(element("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", label, x=left - 6, y=y + 4, class_="label end"))
-    parts.append(
-        element("text", up, x=12, y=height / 2, class_="label middle", transform=f"rotate(-90 12 {height / 2:g})")
-    )
     for at, one in enumerate(series):
         places, pieces = [], [list[str]()]  # a point that cannot be drawn interrupts the line
         for x, y in one.points:
@@ -120,11 +118,13 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
                 title = element("title", f"{label}: {_number(x)}, {_number(y)}")
                 place = {"cx": f"{px:.2f}", "cy": f"{py:.2f}"}
                 parts.append(element("circle", title, **place, r=3.5, class_=f"point {_swatch(at, one)}"))
+    # The y axis is named above it, level: turned, a long name is cut at a phone's size of letters.
+    parts = [element("text", up, x=4, y=17, class_="label"), element("g", parts, transform=f"translate(0 {_NAME})")]
     described = f"{up} against {across}: {', '.join(one.name for one in series)}"
     legend = [
         element("li", element("span", class_=f"swatch {_swatch(at, one)}"), one.name) for at, one in enumerate(series)
     ]
-    return element("figure", _svg(parts, height, described), element("ul", legend, class_="legend"))
+    return element("figure", _svg(parts, height + _NAME, described), element("ul", legend, class_="legend"))
 
 
 def _swatch(at: int, one: ChartLine) -> str:
@@ -171,7 +171,7 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-_COST_LABELS, _COST_ROW, _BINS = 330, 26, 40
+_COST_ROW, _BINS = 46, 40
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,12 @@ def cost_bars(steps: Sequence[CostBar]) -> Element:
     total = sum(step.cost for step in steps)
     parts: list[Element] = []
     for at, step in enumerate(steps):
-        y, flops = 8 + at * _COST_ROW, f"{step.cost:,} FLOPs"
-        parts.append(element("text", step.label, x=_COST_LABELS - 8, y=y + 14, class_="label end"))
+        y, flops = 4 + at * _COST_ROW, f"{step.cost:,} FLOPs"
+        parts.append(element("text", step.label, x=4, y=y + 16, class_="label"))
         title = element("title", f"{step.label}: {step.shape}, {flops}")
-        wide = max(2.0, (WIDTH - _COST_LABELS - 210) * step.cost / most)
-        parts.append(
-            element("rect", title, x=_COST_LABELS, y=y + 2, width=f"{wide:.1f}", height=16, rx=2, class_="cost")
-        )
-        parts.append(element("text", f"{step.shape}  {flops}", x=_COST_LABELS + wide + 8, y=y + 14, class_="label"))
+        wide = max(2.0, (WIDTH - 330) * step.cost / most)
+        parts.append(element("rect", title, x=4, y=y + 22, width=f"{wide:.1f}", height=16, rx=2, class_="cost"))
+        parts.append(element("text", f"{step.shape}  {flops}", x=wide + 12, y=y + 36, class_="label"))
     described = f"{len(steps)} steps with {total:,} FLOPs in all; the width of a bar is a step's FLOPs"
     svg = _svg(parts, 16 + _COST_ROW * len(steps), described)
     return element("figure", svg, element("figcaption", "The width of a bar is the step's FLOPs."))

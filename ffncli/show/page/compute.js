@@ -119,10 +119,10 @@ function routed(step, logits, id, weights) { // one number per expert, 0 for tho
   return out;
 }
 
-function mixed(step, x, share, outputs, i) { // a token's weighted sum over its experts
+function mixed(step, x, share, outputs) { // a token's weighted sum over its experts
   const byOutput = step.detail.weigh === "output", identity = step.identity ? sum(share.slice(share.length - step.identity)) : 0;
   return Array.from({ length: step.width }, (_, j) => outputs.reduce(
-    (total, rows, e) => (rows[i] ? total + rows[i][j] * (byOutput ? share[step.first + e] : 1) : total), identity ? identity * x[j] : 0));
+    (total, row, e) => (row ? total + row[j] * (byOutput ? share[step.first + e] : 1) : total), identity ? identity * x[j] : 0));
 }
 
 const ROW = { // by op, a row of the step's output from the rows of its inputs; i is the token
@@ -139,18 +139,19 @@ const ROW = { // by op, a row of the step's output from the rows of its inputs; 
 const scaleOf = (step) => (known(step.detail.scale) ? Number(step.detail.scale) : 1);
 const weightsOf = (step, weights) => Object.fromEntries(Object.entries(step.weights).map(([part, name]) => [part, weights[name]]));
 
+function rowOf(step, rows, params, i, chosen) { // of token i; undefined if the token does not go there
+  if (step.op === "experts") return mixed(step, rows[0], rows[1], rows.slice(2));
+  return rows.includes(undefined) ? undefined : ROW[step.op](step, rows, params, i, chosen);
+}
+
 function compute(block, inputs, weights, chosen, shift) { // name of a step → its rows; one number moved by `shift`
   const out = { ...inputs };
   for (const step of block.steps.filter((one) => one.op !== "input")) {
     const from = step.inputs.map((name) => out[name]), params = weightsOf(step, weights);
-    out[step.name] = from[0].map((_, i) => {
-      if (step.op === "experts") return mixed(step, from[0][i], from[1][i], from.slice(2), i);
-      const rows = from.map((one) => one[i]);
-      return rows.includes(undefined) ? undefined : ROW[step.op](step, rows, params, i, chosen);
-    });
+    out[step.name] = from[0].map((_, i) => rowOf(step, from.map((one) => one[i]), params, i, chosen));
     if (shift && shift.name === step.name) {
-      const rows = out[step.name], at = rows.flatMap((row, i) => (row ? [i] : []))[shift.i];
-      rows[at] = rows[at].map((v, j) => (j === shift.j ? v + shift.by : v));
+      const rows = out[step.name];
+      rows[shift.i] = rows[shift.i].map((v, j) => (j === shift.j ? v + shift.by : v));
     }
   }
   return out;

@@ -85,6 +85,7 @@ _SCRIPTS = {
     "rounds.js": (" data-rounds=",),
     "heat.js": (" data-heat=", " data-tokens="),
     "compute.js": (" data-live=",),
+    "exercise.js": (" data-exercise=",),
     "picture.js": (" data-live=",),
     "live.js": (" data-live=",),
 }

@@ -43,7 +43,10 @@ class LiveBlock {
     this.reading = make("p", "", { class: "reading values", role: "status" });
     const reset = make("button", "Back to the saved numbers", { type: "button" });
     reset.addEventListener("click", () => this.reset());
-    root.append(reset, this.place, this.reading);
+    const fold = make("details"); // on a page whose drawing shows every number, the fields are a second way
+    fold.open = !this.block.folded;
+    fold.append(make("summary", "All numbers as fields"), this.place);
+    if (!this.block.blanks) root.append(reset, fold, this.reading);
     this.load();
     this.picture = root.querySelector(".picture") && new Picture(root, this);
     this.update();
@@ -51,6 +54,7 @@ class LiveBlock {
 
   reset() {
     this.load();
+    if (this.picture) this.picture.forget();
     this.update();
   }
 
@@ -177,4 +181,7 @@ class LiveBlock {
     });
   }
 }
-document.querySelectorAll("[data-live]").forEach((root) => { root.picture = new LiveBlock(root).picture; });
+document.querySelectorAll("[data-live]").forEach((root) => {
+  root.picture = new LiveBlock(root).picture;
+  for (const cell of document.querySelectorAll("[data-worked]")) cell.textContent = root.picture.sumOf(cell.dataset.worked).replace(/^[^=]*= /, "");
+});
