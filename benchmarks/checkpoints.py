@@ -173,7 +173,7 @@ def _ranked(shape: tuple[int, int], rank: int, dtype: str) -> Any:
     new = new.bfloat16().float() if dtype == "bf16" else new
     noise = RoundingNoise(0.0, torch.zeros(shape[1]))
     noise.add(new, dtype)
-    return spectrum_of(singular_values(new - w), noise)
+    return spectrum_of(singular_values([new - w]), noise)
 
 
 def _resources(add: Callable[..., None]) -> None:

@@ -90,6 +90,9 @@ def compare_activations(
     notes: list[str] = []
     ours = _run(base, texts, None, notes)
     theirs = _run(new, texts, ours.tokens, notes)
+    if (count := len(ours.tokens)) < len(texts):
+        verb = "is" if count == 1 else "are"
+        notes.append(f"{count} of {len(texts)} texts {verb} run: together they have more than {MOST_TOKENS} tokens")
     rows, first = [], None
     for layer, origin in layers:
         a, b = (origin.stack, origin.index), (layer.stack, layer.index)
@@ -108,7 +111,7 @@ def compare_activations(
     kl, differ = _divergence(ours.logits, theirs.logits, notes)
     name = f"{first[0][0]} layer {first[0][1]}" if first else None
     return ActivationComparison(
-        len(texts), sum(map(len, ours.tokens)), name, first[1] if first else None, kl, differ, tuple(rows),
+        count, sum(map(len, ours.tokens)), name, first[1] if first else None, kl, differ, tuple(rows),
         tuple(_top(ours, theirs)) if kl is not None else (), tuple(notes),
     )  # fmt: skip
 

@@ -22,9 +22,11 @@ from ffncli.show.text import percent, plural
 ALIKE = 0.25  # relative distance up to which two matrices are the same one, perhaps rounded to few bits
 _TUNED = 0.5  # relative change up to which a matrix may have been trained further
 _EDITED = 1e-3  # share of changed values up to which single values were edited
+_MOST_OF_PATTERN = 0.6  # share of zeros up to which the pattern 2:4 is a choice; above, it is there by chance
 _PRUNED = 0.02  # share of values set to 0 from which a matrix counts as pruned although its other values changed
 _ERROR = {"fp32": 2.0**-20, "fp16": 2.0**-10, "bf16": 2.0**-7}  # largest relative error of rounding, with a margin
 _MOST_LISTED = 16_384  # numbers of permutations in the evidence
+_MOST_FACTORS = 4  # scales that have a finding each
 FIRST = ("dropped", "shifted", "copied")
 _LAST = ("finetuned", "none")
 
@@ -274,14 +276,9 @@ def _permuted(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
             room -= len(shown)
             numbers.append({"layer": one.layer.index, "expert": one.expert, "moved": moved, "permutation": shown})
         first = numbers[0]["permutation"]
-        start = ", ".join(f"{at} is BASE's {unit}" for at, unit in enumerate(first) if at != unit)[:60].rpartition(",")[
-            0
-        ]
-        yield (
-            f"hidden units in another order, in {evidence.where(pairs)} (unit {start}, ...)",
-            {"orders": numbers},
-            pairs,
-        )
+        start = ", ".join([f"{at} is BASE's {unit}" for at, unit in enumerate(first) if at != unit][:3])
+        text = f"hidden units in another order, in {evidence.where(pairs)} (unit {start}, ...)"
+        yield text, {"orders": numbers}, pairs
     numbers, explained = [], []
     for key in dict.fromkeys((p.layer.stack, p.layer.index) for p in left if p.experts > 1):
         mine = [pair for pair in evidence.pairs if (pair.layer.stack, pair.layer.index) == key]
@@ -295,16 +292,19 @@ def _permuted(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
         texts = [f"{at} is BASE's {of}" for at, of in enumerate(first_order) if at != of]
         text = ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
         layers = spans([one["layer"] for one in numbers])
-        yield (
-            f"experts in another order, in {plural('layer', len(numbers))} {layers} ({text})",
-            {"orders": numbers},
-            explained,
-        )
+        what = "experts" if any(pair.expert is not None for pair in explained) else "rows of the router"
+        where = f"{plural('layer', len(numbers))} {layers}"
+        yield f"{what} in another order, in {where} ({text})", {"orders": numbers}, explained
 
 
 def _expert_order(pairs: Sequence[Pair]) -> tuple[list[int], list[Pair]] | None:
     """Return the expert of BASE that each expert of NEW is, and the parameters that moved with the experts."""
     routed = [pair for pair in pairs if pair.expert is not None and pair.sketches is not None]
+    router = next((pair for pair in pairs if pair.matrix == "router" and pair.small is not None), None)
+    if router is not None and router.small is not None and not any(pair.changed for pair in routed):
+        order = nearest(*router.small, ALIKE)  # its rows alone
+        moved = order is not None and not torch.equal(order, torch.arange(len(order)))
+        return (order.tolist(), [router]) if order is not None and moved else None
     names = list(dict.fromkeys(pair.parameter for pair in routed))
     sides = []
     for side in (0, 1):
@@ -352,6 +352,13 @@ def _scaled(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
         if residual <= _ERROR[pair.plain[1]] and abs(factor - 1) > 2 * residual:
             near = next((c for c in factors if abs(c - factor) <= 1e-3 * abs(c)), factor)
             factors.setdefault(near, []).append((pair, factor))
+    if len(factors) > _MOST_FACTORS:
+        every = [item for several in factors.values() for item in several]
+        pairs, values = [pair for pair, _ in every], [c for _, c in every]
+        text = f"scaled by {len(factors)} factors from {min(values):.6g} to {max(values):.6g}: {evidence.where(pairs)}"
+        of = {f"{pair.layer.index} {pair.matrix}": c for pair, c in every[:_MOST_LISTED]}
+        yield text, {"factor": median(values), "factors": of}, pairs
+        return
     for several in factors.values():
         pairs, factor = [pair for pair, _ in several], median(c for _, c in several)
         factor = round(factor, 6) if abs(round(factor, 6) / factor - 1) < 1e-5 else factor
@@ -438,7 +445,7 @@ def _pruned(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
         yield f"pruned: {before - after} of {before} units removed, in {evidence.where(removed)}", numbers, removed
     if pairs:
         share = sum(p.zeros[1] - p.zeros[0] for p in pairs) / sum(p.size for p in pairs)
-        pattern = all(p.two_of_four for p in pairs if p.is_matrix)
+        pattern = share < _MOST_OF_PATTERN and all(p.two_of_four for p in pairs if p.is_matrix)
         units = max(p.zeroed_units for p in pairs) if all(p.zeroed_units for p in pairs) else 0
         kept = sum(p.kept for p in pairs)
         text = f"pruned: {percent(share)} of the values set to 0"
@@ -449,8 +456,9 @@ def _pruned(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
 
 
 def _closer_without_zeros(pair: Pair) -> bool:
-    """Return whether the values that are left are near BASE's, so that the change is mostly what was set to 0."""
-    return pair.cosine is not None and pair.cosine > 0.4
+    """Return whether the values that are left, if any, are near BASE's, so that the change is mostly what was set to
+    0."""
+    return not pair.kept if pair.cosine is None else pair.cosine > 0.4
 
 
 def _rounding(evidence: Evidence, left: Sequence[Pair]) -> Explanations:

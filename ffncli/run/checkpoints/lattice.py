@@ -14,11 +14,14 @@ from ffncli.errors import FFNError
 from ffncli.run.quantize.quantized import quantize
 
 PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CASTS = {**PLAIN, "fp8:cast": torch.float8_e4m3fn, "fp8_e5m2:cast": torch.float8_e5m2}  # without a scale
+_LARGEST = {"int8": (127, 128), "int4": (7, 8)}  # what divides the largest magnitude elsewhere; ours are 127.5 and 7.5
+_TURNED = ":transposed"  # blocks along the columns, as of a matrix that is stored as [in, out]
 _SHARED = {
     "fp8": ("channel", "tensor", "block128"), "fp8_e5m2": ("channel", "tensor", "block128"),
     "int8": ("channel", "g128", "g64", "g32", "tensor"), "int4": ("g128", "g64", "g32", "channel"),
 }  # fmt: skip
-_ROWS, _TILE = 16, 128  # rows that are tried first; with tiles
+_ROWS, _TILE = 4, 128  # rows that are tried first; with tiles
 _STEP = 1 << 18
 _SAME = 0.999  # share of the values that must be those of the format
 _ULPS_OF_FP32 = 2.0
@@ -52,7 +55,7 @@ class Lattices:
             exact = _share(before, after, form, lattice)
             if exact >= _SAME:
                 self.seen.setdefault((form, side))
-                return RoundedTo(form, side, exact)
+                return RoundedTo(form.partition("/")[0], side, exact)
         self.failures += base.dim() > 1
         return _within(base, new, packed)
 
@@ -72,8 +75,9 @@ class Lattices:
 
 
 def _names() -> list[str]:
-    """Return every format with each rule and each usual way to share scales, plain floats left out."""
-    out: list[str] = []
+    """Return every format with each rule and each usual way to share scales, plain floats of 16 bits left out; a number
+    after a slash is the divisor of an integer format's largest magnitude."""
+    out: list[str] = [name for name in _CASTS if name not in PLAIN]
     for row in FORMATS.values():
         if row.name in PLAIN:
             continue
@@ -81,7 +85,9 @@ def _names() -> list[str]:
         ways = [f":{way}" for way in _SHARED.get(row.name, ())] or [""]
         more = [":asymmetric"] if row.name in ("int8", "int4") else []
         out += [f"{row.name}{way}{rule}{word}" for word in ["", *more] for way in ways for rule in rules]
-    return out
+        out += [f"{row.name}{way}/{top}" for way in ways for top in _LARGEST.get(row.name, ())]
+    turned = (name for name in out if name not in _CASTS and ":tensor" not in name)
+    return out + ["".join([*name.partition("/")[:1], _TURNED, *name.partition("/")[1:]]) for name in turned]
 
 
 _NAMES = _names()
@@ -108,34 +114,51 @@ def _neighbours(base: Tensor, new: Tensor) -> bool:
 
 def _share(before: Tensor, after: Tensor, form: str, lattice: str) -> float:
     """Return the share of values of `after` that `before` has after rounding; 0 as soon as some rows have too few."""
-    made = format_of(form)
-    if form in PLAIN:
-        equal = sum(int((x.to(PLAIN[form]).float() == y).sum()) for x, y in _pieces(before, after))
+    if form in _CASTS:
+        equal = sum(int((x.to(_CASTS[form]).float() == y).sum()) for x, y in _pieces(before, after))
         return equal / before.numel()
+    if _TURNED in form:
+        before, after = before.T, after.T
+    name, _, top = form.replace(_TURNED, "").partition("/")
+    made = format_of(name)
     whole = made.shared == "tensor" or made.name == "nvfp4"  # the largest value decides for all
     rows = _TILE if made.shared.startswith("block") else _ROWS
-    if _equal(before, after, made, lattice, slice(0, rows), whole) < _SAME:
+    if _equal(before, after, made, top, lattice, slice(0, rows), whole) < _SAME:
         return 0.0
     step = max(1, _STEP // before.shape[1] // _TILE) * _TILE
     sums = [0.0, 0.0]
     for start in range(0, len(before), step):
         part = slice(start, start + step)
-        share, count = _equal(before, after, made, lattice, part, whole), len(before[part])
+        share, count = _equal(before, after, made, top, lattice, part, whole), len(before[part])
         sums = [sums[0] + share * count, sums[1] + count]
     return sums[0] / sums[1]
 
 
-def _equal(before: Tensor, after: Tensor, form: Format, lattice: str, rows: slice, whole: bool) -> float:
-    x, y = before[rows], after[rows]
+def _equal(
+    before: Tensor, after: Tensor, form: Format, top: str, lattice: str, rows: slice, whole: bool
+) -> float:
+    x, y = before[rows].contiguous(), after[rows]
     if whole:  # rows with the least and the largest value give the part the tensor's scale
-        ends = torch.stack([before.argmin() // before.shape[1], before.argmax() // before.shape[1]])
+        ends = torch.stack([before.amin(1).argmin(), before.amax(1).argmax()])
         x, y = torch.cat([x, before[ends]]), torch.cat([y, after[ends]])
     try:
-        made = quantize(x, form).dequantize()
+        made = _with_scales_of(x, form, int(top)) if top else quantize(x, form).dequantize()
     except FFNError:  # its blocks do not fit this width
         return 0.0
     made = made.to(PLAIN[lattice]).float() if lattice in PLAIN else made
-    return float((made == y).float().mean())
+    near = (made - y).abs() <= 1e-6 * y.abs() if top and lattice not in PLAIN else made == y
+    return float(near.float().mean())
+
+
+def _with_scales_of(x: Tensor, form: Format, top: int) -> Tensor:
+    """Round to integers times the largest magnitude of each block divided by `top`. Raises FFNError for a width that
+    the blocks do not divide."""
+    width = {"channel": x.shape[1], "tensor": x.numel()}.get(form.shared) or int(form.shared[1:])
+    if x.numel() % width or (form.shared != "tensor" and x.shape[1] % width):
+        raise FFNError(f"blocks of {width} do not divide {x.shape[1]}")
+    parts = x.reshape(-1, width)
+    scales = (parts.abs().amax(1, keepdim=True) / top).clamp(min=torch.finfo(x.dtype).tiny)
+    return ((parts / scales).round().clamp(-top, form.largest) * scales).view(x.shape)
 
 
 def _within(base: Tensor, new: Tensor, packed: tuple[str, str]) -> RoundedTo | None:

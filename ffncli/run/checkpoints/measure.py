@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ffncli.models.model import Layer
 from ffncli.run.checkpoints.lattice import Lattices, RoundedTo, narrowest
+from ffncli.run.checkpoints.sides import blocks
 from ffncli.run.checkpoints.spectra import RoundingNoise, Spectrum, singular_values, spectrum_of
 
-_BLOCK = 1 << 17  # values of a block; its float64 copies take 1 MB each
 _PRINT, _SKETCH = 16, 8  # numbers that stand for a row, and groups of rows in a sketch
 _TURNED = 1e-2  # a matrix is a transpose if it differs by less, relative to its size
 
@@ -111,6 +111,7 @@ def measured(
         pair.small = (base.clone(), new.clone())
     flat = [one.view(-1, one.shape[-1]) if one.dim() else one.view(1, 1) for one in tensors]
     _sum(pair, flat, down)
+    del tensors[2:], flat[2:]  # C is in the inner products
     if not pair.changed:
         return pair
     pair.plain = tuple((*narrowest_of(one), "fp32")[0] for one in flat[:2])  # type: ignore[assignment]
@@ -120,20 +121,19 @@ def measured(
         pair.turned = _turned(base, new)
     if sketched:
         noise = RoundingNoise(0.0, torch.zeros(base.shape[1]))
-        for rows in _rows(new):
+        for rows in blocks(new):
             noise.add(new[rows], pair.plain[1])
-        new.sub_(base)
-        tensors.clear()
+        tensors[:] = [new.sub_(base)]
         flat.clear()
-        del base
-        pair.spectrum = spectrum_of(singular_values(new, exact), noise)
+        del base, new
+        pair.spectrum = spectrum_of(singular_values(tensors, exact), noise)
     return pair
 
 
 def narrowest_of(values: Tensor) -> list[str]:
     """Return the plain formats of 16 bits that hold all values, judged block by block."""
     names = ["bf16", "fp16"]
-    for rows in _rows(values):
+    for rows in blocks(values):
         names = narrowest(values[rows], names)
         if not names:
             break
@@ -145,7 +145,7 @@ def _sum(pair: Pair, flat: list[Tensor], down: bool) -> None:
     base, new = flat[:2]
     units = torch.zeros(base.shape[1] if down else base.shape[0], 2, dtype=torch.float64)
     zeros, count = [0, 0], len(flat)
-    for rows in _rows(base):
+    for rows in blocks(base):
         parts = torch.stack([one[rows] for one in flat]).double()
         x, y = parts[0], parts[1]
         wide = parts.view(count, -1)
@@ -178,24 +178,21 @@ def _sum(pair: Pair, flat: list[Tensor], down: bool) -> None:
         pair.zeroed_units = gone if gone * (pair.size // len(units)) == zeros[1] - zeros[0] else 0
 
 
-def _rows(values: Tensor) -> Iterator[slice]:
-    """Yield blocks of rows."""
-    step = max(1, _BLOCK // max(1, values.shape[-1]))
-    for start in range(0, len(values), step):
-        yield slice(start, min(start + step, len(values)))
-
-
 def _two_of_four(new: Tensor) -> bool:
-    """Return whether at least two of four adjacent values of a row are 0, everywhere."""
-    if new.shape[-1] % 4:
-        return False
-    return all(bool(((new[rows].view(-1, 4) == 0).sum(1) >= 2).all()) for rows in _rows(new))
+    """Return whether at least two of four adjacent values of a row are 0, everywhere, or of a column, as in a matrix
+    that is stored as [in, out]."""
+    turned = (new, new.T) if new.dim() > 1 else (new,)
+    return any(
+        one.shape[-1] % 4 == 0
+        and all(bool(((one[rows].reshape(-1, 4) == 0).sum(1) >= 2).all()) for rows in blocks(one))
+        for one in turned
+    )
 
 
 def _turned(base: Tensor, new: Tensor) -> float:
     """Return ‖new - baseᵀ‖ / ‖base‖ of square matrices."""
-    change = sum(float((new[rows].double() - base.T[rows]).square().sum()) for rows in _rows(new))
-    size = sum(float(base[rows].double().square().sum()) for rows in _rows(base))
+    change = sum(float((new[rows].double() - base.T[rows]).square().sum()) for rows in blocks(new))
+    size = sum(float(base[rows].double().square().sum()) for rows in blocks(base))
     return sqrt(change / size) if size else 0.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ffncli.models.tensors.read_weights import read_apart, read_matrices
 from ffncli.run.checkpoints.adapters import Adapter, LowRank, is_adapter, open_adapter
 from ffncli.run.engine.weights import located_weights
 
-MATRICES = ("gate.weight", "up.weight", "down.weight")
+_BLOCK = 1 << 17  # values of a block; its float64 copies take 1 MB each
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,26 @@ class SideFile:
 
     def _check_finite(self, values: Tensor, item: Located, layer: Layer, expert: int) -> None:
         rows = values.view(-1, values.shape[-1])
-        for start in range(0, len(rows), 1024):
-            bad = (~torch.isfinite(rows[start : start + 1024])).nonzero()
-            if len(bad):
-                at = [start + int(bad[0, 0]), int(bad[0, 1])] if values.dim() > 1 else [int(bad[0, 1])]
-                which = f" of expert {expert}" if len(item.axes) > 2 else ""
-                name = item.parameter.removesuffix(".weight")
-                what = (
-                    f"{self.label} {shown(self.source, 120)}: {name}{which} of {layer.stack} layer {layer.index} holds"
-                )
-                raise FFNError(f"{what} {float(rows[bad[0, 0] + start, bad[0, 1]])} at {at}", "no change is measured")
-
-    def formats(self, layer: Layer) -> dict[str, str]:
-        """Return the stored format of each parameter: `F32`, `Q4_0`, `gptq-4bit`."""
-        return {name: item.slice.format for name, item in self.located(layer).items()}
+        for part in blocks(rows):
+            if bool(torch.isfinite(rows[part]).all()):
+                continue
+            row, column = (~torch.isfinite(rows[part])).nonzero()[0].tolist()
+            at = [part.start + row, column] if values.dim() > 1 else [column]
+            which = f" of expert {expert}" if len(item.axes) > 2 else ""
+            where = f"{item.parameter.removesuffix('.weight')}{which} of {layer.stack} layer {layer.index}"
+            what = f"{self.label} {shown(self.source, 120)}: {where} holds {float(rows[part][row, column])} at {at}"
+            raise FFNError(what, "no change is measured")
 
     def packed(self, item: Located) -> str:
         """Return the name of a parameter's packed format, empty for plain floats."""
         return "" if item.slice.format in ("", *PLAIN) else item.slice.format.lower()
+
+
+def blocks(values: Tensor) -> Iterator[slice]:
+    """Yield blocks of rows, so that no temporary copy is large."""
+    step = max(1, _BLOCK // max(1, values.shape[-1]))
+    for start in range(0, len(values), step):
+        yield slice(start, min(start + step, len(values)))
 
 
 def _one_plus(layer: Layer) -> set[str]:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 128)  # the k of the energies that rows list
 _BLOCK = 1 << 18  # values of a block
-_PROJECTED = 256  # columns of a projection, half of whose singular values are exact enough
-_SMALL = 64 << 20  # bytes of a Gram matrix that is always float64
-_FLAT = 0.7  # up to this ratio of its sides, a matrix and its float64 Gram matrix fit in the memory of three matrices
+_SMALL = 16 << 20  # bytes of a Gram matrix that is summed for any shape
+_FLAT = 0.7  # up to this ratio of its sides, two float64 Gram matrices fit in the memory of three matrices
 _GAP = 1.2  # the same, in multiples of the next singular value
 # Errors of rounding depend on the change itself, which adds values up to this multiple of the limit, or up to this
 # share of the errors' norm.
@@ -22,45 +21,29 @@ _AUDIBLE = 0.05  # the share of a change's energy from which rounding may hide a
 _MANTISSA = {"fp32": 23, "bf16": 7, "fp16": 10}
 
 
-def singular_values(change: Tensor, exact: bool = False) -> Tensor:
-    """Return the singular values of a float32 matrix, float64 in descending order.
+def singular_values(change: list[Tensor], exact: bool = False) -> Tensor:
+    """Return the singular values of a float32 matrix, float64 in descending order; the list is emptied, so that the
+    matrix is freed as early as possible.
 
     They are the roots of the eigenvalues of the smaller Gram matrix, summed in blocks in float64; with `exact`, those
-    of `torch.linalg.svdvals` in float64. For a large matrix that is nearly square, a float64 Gram matrix would not fit
-    in the memory of three matrices: it is summed in float32, which loses values far below the largest, so the largest
-    come from a projection (Halko, Martinsson and Tropp, 2011), and the others are scaled to hold the rest of the norm.
+    of `torch.linalg.svdvals` in float64. For a large matrix that is nearly square, a float64 Gram matrix and its copy
+    would not fit in the memory of three matrices: its values are those of `svdvals` in float32, whose error is some
+    1e-7 of the largest.
     """
-    if exact:
-        every: Tensor = torch.linalg.svdvals(change.double())
-        return every
-    wide = change if change.shape[0] <= change.shape[1] else change.T
+    wide = change.pop()
+    wide = wide if wide.shape[0] <= wide.shape[1] else wide.T
     short, long = wide.shape
-    double = 8 * short * short <= _SMALL or short <= _FLAT * long
-    top = None if double else _largest(wide)
-    gram = torch.zeros(short, short, dtype=torch.float64 if double else torch.float32)
-    total = 0.0
+    square = 8 * short * short > _SMALL and short > _FLAT * long
+    if exact or square:
+        values: Tensor = torch.linalg.svdvals(wide.double() if exact else wide)
+        return values.double()
+    gram = torch.zeros(short, short, dtype=torch.float64)
     for start in range(0, long, step := max(1, _BLOCK // short)):
-        part = wide[:, start : start + step].to(gram.dtype)
+        part = wide[:, start : start + step].double()
         gram.addmm_(part, part.T)
-        total += float(part.double().square().sum())
-    del change, wide
-    squares: Tensor = torch.linalg.eigvalsh(gram).double().clamp(min=0).flip(0)
-    if top is not None:
-        squares[: len(top)] = top.square()
-        rest = squares[len(top) :]
-        rest *= max(0.0, total - float(top.square().sum())) / max(float(rest.sum()), 1e-300)
-        squares[len(top) :] = rest.clamp(max=float(top[-1]) ** 2)
+    del wide
+    squares: Tensor = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)
     return squares.sqrt()
-
-
-def _largest(matrix: Tensor) -> Tensor:
-    """Return the largest singular values of a matrix, from its projection on the range of matrix · random."""
-    generator = torch.Generator().manual_seed(0)
-    basis = matrix @ torch.randn(matrix.shape[1], _PROJECTED, generator=generator)
-    for _ in range(2):
-        basis = matrix @ (matrix.T @ torch.linalg.qr(basis)[0])
-    values: Tensor = torch.linalg.svdvals((torch.linalg.qr(basis)[0].T @ matrix).double())
-    return values[: _PROJECTED // 2]
 
 
 @dataclass(frozen=True)
