@@ -22,7 +22,7 @@ from ffncli.show.text import seconds_text
 
 _PROBED = 8  # stored rows of each layer that are read to pair the layers of unequal depths
 _UNITS = 5  # units of each layer in the answer
-_VALUES_PER_S = 3e6  # on two cores, of both sides
+_VALUES_PER_S = 1e7  # on one core, of both sides
 _PRODUCTS_PER_S = 2.5e10  # multiply-adds for the spectra
 _WORTH_A_NOTE = 10.0  # seconds
 
@@ -52,8 +52,8 @@ class CheckpointPair:
         for layer, _ in self.layers:
             for item in self.new.located(layer).values():
                 if len(item.axes) > 1:
-                    short = min(axis.size for axis in item.axes[-2:])
-                    products += _size(item) * short + 8 * short**3 * _size(item) / (short * item.axes[-1].size or 1)
+                    short, long = sorted(axis.size for axis in item.axes[-2:])
+                    products += _size(item) * (short + 8 * short**2 / (long or 1))
         return self.values / _VALUES_PER_S + products / _PRODUCTS_PER_S
 
 

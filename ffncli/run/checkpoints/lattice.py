@@ -23,6 +23,7 @@ _SHARED = {
 }  # fmt: skip
 _ROWS, _TILE = 4, 128  # rows that are tried first; with tiles
 _STEP = 1 << 18
+_MOST_FAILURES = 6
 _SAME = 0.999  # share of the values that must be those of the format
 _ULPS_OF_FP32 = 2.0
 
@@ -70,7 +71,7 @@ class Lattices:
         for side, name in zip(("NEW", "BASE"), packed[::-1], strict=True):
             if name:
                 yield from ((form, side) for form in _NAMES if form.partition(":")[0] == _stem(name))
-        if self.failures < 12 or self.seen:  # a model that was rounded has few matrices that were not
+        if self.failures < _MOST_FAILURES or self.seen:  # a model that was rounded has few matrices that were not
             yield from ((form, side) for side in ("NEW", "BASE") for form in _NAMES)
 
 
@@ -134,9 +135,7 @@ def _share(before: Tensor, after: Tensor, form: str, lattice: str) -> float:
     return sums[0] / sums[1]
 
 
-def _equal(
-    before: Tensor, after: Tensor, form: Format, top: str, lattice: str, rows: slice, whole: bool
-) -> float:
+def _equal(before: Tensor, after: Tensor, form: Format, top: str, lattice: str, rows: slice, whole: bool) -> float:
     x, y = before[rows].contiguous(), after[rows]
     if whole:  # rows with the least and the largest value give the part the tensor's scale
         ends = torch.stack([before.amin(1).argmin(), before.amax(1).argmax()])
