@@ -192,27 +192,20 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     fused = not p.naming.gate and 0 < up.params == 2 * down.params
     shown_here = bool(up.params and down.params)  # their shapes are known
     d_model, d_ff = widths(up, down, 2 if fused else 1, hints, items.get(p.bias(p.naming.up)), location.experts)
-    misfit = unlike(matrices, d_ff)
     shared = [(q.matrices(items), _shared_width(items, q, d_model)) for q in location.shared]
-    for theirs, width in shared:
-        misfit = misfit or unlike(theirs, width)
-    others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
+    of_all = [(matrices, d_ff), *shared]
+    misfit = next((wrong for theirs, width in of_all if (wrong := unlike(theirs, width))), ())
+    others = set(members).difference(*(theirs for theirs, _ in of_all))
     others -= {q.bias(leaf) for q in location.all for leaf in q.naming.names}
     roles = {name: kind for name in sorted(others) if (kind := role(name))}
     roles = {name: kind for name, kind in roles.items() if kind != "mixed_bias" or location.experts}
-    around = [name for name, kind in roles.items() if kind == "latent"]
-    latent = items[around[0]].shape if around else None
-    norms = {n for n, names in EXPERT_NORMS.items() if any(last(i.removesuffix(".weight")) in names for i in items)}
-    if around:  # so far, `d_model` is the latent width
-        d_model = latent[1] if latent and len(latent) == 2 else hints.hint
-    with_role = set(roles)
     routing = {name for name, kind in roles.items() if kind not in ("latent", "widened")}
-    biases = {name for name in others - with_role if name.removesuffix("bias") + "weight" in routing}
-    mlp = next((items[name].shape for name, kind in roles.items() if kind == "router_in"), None)
-    rows = next((s[0] for name, kind in roles.items() if kind == "router" and (s := items[name].shape)), 0)
+    biases = {name for name in others.difference(roles) if name.removesuffix("bias") + "weight" in routing}
     uneven, alone = _uneven(p, matrices, members)
-    activation, learned = _learned(members, others - with_role - biases)
-    shared_routed = _shared_rows(items, location, rows)
+    activation, learned = _learned(members, others.difference(roles, biases))
+    around = _around(items, location, roles, bool(biases))
+    if "latent" in roles.values():  # so far, `d_model` is the latent width
+        d_model = around.pop("d_model") or hints.hint
     bias, down_bias = (p.bias(leaf) in items for leaf in (p.naming.up, p.naming.down))
     if_shown = {
         "d_model": d_model,
@@ -220,38 +213,51 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         "gated": True if p.naming.gate else (fused if shown_here else None),
         "down_bias": None if down_bias == bias else down_bias,
         "activation": activation,
-        "shared_experts": shared_routed or None,
+        "shared_experts": around["shared_routed"] or None,
     }
     shows = {name: value for name, value in if_shown.items() if value is not None} | {
         "bias": bias,
         "experts": location.experts,
         "shared_d_ff": sum(width or 0 for _, width in shared),
-        "latent": latent[0] if latent else None,
-        **{name: bool(location.experts) and name in norms for name in EXPERT_NORMS},
-        "mixed_bias": "mixed_bias" in roles.values(),
-        "router_bias": bool(biases) and not mlp,
-        "correction": "correction" in roles.values(),
-        "shared_gate": "shared_gate" in roles.values(),
-        "learned_scale": "factor" in roles.values(),
-        "shared_routed": bool(shared_routed),
-        "router_width": mlp[0] if mlp else None,
-        "router_carries": "router_carried" in roles.values(),
-        "skip_experts": max(0, rows - location.experts) if mlp else 0,
+        **around,
+        "shared_routed": bool(around["shared_routed"]),
     }
     return StoredFFN(
         tensor=p.name(p.naming.gate or p.naming.up),
         shows=shows,
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes for item in members.values()),
-        formats=tuple(
-            dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared)) for item in theirs.values())
-        ),
-        loose=tuple(sorted(others - with_role - biases - learned)),
+        formats=tuple(dict.fromkeys(item.format for theirs, _ in of_all for item in theirs.values())),
+        loose=tuple(sorted(others.difference(roles, biases, learned))),
         fused=fused,
         whole=all(item.params for item in members.values()),
         misfit=misfit or alone,
         uneven=uneven,
     )
+
+
+def _around(items: Mapping[str, Item], location: FFNLocation, roles: Mapping[str, str], biased: bool) -> dict[str, Any]:
+    """Return what the tensors around the experts' matrices show, by their `roles`: of the router, the latent
+    projections, which show `d_model` too, and the norms. `shared_routed` is the number of experts."""
+    kinds, experts = set(roles.values()), location.experts
+    mlp = next((items[name].shape for name, kind in roles.items() if kind == "router_in"), None)
+    rows = next((s[0] for name, kind in roles.items() if kind == "router" and (s := items[name].shape)), 0)
+    latent = next((items[name].shape for name, kind in roles.items() if kind == "latent"), None)
+    leaves = {last(name.removesuffix(".weight")) for name in items} if experts else set()
+    return {
+        **({"d_model": latent[1] if latent and len(latent) == 2 else None} if "latent" in kinds else {}),
+        "latent": latent[0] if latent else None,
+        **{name: not leaves.isdisjoint(names) for name, names in EXPERT_NORMS.items()},
+        "mixed_bias": "mixed_bias" in kinds,
+        "router_bias": biased and not mlp,
+        "correction": "correction" in kinds,
+        "shared_gate": "shared_gate" in kinds,
+        "learned_scale": "factor" in kinds,
+        "shared_routed": _shared_rows(items, location, rows),
+        "router_width": mlp[0] if mlp else None,
+        "router_carries": "router_carried" in kinds,
+        "skip_experts": max(0, rows - experts) if mlp else 0,
+    }
 
 
 def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) -> int:

@@ -303,8 +303,8 @@ def _expert_order(pairs: Sequence[Pair]) -> tuple[list[int], list[Pair]] | None:
     router = next((pair for pair in pairs if pair.matrix == "router" and pair.small is not None), None)
     if router is not None and router.small is not None and not any(pair.changed for pair in routed):
         order = nearest(*router.small, ALIKE)  # its rows alone
-        moved = order is not None and not torch.equal(order, torch.arange(len(order)))
-        return (order.tolist(), [router]) if order is not None and moved else None
+        same = order is None or torch.equal(order, torch.arange(len(order)))
+        return None if order is None or same else (order.tolist(), [router])
     names = list(dict.fromkeys(pair.parameter for pair in routed))
     sides = []
     for side in (0, 1):
