@@ -109,10 +109,12 @@ def find(evidence: Evidence) -> tuple[CheckpointFinding, ...]:
         count = sum(pair.size for pair in evidence.pairs)
         return (CheckpointFinding("same", "the same: all values of the FFNs are equal", {"weights": count}),)
     rounded = sum(weights for one, weights in findings if one.finding == "rounding")
+    error = max((one.evidence["relative_change"] for one, _ in findings if one.finding == "rounding"), default=0.0)
 
     def order(item: tuple[CheckpointFinding, int]) -> tuple[int, int]:
         one, weights = item
-        late = one.finding == "rounding" or (one.finding in _LAST and weights < rounded)
+        trained = one.finding == "finetuned" and one.evidence["layers"][0]["relative_change"] > 4 * error
+        late = one.finding == "rounding" or (one.finding in _LAST and weights < rounded and not trained)
         return (0 if one.finding in FIRST else 2 if late else 1, -weights)
 
     return tuple(one for one, _ in sorted(findings, key=order))

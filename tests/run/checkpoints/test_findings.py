@@ -169,6 +169,13 @@ def test_the_pattern_two_of_four(compared, turned):
     assert (first.finding, first.evidence["two_of_four"], first.evidence["share"]) == ("pruned", True, 0.5)
 
 
+def test_training_comes_before_rounding_that_it_exceeds(compared):
+    base = ed.tensors("gated")
+    names = ed.matrices("gated", 1)
+    new = {name: (ed.noisy({name: t}, 0.05)[name] if name in names else t).half() for name, t in base.items()}
+    assert [one.finding for one in compared("gated", base, new).findings] == ["finetuned", "rounding"]
+
+
 def test_an_expert_of_zeros_is_pruned(compared):
     base = ed.tensors("mixture")
     names = [ed.matrix("mixture", 1, which, 2) for which in ("gate", "up", "down")]
