@@ -39,18 +39,20 @@ def model_at(name: str) -> tuple[Path, Any]:
     return path, model
 
 
-def loss_of(model: Any) -> Tensor:
+def loss_of(model: Any, ids: Tensor = IDS_TENSOR) -> Tensor:
     """The mean cross-entropy of the next tokens in float64; transformers' own rounds the logits to float32."""
-    logits = model(input_ids=IDS_TENSOR).logits[0]
-    loss = functional.cross_entropy(logits[:-1], IDS_TENSOR[0, 1:])
-    assert loss.item() == pytest.approx(model(input_ids=IDS_TENSOR, labels=IDS_TENSOR).loss.item(), rel=1e-6)
+    logits = model(input_ids=ids).logits[0]
+    loss = functional.cross_entropy(logits[:-1], ids[0, 1:])
+    assert loss.item() == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), rel=1e-6)
     return loss
 
 
-def canonical_gradients(path: Path, model: Any, index: int) -> tuple[dict[str, Tensor], float]:
+def canonical_gradients(
+    path: Path, model: Any, index: int, ids: Tensor = IDS_TENSOR
+) -> tuple[dict[str, Tensor], float]:
     """The gradients of a layer's FFN by canonical names after loss.backward(), and the loss."""
     model.zero_grad()
-    loss = loss_of(model)
+    loss = loss_of(model, ids)
     loss.backward()
     source = load(str(path))
     _, located = live_parameters(model, source, source.model.layer(index))
@@ -77,6 +79,46 @@ def test_weight_gradients_are_those_of_the_models_loss(name: str) -> None:
     for weight in compared:
         error = float((step[weight] - theirs[weight]).abs().max()) / max(floor, float(theirs[weight].abs().max()))
         assert error <= limit, (weight, error)
+
+
+def trained_on_bytes(name: str, path: Path) -> list[int]:
+    """Train a small model on the bytes of a page and save it; return ids of a text like it."""
+    import transformers
+
+    page = (Path(__file__).parents[3] / "docs" / "tracing.md").read_bytes()
+    text = torch.frombuffer(bytearray(page), dtype=torch.uint8).long()
+    generator = torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    if name == "llama":
+        config = transformers.LlamaConfig(vocab_size=256, hidden_size=32, intermediate_size=88, **sizes)
+    else:
+        config = transformers.GPT2Config(vocab_size=256, n_embd=32, n_positions=64, **sizes)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(80):
+        ids = text[torch.randint(len(text) - 64, (8, 1), generator=generator) + torch.arange(64)]
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    model.save_pretrained(path)
+    return [*b"the value of the"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_weight_gradients_of_a_trained_model(name: str, tmp_path: Path) -> None:
+    """A model that has learned nothing has a loss of 5.5."""
+    from transformers import AutoModelForCausalLM
+
+    ids = trained_on_bytes(name, tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    theirs, loss = canonical_gradients(tmp_path, model, 1, torch.tensor([ids]))
+    assert loss < 3.5
+    step = ffncli.trace(str(tmp_path), layer=1, input_ids=ids, dtype="fp64", backward=True).training_step
+    assert step.loss == pytest.approx(loss, rel=1e-9)
+    compared = [weight for weight in step if weight in theirs]
+    assert len(compared) >= 3
+    for weight in compared:
+        assert float((step[weight] - theirs[weight]).abs().max() / theirs[weight].abs().max()) <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
