@@ -59,9 +59,10 @@ class Means:
 
     def at_level(self, level: float) -> "Means":
         """Return the same value with an interval of this level instead of CONFIDENCE."""
-        degrees = self.units - 1
-        t, usual = (statistics.t_quantile(0.5 + one / 2, degrees) for one in (level, statistics.CONFIDENCE))
-        return self.widened(self.interval.half_width * (t / usual - 1)) if self.interval.bounded else self
+        if not self.interval.bounded:
+            return self
+        t, usual = (statistics.t_quantile(0.5 + one / 2, self.units - 1) for one in (level, statistics.CONFIDENCE))
+        return self.widened(self.interval.half_width * (t / usual - 1))
 
     def widened(self, by: float) -> "Means":
         """Return the same value with an interval that is wider by this much at both ends."""

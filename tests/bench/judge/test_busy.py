@@ -98,6 +98,13 @@ def test_few_blocks_of_identical_code_among_many_busy_processes_get_no_verdict(r
     assert sum(word in ("slower", "faster") for word in words) <= most
 
 
+def test_one_disturbed_round_of_one_process_is_inconclusive():
+    blocks = run_of(1.3, random.Random(1), processes=1, rounds=1)
+    found = paired([replace(block, flags=("preempted",)) for block in blocks], "mine", "base")
+    assert (found.interval.low, found.interval.high) == (-math.inf, math.inf)
+    assert verdict(found.interval, 0.02) == "inconclusive"
+
+
 def test_a_kernel_that_suffers_more_from_other_work_is_not_called_slower():
     """Threads that wait for each other stall in nearly every block; the few short blocks show what the kernel takes."""
     draw = random.Random(5)
