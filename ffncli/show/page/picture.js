@@ -186,7 +186,7 @@ class Picture {
     const list = make("ol");
     list.append(...lines);
     const most = shown.length ? /^(expert \d+: )?\S+/.exec(shown[0][0])[0] : "";
-    this.terms.replaceChildren(...(most ? [make("p", `What makes ${title}: most of it is from ${most}.`), list] : []));
+    this.terms.replaceChildren(...(most ? [make("p", `What makes ${title} (framed): most of it is from ${most}.`), list] : []));
   }
 
   set(part, value) {
@@ -302,8 +302,9 @@ class Picture {
 
   tell(rate, before, places, moves) { // what a training step changed
     const [from, output] = before, loss = this.loss(), word = loss < from ? "fell" : loss > from ? "rose" : "stayed", most = moves.slice(0, 3);
+    const weights = Object.values(this.live.weights).flat(2).length;
     const output_ = `${this.live.block.steps[this.live.block.steps.length - 1].name}[0,0] went from ${cellText(output)} to ${cellText(this.firstOutput())}`;
-    const first = `One training step at rate ${rate}: the loss ${word} from ${shownNumber(from)} to ${shownNumber(loss)}, and ${output_}. It moved ${moves.length} weights; these the most (dashed frames):`;
+    const first = `One training step at rate ${rate}: the loss ${word} from ${shownNumber(from)} to ${shownNumber(loss)}, and ${output_}. It moved ${moves.length} weights of ${weights}${moves.length < weights ? ", as the others have gradient 0" : ""}; these the most (dashed frames):`;
     const list = make("ul");
     list.append(...most.map(([part, old, by]) => make("li", `${this.nameOf(part)} by ${by < 0 ? "+" : ""}${shownNumber(-by)}, from ${cellText(old)} to ${cellText(old - by)}`)));
     const now = this.places(), gone = places.flatMap((route, r) => route.flatMap((to, i) => (to === now[r][i] ? [] : [`Token ${i} went to ${to}, and now goes to ${now[r][i]}.`])));
