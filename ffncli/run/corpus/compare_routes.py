@@ -143,7 +143,7 @@ def _only(ids: Tensor, others: Tensor) -> Tensor:
 
 
 def _margin(logits: Tensor | None, token: int, first: int | None, second: int | None) -> float | None:
-    known = logits is not None and first is not None and second is not None
+    known = logits is not None and first is not None and second is not None and max(first, second) < logits.shape[-1]
     return float(logits[token, first].double() - logits[token, second].double()) if known else None  # type: ignore[index]
 
 

@@ -71,7 +71,7 @@ class LayerRoutes:
     def weights_of(self, ids: Tensor) -> Tensor | None:
         """Return the weights [tokens, top_k] that this router gives other experts; None if its file does not say."""
         rule = self.rule
-        if rule is None or not rule.replays or self.logits is None:
+        if rule is None or not rule.replays or self.logits is None or int(ids.max()) >= self.logits.shape[-1]:
             return None
         given = {name: value for name, value in asdict(rule).items() if name != "replays"}
         op = ops.Route(ops.Axis("experts", self.logits.shape[-1]), ids.shape[-1], lookup=ops.Axis("vocab", 1), **given)
@@ -231,12 +231,14 @@ def _sglang(path: Path) -> Routes:
     if not isinstance(records, list) or not records or not all(isinstance(one, Mapping) for one in records):
         raise FFNError(f"{where} has no records", "make it with SGLang's expert distribution recorder")
     logical = _integers(content.get("last_physical_to_logical_map"), 2, f"{where}: last_physical_to_logical_map")
+    if not 0 <= int(logical.min()) <= (most := int(logical.max())) < MOST_EXPERTS:
+        raise FFNError(f"{where}: last_physical_to_logical_map names experts outside 0 to {MOST_EXPERTS - 1:,}")
     if "topk_ids_of_layer" not in records[0]:
         passes = [_integers(one.get("global_physical_count"), 2, f"{where}: global_physical_count") for one in records]
         if any(one.shape != logical.shape for one in passes):
             raise FFNError(f"{where}: global_physical_count has another shape than last_physical_to_logical_map")
         counts = torch.stack(passes)
-        into = torch.zeros(*counts.shape[:2], int(logical.max()) + 1, dtype=torch.int64)
+        into = torch.zeros(*counts.shape[:2], most + 1, dtype=torch.int64)
         return Routes(where, "SGLang", _counted(into.scatter_add_(-1, logical.expand_as(counts), counts)))
     taken = [_integers(one.get("topk_ids_of_layer"), 3, f"{where}: topk_ids_of_layer") for one in records]
     if any(len(one) != len(logical) or one.shape[-1] != taken[0].shape[-1] or int(one.max()) >= logical.shape[1]
@@ -245,8 +247,7 @@ def _sglang(path: Path) -> Routes:
     ids = torch.cat(taken, 1)
     experts = logical.gather(1, ids.clamp_min(0).flatten(1)).view_as(ids).masked_fill(ids < 0, -1)
     text = torch.arange(len(taken)).repeat_interleave(torch.tensor([one.shape[1] for one in taken]))
-    count = int(logical.max()) + 1
-    return Routes(where, "SGLang", tuple(LayerRoutes(STACK, at, count, one) for at, one in enumerate(experts)), text)
+    return Routes(where, "SGLang", tuple(LayerRoutes(STACK, at, most + 1, one) for at, one in enumerate(experts)), text)
 
 
 def _counted(counts: Tensor) -> tuple[LayerRoutes, ...]:
@@ -292,6 +293,9 @@ def _csv(path: Path, top_k: int | None) -> Routes:
         table = torch.from_numpy(numpy.loadtxt(lines, delimiter=",", usecols=wanted, ndmin=2))
     except ValueError as error:
         raise FFNError(f"{where} is not a table of numbers: {str(error).partition(chr(10))[0][:120]}") from None
+    whole = table[:, : len(wanted) - bool(one and at["weight"])]
+    if not bool((whole == whole.trunc()).all()) or bool((whole[:, 0] < 0).any()):
+        raise FFNError(f"{where} has a layer, token or expert that is no whole number")
     tokens = table[:, 1] if at["token"] else None
     ids = table[:, (1 + bool(at["token"])) :].long()
     weights = None
@@ -401,8 +405,10 @@ def _checked(layer: LayerRoutes, where: str, experts: int | None) -> LayerRoutes
     if bool((twice := _repeats(ids)).any()):
         raise FFNError(f"{name}: token {int(twice.byte().argmax())} chooses an expert twice")
     shapes = [t.shape for t in (layer.weights, layer.logits) if t is not None]
-    if any(len(shape) != 2 or shape[0] != len(ids) for shape in shapes) or (
-        layer.weights is not None and layer.weights.shape != ids.shape
+    if (
+        any(len(shape) != 2 or shape[0] != len(ids) for shape in shapes)
+        or (layer.weights is not None and layer.weights.shape != ids.shape)
+        or (layer.logits is not None and layer.columns < count)
     ):
         raise FFNError(f"{name}: its weights or logits have other shapes than its choices")
     return replace(layer, experts=count)

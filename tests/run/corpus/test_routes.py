@@ -216,6 +216,14 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no records": ("a.pt", _sglang(records=[], last_physical_to_logical_map=torch.ones(1, 1).long()), "no records"),
     "map too small": ("a.pt", _sglang(records=[{"topk_ids_of_layer": torch.full((1, 1, 2), 5)}],
                                       last_physical_to_logical_map=torch.ones(1, 4).long()), "does not fit"),
+    "map of no experts": ("a.pt", _sglang(records=[{"topk_ids_of_layer": torch.zeros(1, 1, 2).long()}],
+                                          last_physical_to_logical_map=-torch.ones(1, 4).long()), "outside 0 to 4,095"),
+    "map too wide": ("a.pt", _sglang(records=[{"global_physical_count": torch.ones(1, 1).long()}],
+                                     last_physical_to_logical_map=torch.full((1, 1), 2**40)), "outside 0 to 4,095"),
+    "logits too narrow": ("a.safetensors", lambda path: save_routes(path, "m", [LayerRoutes(
+        "decoder", 0, 4, torch.tensor([[1, 2]]), logits=torch.zeros(1, 3))], torch.zeros(1)), "other shapes"),
+    "half an expert": ("a.csv", lambda path: path.write_text("layer,expert\n0,1.5\n"), "no whole number"),
+    "layer of no stack": ("a.csv", lambda path: path.write_text("layer,expert\n-1,1\n"), "no whole number"),
     "words": ("a.csv", lambda path: path.write_text("layer,expert\n0,one\n"), "not a table"),
     "ragged": ("a.csv", lambda path: path.write_text("layer,expert\n0,1\n0\n"), "not a table"),
     "no experts": ("a.csv", lambda path: path.write_text("layer,time\n0,1\n"), "no columns"),
@@ -287,6 +295,14 @@ def test_every_planted_flip_is_found_with_its_margin() -> None:
         size = float(dense[0].norm())
         assert found.rows[0].weights_error == pytest.approx(float((dense[1] - dense[0]).norm()) / size, rel=1e-5)
         assert found.rows[0].ids_replayed_error == pytest.approx(float((left - dense[0]).norm()) / size, rel=1e-5)
+
+
+def test_an_expert_that_only_one_file_knows_has_no_margin_and_no_replay() -> None:
+    base, new = routed(torch.tensor([[3.0, 2, 1, 0]]), torch.tensor([[0, 3]])), torch.tensor([[1.0, 2, 4]])
+    found = compare_routes(Routes("a", "ffn", (base,)), Routes("b", "ffn", (routed(new, torch.tensor([[2, 0]])),)))
+    (flip,) = found.flips
+    assert (flip.base_expert, flip.new_expert, flip.margin_base, flip.margin_new) == (3, 2, -1.0, None)
+    assert found.rows[0].ids_replayed_error is None
 
 
 def test_orders_do_not_count_and_padding_is_left_out(tmp_path: Path) -> None:
