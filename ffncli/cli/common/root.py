@@ -68,8 +68,10 @@ class OnceCommand(TyperCommand):
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for option, times in Counter(order).items():
                 if times > 1 and isinstance(option, TyperOption) and not _may_repeat(option):
-                    names = "/".join([max(option.opts, key=len), *option.secondary_opts])
-                    raise FFNError(f"{names} takes one value, got {times}")
+                    long = [name for name in option.opts if name.startswith("--")]
+                    typed = {word.partition("=")[0] for word in args}
+                    name = next((name for name in long if name in typed), long[0])
+                    raise FFNError(f"{'/'.join([name, *option.secondary_opts])} takes one value, got {times}")
         return super().parse_args(ctx, args)
 
 

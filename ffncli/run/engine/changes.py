@@ -206,6 +206,8 @@ def _set(steps: Sequence[Step], text: str) -> Change:
     if (edit := _step_edit(steps, text)) is not None:
         return edit
     plain = re.sub(r"^(\w+)\[([0-9]{1,9})\]\.", r"\1.\2.", text)
+    if (named := _EDIT.fullmatch(plain)) is not None:
+        _check_named(steps, named[1])
     match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
     if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
         raise FFNError(
@@ -218,6 +220,19 @@ def _set(steps: Sequence[Step], text: str) -> Change:
         raise FFNError(f"{option('set')} {shown(text)}: {shown(match[3])} is not a number") from None
     name, index = match[1].strip(), tuple(int(word) for word in match[2].split(","))
     return WeightChange(text, *weight_at(steps, name, index, option("set"), text), value)
+
+
+def _check_named(steps: Sequence[Step], name: str) -> None:
+    """Raise FFNError for a name that is neither a step, as `_step` finds it, nor a weight."""
+    routed = re.sub(r"^\w+\.[0-9]{1,9}\.", "", name)
+    if routed in (symbols := _symbols(steps)):
+        return
+    inside = {one.output: step for step in steps if isinstance(step.op, Experts) for one in step.op.program}
+    known = [*symbols, *(step.output for step in steps), *inside]
+    hint = did_you_mean(routed, known, f"it has {', '.join(known[:12])}")
+    if (outer := inside.get(routed)) is not None:
+        hint = f"give {outer.output}.N.{routed}, with an expert N from 0 to {(_experts(steps) or 1) - 1}"
+    raise FFNError(f"{option('set')}: the block has no step and no weight {shown(name)}", hint)
 
 
 def weight_at(
