@@ -135,13 +135,13 @@ _MOST_LINES = 8  # of layers in a chart
 
 def _trend(survey: ExpertsSurvey) -> list[Part]:
     """Show how the balance of each layer changes over the texts, if every tenth has some."""
-    rows = [
-        (_name(layer, survey), *(f"{one.change:+.3g} ± {one.error:.2g}" for one in _balance(layer)))
-        for layer in survey.layers if _balance(layer)
-    ]  # fmt: skip
-    if not rows:
+    layers = [layer for layer in survey.layers if _balance(layer)]
+    if not layers:
         return []
-    columns = ("layer", *(one.figure.replace("_", " ") for one in _balance(survey.layers[0])))
+    rows = [
+        (_name(layer, survey), *(f"{one.change:+.3g} ± {one.error:.2g}" for one in _balance(layer))) for layer in layers
+    ]
+    columns = ("layer", *(one.figure.replace("_", " ") for one in _balance(layers[0])))
     return [Table(columns, rows, "Change of the balance from the first text to the last, with its standard error")]
 
 

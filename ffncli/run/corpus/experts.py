@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ffncli.block.recipe import route_of, steps
 from ffncli.block.steps import Route, ffn_steps
-from ffncli.errors import FFNError, option
+from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.likeness import SimilarExperts, add_cosines, similar_experts
 from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
@@ -28,6 +28,7 @@ from ffncli.run.corpus.placement import (
     PlacementWorth,
     cache_hits,
     layer_placement,
+    spare_slots,
     spread_of,
     worth,
 )
@@ -189,6 +190,8 @@ def experts_of(
     keep = Keep(question.routes_path is not None, bool(question.cache or question.slots),
                 question.similar is not None)  # fmt: skip
     with reader_of(question, reading, note) as reader:
+        for remark in spare_slots(question.slots, max(moe.experts for moe in moes.values())):
+            reader.remark(remark)
         texts = sum(1 for _ in reader.corpus)
         sums = {layer: RouteSums(moe.experts, keep, texts, route_of(layer.spec)) for layer, moe in moes.items()}
         reader.load(in_order=True)
@@ -493,17 +496,18 @@ def experts_of_routes(question: ExpertsQuestion, path: Path, note: Callable[[str
     """Answer a question about recorded routes: everything that follows from the choices alone."""
     started = time.monotonic()
     routes = read_routes(path, question.recorded_experts, question.recorded_top_k)
-    notes = routes.notes
-    if routes.named is not None:
-        many = f"{routes.named} are named ({option('recorded_experts')})"
-        notes += (f"{routes.where} does not say how many experts there are: {many}",)
-    for remark in notes:
-        note(remark)
     asked = str(question.layer or "all")
     layers = [one for one in routes.layers if asked in ("all", str(one.index), f"{one.stack}.{one.index}")]
     if not layers:
         known = ", ".join(str(one.index) for one in routes.layers)
         raise FFNError(f"{routes.where} has no layer {asked}", f"its layers are {known}")
+    notes = routes.notes
+    if routes.named is not None:
+        many = f"{routes.named} are named ({option('recorded_experts')})"
+        notes += (f"{routes.where} does not say how many experts there are: {many}",)
+    notes += spare_slots(question.slots, max(one.experts for one in layers))
+    for remark in notes:
+        note(remark)
     splits = {at: spread_of(question, one.experts, 1) for at, one in enumerate(layers)}
     keep, text = Keep(order=bool(question.cache or question.slots)), routes.text
     texts = 1 if text is None else int(text.max()) + 1
@@ -521,6 +525,6 @@ def experts_of_routes(question: ExpertsQuestion, path: Path, note: Callable[[str
         halves.append(sums.halves)
         tokens = max(tokens, sums.tokens)
     return ExpertsSurvey(
-        None, routes.where, texts, tokens, 0, 0, 0, time.monotonic() - started, tuple(figures), notes,
-        None if splits[0] is None else worth(halves, splits[0]),
+        None, routes.where, texts, tokens, 0, 0, 0, time.monotonic() - started, tuple(figures),
+        tuple(map(spelled, notes)), None if splits[0] is None else worth(halves, splits[0]),
     )  # fmt: skip

@@ -172,6 +172,14 @@ class CacheHits:
     hit_rate: float | None
 
 
+def spare_slots(slots: Sequence[int], experts: int) -> tuple[str, ...]:
+    """Return a note about the caches that have room for all experts of a layer, of which there are at most so many."""
+    spare = [str(size) for size in slots if size > experts]
+    if not spare:
+        return ()
+    return (f"{option('slots')} {','.join(spare)}: a layer has at most {experts} experts, and all of them fit",)
+
+
 def cache_hits(choices: Sequence[int], policies: Sequence[str], slots: Sequence[int]) -> tuple[CacheHits, ...]:
     """Replay a layer's choices, expert by expert, through an empty cache for each policy and size."""
     count = len(choices)

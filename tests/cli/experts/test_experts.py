@@ -1,5 +1,6 @@
 """`ffn experts` as a user asks it."""
 
+import numpy
 import pytest
 
 import ffncli
@@ -40,6 +41,31 @@ def test_the_trend_is_a_table_and_charts(call, stdout_of, mixtral, tmp_path):
     assert "z-loss in each tenth of the texts" in page.read_text("utf-8")
     texts.write_text("Hello the cat sat\n" * 9, "utf-8")
     assert "Change of the balance" not in stdout_of(*asked)
+
+
+def test_the_trend_leaves_out_a_layer_with_few_tokens(stdout_of, tmp_path):
+    path = tmp_path / "routes.csv"
+    rows = [f"{at},1,{at % 3},{at % 3 + 1}" for at in range(20)]
+    path.write_text("\n".join(["pos,layer,e0,e1", "0,0,0,1", *rows]), "utf-8")
+    table = stdout_of("experts", str(path), notes=True).partition("Change of the balance")[2].splitlines()
+    assert [line.split()[0] for line in table[1:3]] == ["layer", "1"]
+
+
+def test_a_cache_for_more_experts_than_a_layer_has_is_noted(call, mixtral, tmp_path):
+    path = tmp_path / "routes.npy"
+    numpy.save(path, numpy.array([[[0, 1]], [[1, 2]]]))
+    words = "has at most 3 experts, and all of them fit"
+    found = ffncli.experts(str(path), slots=[2, 9])
+    assert found.notes[1] == f"slots 9: a layer {words}"
+    hits = {(one.policy, one.slots): one.hit_rate for one in found.layers[0].caches}
+    assert hits["lru", 9] == 0.25  # one of four choices is a second one
+    assert f"--slots 9,12: a layer {words}" in call("experts", str(path), "--slots", "2,9,12")[2]
+    assert "--slots 40: " in call("experts", mixtral, *SEVERAL, "--slots", "40", "--ablate-texts", "0")[2]
+
+
+def test_a_repeated_option_is_named_as_it_was_typed(call):
+    assert call("experts", "--ep", "1", "--ep=2")[2] == "error: --ep takes one value, got 2\n"
+    assert call("experts", "-l", "1", "-l", "2")[2] == "error: --layer takes one value, got 2\n"
 
 
 def test_csv_has_a_row_for_each_expert(csv_of, mixtral):
