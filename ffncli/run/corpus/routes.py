@@ -295,7 +295,7 @@ def _csv(path: Path, top_k: int | None) -> Routes:
         raise FFNError(f"{where} is not a table of numbers: {str(error).partition(chr(10))[0][:120]}") from None
     whole = table[:, : len(wanted) - bool(one and at["weight"])]
     if not bool((whole == whole.trunc()).all()) or bool((whole[:, 0] < 0).any()):
-        raise FFNError(f"{where} has a layer, token or expert that is no whole number")
+        raise FFNError(f"{where} has a layer, token or expert that is not a whole number")
     tokens = table[:, 1] if at["token"] else None
     ids = table[:, (1 + bool(at["token"])) :].long()
     weights = None

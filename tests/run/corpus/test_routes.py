@@ -222,8 +222,8 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
                                      last_physical_to_logical_map=torch.full((1, 1), 2**40)), "outside 0 to 4,095"),
     "logits too narrow": ("a.safetensors", lambda path: save_routes(path, "m", [LayerRoutes(
         "decoder", 0, 4, torch.tensor([[1, 2]]), logits=torch.zeros(1, 3))], torch.zeros(1)), "other shapes"),
-    "half an expert": ("a.csv", lambda path: path.write_text("layer,expert\n0,1.5\n"), "no whole number"),
-    "layer of no stack": ("a.csv", lambda path: path.write_text("layer,expert\n-1,1\n"), "no whole number"),
+    "half an expert": ("a.csv", lambda path: path.write_text("layer,expert\n0,1.5\n"), "not a whole number"),
+    "layer of no stack": ("a.csv", lambda path: path.write_text("layer,expert\n-1,1\n"), "not a whole number"),
     "words": ("a.csv", lambda path: path.write_text("layer,expert\n0,one\n"), "not a table"),
     "ragged": ("a.csv", lambda path: path.write_text("layer,expert\n0,1\n0\n"), "not a table"),
     "no experts": ("a.csv", lambda path: path.write_text("layer,time\n0,1\n"), "no columns"),
