@@ -3,6 +3,7 @@
 import gzip
 import random
 from collections import Counter
+from dataclasses import replace
 from math import exp, log
 from statistics import median
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from ffncli.errors import FFNError
 from ffncli.models.counting.times.fit import (
     MeasuredKernels,
+    _errors,
     ends,
     ends_of,
     errors_of_mixtures,
@@ -191,6 +193,11 @@ def test_constants_of_made_up_times_are_found():
     errors = [row.error(CHIP, one, 0.0) for row in measured()]
     assert median(map(abs, errors)) < 0.003
     assert fitted_constants([], CHIP, TRUE) == TRUE
+
+
+def test_errors_of_all_products_at_once_are_those_of_each():
+    rows, chip, by = measured(), chip_of(H100, "fp8"), replace(TRUE, quantize=2.0)
+    assert _errors(rows, chip)(by).tolist() == pytest.approx([row.error(chip, by, 0.0) for row in rows])
 
 
 def test_errors_of_left_out_shapes_are_the_noise_and_the_interval_holds():

@@ -10,16 +10,22 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import exp, log, sqrt
 from statistics import median
+from typing import TYPE_CHECKING
 
 from ffncli.models.counting.times.fitted import BOUNDS, Ends
 from ffncli.models.counting.times.kernels import TILE, Chip, PlannedKernel, TimeConstants, kernel_time
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+    Array = NDArray[float64]
 
 TYPICAL = TimeConstants(0.7, 0.85, 4.0, 0.4, 64.0, 2.5, 3.0)
 _PULL, _SMALL, _STEP = 0.05, 0.05, 1e-4
 _FOLDS = 7
 LEAST = 40  # rows for an interval of a bound
 _CALM = 12  # rows of mixtures for which half of their factor is taken
-Vector = list[float]
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,8 @@ def fitted_constants(
     """Fit all constants but `experts` to products. Without products, return `start`."""
     if not products:
         return start
-
-    def errors(x: Vector) -> Vector:
-        fitted = _constants(x, quantizes)
-        return [one.error(chip, fitted, 0.0) for one in products]
-
-    return _constants(_least(errors, _vector(start, quantizes)), quantizes)
+    errors = _errors(products, chip)
+    return _constants(_least(lambda x: errors(_constants(x, quantizes)), _vector(start, quantizes)), quantizes)
 
 
 def experts_factor(mixtures: Sequence[MeasuredKernels], chip: Chip, fitted: TimeConstants, skew: float) -> float:
@@ -157,13 +159,13 @@ def ends(ratios: Sequence[float]) -> Ends:
 # --- minimising -------------------------------------------------------------------------------------------------------
 
 
-def _vector(c: TimeConstants, quantizes: bool) -> Vector:
+def _vector(c: TimeConstants, quantizes: bool) -> list[float]:
     shares = [log(share / (1 - share)) for share in (c.peak, c.bandwidth, (c.short_rows - 1) / (TILE - 1))]
     x = [*shares, log(c.launch_us), log(c.wave), log(c.overlap - 1)]
     return [*x, log(c.quantize)] if quantizes else x
 
 
-def _constants(x: Vector, quantizes: bool) -> TimeConstants:
+def _constants(x: "Array", quantizes: bool) -> TimeConstants:
     """Return the constants of a vector; shares of the data sheet's figures are at most 1."""
     peak, bandwidth, short = (1 / (1 + exp(min(-value, 500.0))) for value in x[:3])
     launch, wave, overlap = (exp(min(value, 9.0)) for value in x[3:6])
@@ -171,38 +173,47 @@ def _constants(x: Vector, quantizes: bool) -> TimeConstants:
     return TimeConstants(peak, bandwidth, launch, wave, 1 + (TILE - 1) * short, 1 + overlap, quantize)
 
 
-def _least(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
+def _errors(products: Sequence[MeasuredKernels], chip: Chip) -> "Callable[[TimeConstants], Array]":
+    """Return the function from constants to `MeasuredKernels.error` of all products, each one kernel with one load.
+    `kernel_time` computes each part once, with constants of 0 and 1; other constants only scale it."""
+    import numpy as np
+
+    plain = TimeConstants(1.0, 1.0, launch_us=0.0, wave=0.0, short_rows=0.0, overlap=1.0, quantize=1.0)
+    units, columns = (plain, replace(plain, wave=1.0), replace(plain, short_rows=TILE)), []
+    for row in products:
+        (kernel,) = row.kernels
+        time, waves, tile = (kernel_time(kernel, chip, unit) for unit in units)
+        compute = time.compute_s, waves.compute_s / time.compute_s - 1, tile.compute_s / TILE
+        columns.append((*compute, time.memory_s, time.quantize_s, row.seconds))
+    compute_s, wave, short_row_s, memory_s, quantize_s, measured_s = np.array(columns).T
+
+    def errors(by: TimeConstants) -> "Array":
+        compute = np.maximum(compute_s, by.short_rows * short_row_s) * (1 + by.wave * wave) / by.peak
+        low, high = np.sort([compute, memory_s / by.bandwidth], axis=0)
+        both = high * (1 + (low / high) ** by.overlap) ** (1 / by.overlap)
+        return np.asarray(np.log((both + by.launch_us * 1e-6 + by.quantize * quantize_s) / measured_s))
+
+    return errors
+
+
+def _least(errors: "Callable[[Array], Array]", start: list[float]) -> "Array":
     """Return the vector that minimises the sum of Huber's function of the errors and of the pull to `start`."""
+    import numpy as np
 
-    def cost(of: Vector, at: Vector) -> float:
-        sizes = (abs(e) for e in of)
-        fit = sum(e * e / (2 * _SMALL) if e < _SMALL else e - _SMALL / 2 for e in sizes)
-        return fit + _PULL * sum((a - b) ** 2 for a, b in zip(at, start, strict=True))
+    def cost(of: "Array", at: "Array") -> float:
+        sizes, small = np.abs(of), np.minimum(np.abs(of), _SMALL)
+        return float((small * (sizes - small / 2)).sum() / _SMALL + _PULL * ((at - start) ** 2).sum())
 
-    x, damping, size = list(start), 1e-2, len(start)
-    now = errors(x)
-    best = cost(now, x)
+    x, damping = np.array(start), 1e-2
+    best = cost(now := errors(x), x)
     for _ in range(40):
-        columns = []
-        for i in range(size):
-            moved = errors([value + _STEP * (i == j) for j, value in enumerate(x)])
-            columns.append([(a - b) / _STEP for a, b in zip(moved, now, strict=True)])
-        weights = [1 / max(abs(e), _SMALL) for e in now]
-        slope = [
-            sum(w * c * e for w, c, e in zip(weights, column, now, strict=True)) + 2 * _PULL * (x[i] - start[i])
-            for i, column in enumerate(columns)
-        ]
-        curve = [
-            [sum(w * a * b for w, a, b in zip(weights, one, two, strict=True)) for two in columns] for one in columns
-        ]
+        columns = np.array([errors(x + moved) - now for moved in _STEP * np.eye(x.size)]) / _STEP
+        weighted = columns / np.maximum(np.abs(now), _SMALL)
+        slope, curve = weighted @ now + 2 * _PULL * (x - start), weighted @ columns.T
         before = best
         for _ in range(8):
-            matrix = [
-                [value + (i == j) * (2 * _PULL + damping * (value + 1e-6)) for j, value in enumerate(row)]
-                for i, row in enumerate(curve)
-            ]
-            step = [max(-1.0, min(1.0, -s)) for s in _solved(matrix, slope)]
-            at = [a + b for a, b in zip(x, step, strict=True)]
+            matrix = curve + np.diag(2 * _PULL + damping * (np.diag(curve) + 1e-6))
+            at = x - np.clip(np.linalg.solve(matrix, slope), -1, 1)
             trial = errors(at)
             if (value := cost(trial, at)) < best:
                 x, now, best, damping = at, trial, value, max(damping / 5, 1e-6)
@@ -210,18 +221,4 @@ def _least(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
             damping *= 4
         if before - best <= 1e-5 * before:
             break
-    return x
-
-
-def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> Vector:
-    """Solve a symmetric, positive definite system by elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for i in range(size):
-        for below in rows[i + 1 :]:
-            factor = below[i] / rows[i][i]
-            below[i:] = [a - factor * b for a, b in zip(below[i:], rows[i][i:], strict=True)]
-    x = [0.0] * size
-    for i in reversed(range(size)):
-        x[i] = (rows[i][size] - sum(rows[i][j] * x[j] for j in range(i + 1, size))) / rows[i][i]
     return x
