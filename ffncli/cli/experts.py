@@ -200,7 +200,8 @@ def _cache_table(survey: ExpertsSurvey) -> list[Part]:
     choices, hits = sum(layer.choices for layer in survey.layers), dict[tuple[str, int], float]()
     for layer in survey.layers:
         for one in layer.caches:
-            hits[one.policy, one.slots] = hits.get((one.policy, one.slots), 0.0) + (one.hit_rate or 0.0) * layer.choices
+            if one.hit_rate is not None:
+                hits[one.policy, one.slots] = hits.get((one.policy, one.slots), 0.0) + one.hit_rate * layer.choices
     if not hits:
         return []
     slots = list(dict.fromkeys(size for _, size in hits))

@@ -429,8 +429,8 @@ class RouteSums(Receiver):
             self._outputs.clear()
 
     def hit_rates(self) -> list[float]:
-        """Return the hit rates of least-recently-used caches of 1, 2, ... experts."""
-        choices = int(self.chosen.sum())
+        """Return the hit rates of least-recently-used caches of 1, 2, ... experts; none of counts without an order."""
+        choices = self.first + int(self.distances.sum())
         return [hits / choices for hits in self.distances.cumsum(0).tolist()] if choices else []
 
 
@@ -505,11 +505,14 @@ def experts_of_routes(question: ExpertsQuestion, path: Path, note: Callable[[str
     if routes.named is not None:
         many = f"{routes.named} are named ({option('recorded_experts')})"
         notes += (f"{routes.where} does not say how many experts there are: {many}",)
+    keep = Keep(order=bool(question.cache or question.slots))
+    if keep.order and any(one.counts is not None for one in layers):
+        notes += (f"{routes.where} counts the choices of each pass: without their order no cache can be replayed",)
     notes += spare_slots(question.slots, max(one.experts for one in layers))
     for remark in notes:
         note(remark)
     splits = {at: spread_of(question, one.experts, 1) for at, one in enumerate(layers)}
-    keep, text = Keep(order=bool(question.cache or question.slots)), routes.text
+    text = routes.text
     texts = 1 if text is None else int(text.max()) + 1
     figures, halves, tokens = [], [], 0
     for at, one in enumerate(layers):

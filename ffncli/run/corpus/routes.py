@@ -7,6 +7,7 @@
 """
 
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ from ffncli.run.saved.saved import open_saved
 from ffncli.system.files import open_to_read, read_whole, written_whole
 
 MOST_BYTES = 1 << 31  # of one array, or of a CSV
+MOST_CHOICES = 1 << 48  # of one tensor of counts: the counts of thousands can be added
 MOST_EXPERTS = 4096  # pairs of experts are counted
 STACK = "decoder"  # of formats that do not say it
 _KEY = "routes"
@@ -182,7 +184,7 @@ def _vllm(path: Path) -> Routes:
             arrays.append(_array(file, path.stat().st_size, where))
     else:
         try:
-            with zipfile.ZipFile(open_to_read(path)) as archive:
+            with open_to_read(path) as raw, zipfile.ZipFile(raw) as archive:
                 if "ffn_trace.npy" in archive.namelist():
                     return _traced(path)
                 for member in archive.infolist():
@@ -221,11 +223,12 @@ def _array(file: BinaryIO, size: int, where: str) -> Tensor:
 def _sglang(path: Path) -> Routes:
     where = shown_path(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch warns of protocols that it may not read
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a pickle can raise anything
         raise FFNError(f"{where} cannot be read: {str(error).partition(chr(10))[0][:120]}") from None
     if isinstance(content, Mapping) and "logical_count" in content:
-        counts = _integers(content["logical_count"], 3, f"{where}: logical_count")
+        counts = _counts(content["logical_count"], 3, f"{where}: logical_count")
         return Routes(where, "SGLang", _counted(counts[counts.flatten(1).any(1)]))
     records = content.get("records") if isinstance(content, Mapping) else None
     if not isinstance(records, list) or not records or not all(isinstance(one, Mapping) for one in records):
@@ -234,7 +237,7 @@ def _sglang(path: Path) -> Routes:
     if not 0 <= int(logical.min()) <= (most := int(logical.max())) < MOST_EXPERTS:
         raise FFNError(f"{where}: last_physical_to_logical_map names experts outside 0 to {MOST_EXPERTS - 1:,}")
     if "topk_ids_of_layer" not in records[0]:
-        passes = [_integers(one.get("global_physical_count"), 2, f"{where}: global_physical_count") for one in records]
+        passes = [_counts(one.get("global_physical_count"), 2, f"{where}: global_physical_count") for one in records]
         if any(one.shape != logical.shape for one in passes):
             raise FFNError(f"{where}: global_physical_count has another shape than last_physical_to_logical_map")
         counts = torch.stack(passes)
@@ -262,6 +265,13 @@ def _integers(value: Any, axes: int, where: str) -> Tensor:
     if not value.is_contiguous():  # an expanded tensor may be larger than any file
         raise FFNError(f"{where} is not contiguous")
     return value.long()
+
+
+def _counts(value: Any, axes: int, where: str) -> Tensor:
+    counts = _integers(value, axes, where)
+    if bool((counts < 0).any()) or float(counts.double().sum()) > MOST_CHOICES:
+        raise FFNError(f"{where} has a negative count, or over {MOST_CHOICES:,} choices")
+    return counts
 
 
 # --- llama.cpp --------------------------------------------------------------------------------------------------------
@@ -294,8 +304,8 @@ def _csv(path: Path, top_k: int | None) -> Routes:
     except ValueError as error:
         raise FFNError(f"{where} is not a table of numbers: {str(error).partition(chr(10))[0][:120]}") from None
     whole = table[:, : len(wanted) - bool(one and at["weight"])]
-    if not bool((whole == whole.trunc()).all()) or bool((whole[:, 0] < 0).any()):
-        raise FFNError(f"{where} has a layer, token or expert that is not a whole number")
+    if not bool(((whole == whole.trunc()) & (whole.abs() < 1 << 53)).all()) or bool((whole[:, 0] < 0).any()):
+        raise FFNError(f"{where} has a layer, token or expert that is not a whole number from 0 to 2^53")
     tokens = table[:, 1] if at["token"] else None
     ids = table[:, (1 + bool(at["token"])) :].long()
     weights = None
@@ -393,8 +403,6 @@ def _checked(layer: LayerRoutes, where: str, experts: int | None) -> LayerRoutes
     ) > MOST_EXPERTS:
         raise FFNError(f"{name} has {size:,} experts", f"at most {MOST_EXPERTS:,} are counted")
     if layer.counts is not None:
-        if bool((layer.counts < 0).any()):
-            raise FFNError(f"{name} has a negative count")
         return layer
     least, most = int(ids.min()), int(ids.max())
     if experts and layer.experts not in (0, experts):

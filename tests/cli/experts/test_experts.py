@@ -2,6 +2,7 @@
 
 import numpy
 import pytest
+import torch
 
 import ffncli
 from ffncli.cli.experts import worth_text
@@ -61,6 +62,14 @@ def test_a_cache_for_more_experts_than_a_layer_has_is_noted(call, mixtral, tmp_p
     assert hits["lru", 9] == 0.25  # one of four choices is a second one
     assert f"--slots 9,12: a layer {words}" in call("experts", str(path), "--slots", "2,9,12")[2]
     assert "--slots 40: " in call("experts", mixtral, *SEVERAL, "--slots", "40", "--ablate-texts", "0")[2]
+
+
+def test_counts_have_no_caches(call, tmp_path):
+    path = tmp_path / "counts.pt"
+    torch.save({"logical_count": torch.tensor([[[4, 2, 1]], [[3, 5, 2]]])}, path)
+    code, out, err = call("experts", str(path), "--cache", "lru", "--slots", "2")
+    assert (code, "Hits %, with caches" in out) == (0, False)
+    assert "without their order no cache can be replayed" in err
 
 
 def test_a_repeated_option_is_named_as_it_was_typed(call):

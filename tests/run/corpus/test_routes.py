@@ -1,6 +1,7 @@
 """Routes that others record, written here as their documentation says, and what two files of routes differ in."""
 
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_sglang(tmp_path: Path) -> None:
         survey = ffncli.experts(str(tmp_path / name), ep=4)
         assert [one.tokens for one in survey.layers[1].experts] == [one.tokens for one in by_token.layers[1].experts]
         assert survey.worth == by_token.worth
-        assert survey.layers[0].pairs == ()
+        assert (survey.layers[0].pairs, survey.layers[0].hit_rates) == ((), ())
 
 
 # --- llama.cpp --------------------------------------------------------------------------------------------------------
@@ -210,9 +211,11 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "negative": ("a.npy", lambda path: numpy.save(path, numpy.array([[[1, -2]]])), "names expert -2"),
     "only padding": ("a.npy", lambda path: numpy.save(path, numpy.zeros((3, 2, 2), int)), "has no routes"),
     "no pickle": ("a.pt", lambda path: path.write_bytes(b"logical_count"), "cannot be read"),
+    "another protocol": ("a.pt", lambda path: torch.save({"logical_count": 1}, path, pickle_protocol=3), "integers"),
     "float counts": ("a.pt", _sglang(logical_count=torch.ones(1, 2, 3)), "integers"),
     "expanded": ("a.pt", _sglang(logical_count=torch.ones(1, 1, 1, dtype=torch.int64).expand(9, 9, 9)), "contiguous"),
     "negative counts": ("a.pt", _sglang(logical_count=-torch.ones(1, 2, 3, dtype=torch.int64)), "negative"),
+    "counts that overflow": ("a.pt", _sglang(logical_count=torch.full((4, 1, 3), 2**62)), "over 281,474,976,710,656"),
     "no records": ("a.pt", _sglang(records=[], last_physical_to_logical_map=torch.ones(1, 1).long()), "no records"),
     "map too small": ("a.pt", _sglang(records=[{"topk_ids_of_layer": torch.full((1, 1, 2), 5)}],
                                       last_physical_to_logical_map=torch.ones(1, 4).long()), "does not fit"),
@@ -223,6 +226,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "logits too narrow": ("a.safetensors", lambda path: save_routes(path, "m", [LayerRoutes(
         "decoder", 0, 4, torch.tensor([[1, 2]]), logits=torch.zeros(1, 3))], torch.zeros(1)), "other shapes"),
     "half an expert": ("a.csv", lambda path: path.write_text("layer,expert\n0,1.5\n"), "not a whole number"),
+    "layer of 301 digits": ("a.csv", lambda path: path.write_text("layer,expert\n1e300,1\n"), "not a whole number"),
     "layer of no stack": ("a.csv", lambda path: path.write_text("layer,expert\n-1,1\n"), "not a whole number"),
     "words": ("a.csv", lambda path: path.write_text("layer,expert\n0,one\n"), "not a table"),
     "ragged": ("a.csv", lambda path: path.write_text("layer,expert\n0,1\n0\n"), "not a table"),
@@ -235,7 +239,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_broken_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
     name, write, words = BROKEN[case]
     write(tmp_path / name)
-    with pytest.raises(FFNError) as caught:
+    with pytest.raises(FFNError) as caught, warnings.catch_warnings(action="error"):
         ffncli.experts(str(tmp_path / name))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
