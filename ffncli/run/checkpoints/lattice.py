@@ -22,6 +22,7 @@ _SHARED = {
     "int8": ("channel", "g128", "g64", "g32", "tensor"), "int4": ("g128", "g64", "g32", "channel"),
 }  # fmt: skip
 _ROWS, _TILE = 4, 128  # rows that are tried first; with tiles
+_LINES = 512  # rows in which the order of neighbours is compared
 _STEP = 1 << 18
 _MOST_FAILURES = 6
 _SAME = 0.999  # share of the values that must be those of the format
@@ -51,28 +52,31 @@ class Lattices:
         all values of each, `packed` the formats of their files."""
         if plain[0] == plain[1] == "fp32" and _neighbours(base, new):
             return RoundedTo("fp32", "NEW")
-        for form, side in self._candidates(plain, packed, base.dim() > 1):
+        ordered = [base.dim() > 1 and keeps_order(base, new, axis) for axis in (1, 0)]
+        for form, side in self._candidates(plain, packed, ordered):
             before, after, lattice = (base, new, plain[1]) if side == "NEW" else (new, base, plain[0])
             exact = _share(before, after, form, lattice)
             if exact >= _SAME:
                 self.seen.setdefault((form, side))
                 return RoundedTo(form.partition("/")[0], side, exact)
-        self.failures += base.dim() > 1
+        self.failures += any(ordered)
         return _within(base, new, packed)
 
-    def _candidates(self, plain: tuple[str, str], packed: tuple[str, str], blocks: bool) -> Iterator[tuple[str, str]]:
-        """Yield formats with the side that may have been rounded to them, the likeliest first."""
+    def _candidates(
+        self, plain: tuple[str, str], packed: tuple[str, str], ordered: Sequence[bool]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield formats with the side that may have been rounded to them, the likeliest first. `ordered`: whether
+        neighbours in a row, and in a column, keep their order."""
         for side, form, other in (("NEW", *plain[::-1]), ("BASE", *plain)):
             if form != other and form in PLAIN:
                 yield form, side
-        if not blocks:
-            return
-        yield from self.seen
+        names = [form for form in _NAMES if ordered[_TURNED in form]]
+        yield from ((form, side) for form, side in self.seen if form in names)
         for side, name in zip(("NEW", "BASE"), packed[::-1], strict=True):
             if name:
-                yield from ((form, side) for form in _NAMES if form.partition(":")[0] == _stem(name))
+                yield from ((form, side) for form in names if form.partition(":")[0] == _stem(name))
         if self.failures < _MOST_FAILURES or self.seen:  # a model that was rounded has few matrices that were not
-            yield from ((form, side) for side in ("NEW", "BASE") for form in _NAMES)
+            yield from ((form, side) for side in ("NEW", "BASE") for form in names)
 
 
 def _names() -> list[str]:
@@ -102,6 +106,16 @@ def _stem(packed: str) -> str:
 def narrowest(values: Tensor, among: Sequence[str] = ("bf16", "fp16")) -> list[str]:
     """Return the plain formats of 16 bits that hold all these values."""
     return [name for name in among if torch.equal(values.to(PLAIN[name]).float(), values)]
+
+
+def keeps_order(base: Tensor, new: Tensor, axis: int) -> bool:
+    """Return whether neighbours along an axis are in the same order in both matrices, but for values that are not those
+    of a format. Every format rounds two such values with one scale, so it makes them equal at most."""
+    signs = []
+    for side in (base[:_LINES], new[:_LINES]):
+        rows = side if axis else side.T
+        signs.append((rows[:, 1::2] - rows[:, : rows.shape[1] // 2 * 2 : 2]).sign())
+    return bool((signs[0] * signs[1] < 0).float().mean() <= 2 * (1 - _SAME))
 
 
 def _neighbours(base: Tensor, new: Tensor) -> bool:

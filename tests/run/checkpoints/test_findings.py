@@ -8,8 +8,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import ffncli
+from ffncli.block.formats import FORMATS
 from ffncli.errors import FFNError
 from ffncli.run.checkpoints.call import is_expected
+from ffncli.run.checkpoints.lattice import PLAIN, keeps_order
 from ffncli.run.checkpoints.spectra import SHOWN, RoundingNoise, singular_values, spectrum_of
 from ffncli.run.quantize.quantized import quantize
 from tests.oracles import edited as ed
@@ -122,6 +124,15 @@ def test_rounding_is_recognised_by_its_lattice(compared, form, reverse):
     first = compared("gated", *((new, base) if reverse else (base, new))).first
     assert (first.finding, first.evidence["side"]) == ("rounding", "BASE" if reverse else "NEW")
     assert is_expected(first, f"rounding:{form}"), first
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name not in PLAIN])
+def test_no_format_exchanges_neighbours_and_noise_does(form):
+    w = torch.distributions.StudentT(3).sample((64, 256))
+    rounded = quantize(w, form).dequantize()
+    assert keeps_order(w, rounded, 1)
+    assert keeps_order(w.T, rounded.T, 0)
+    assert not keeps_order(w, rounded + 0.5 * torch.randn_like(w), 1)
 
 
 def by_largest(w: Tensor, largest: float, axis: int | None) -> Tensor:
