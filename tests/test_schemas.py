@@ -110,7 +110,7 @@ def test_every_answer_becomes_a_page(samples, name, tmp_path):
         page = html.unescape((tmp_path / f"{at}.html").read_text("utf-8"))
         for code, character in (("003c", "<"), ("003e", ">"), ("0026", "&")):
             page = page.replace(f"\\u{code}", character)
-        for text in texts_of(answer):
+        for text in texts_of({key: value for key, value in answer.items() if key != "command"}):
             assert json.dumps(text)[1:-1] in page or text in page, (name, at, text)
 
 
@@ -158,9 +158,9 @@ def test_every_key_of_the_page_is_printed(schema, name):
 
 def test_the_shape_of_values():
     answers = [{"a": 1, "b": [[1, 2]], "c": "x"}, {"a": None, "b": [3.5], "d": [{"e": True}]}]
-    made = schemas.schema_of("nothing", answers)["properties"]
+    made = schemas.schema_of("doctor", answers)["properties"]
     assert made["a"] == {"type": ["null", "number"]}
     assert made["b"] == {"$ref": "#/$defs/numbers"}
     assert made["c"] == {"type": "string"}
     assert made["d"]["items"]["required"] == ["e"]
-    assert schemas.schema_of("nothing", answers)["required"] == ["a", "b"]
+    assert schemas.schema_of("doctor", answers)["required"] == ["a", "b"]

@@ -10,10 +10,11 @@ import gguf
 import numpy
 import pytest
 
+from docs.schemas import keys_text
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.gguf_files import finish
 from tests.oracles.prompted import ACTS, PROMPT, made, run
-from tests.test_docs import JSON_DOC, keys
+from tests.test_docs import keys
 
 pytestmark = pytest.mark.models
 
@@ -60,7 +61,7 @@ def test_every_format(stdout_of, style, layer):
 def test_every_json_key_is_described(json_of):
     found = json_of("activations", "--source", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")
     found["data"]["tokens"] = list(found["data"]["tokens"].values())  # stacks by name
-    section = JSON_DOC[JSON_DOC.index("## activations") :]
+    section = keys_text("activations")
     assert keys(found) <= set(re.findall(r"`(\w+)`", section)) | {"schema_version", "command", "conventions"} | {
         "position", "id", "text", "kind",
     }  # fmt: skip
