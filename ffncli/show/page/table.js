@@ -1,7 +1,8 @@
 "use strict";
 // Tables that sort and filter; every value goes in as text, never as HTML.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const MOST = 200; // rows that are drawn at first
+const MOST = 100; // rows that are drawn at first
+const WHOLE = new Intl.NumberFormat("en"); // toLocaleString makes one for each number
 
 function make(tag, text, attributes) {
   const node = document.createElement(tag);
@@ -13,7 +14,7 @@ function make(tag, text, attributes) {
 function shownNumber(value) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en");
+  if (Number.isInteger(value) && Math.abs(value) < 1e15) return WHOLE.format(value);
   const size = Math.abs(value);
   return size >= 1e-3 && size < 1e6 ? String(Number(value.toPrecision(4))) : value.toExponential(3);
 }
