@@ -64,13 +64,14 @@ def case_of(fields: dict[str, str]) -> Case:
     return Case("s", "s", spec, tokens, threads=threads, **rest)
 
 
-def unit_of(path: Path, reports: Connection) -> TimedUnit:
-    """The unit of eager and of the kernel in the file, in this process; `reports` is its referee's."""
+def unit_of(path: Path, reports: Connection, longer: int) -> TimedUnit:
+    """The unit of eager and of the kernel in the file, in this process; `reports` is its referee's. `longer`: how many
+    times the usual time it has."""
     from ffncli.bench.referee.process import referee_process
     from ffncli.bench.timing.measure_case import measure_case
 
     fields = header(path).case
-    method = replace(_METHOD, max_time=float(fields.pop("seconds", _METHOD.max_time)))
+    method = replace(_METHOD, max_time=longer * float(fields.pop("seconds", _METHOD.max_time)))
     case, kernel = case_of(fields), f"{KERNEL}={path}:{fields.get('kernel', 'mlp')}"
     job = Job(_NO_ROOF, (case,), choices(["eager", kernel]), None, method)
     with referee_process(job, Connection(os.dup(0)), reports) as referee:
@@ -83,9 +84,9 @@ class Server:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def outcomes(self, path: Path) -> dict[str, Outcome]:
+    def outcomes(self, path: Path, longer: int = 1) -> dict[str, Outcome]:
         """The outcomes of eager and of the kernel in the file, by name."""
-        self._connection.send(str(path))
+        self._connection.send((str(path), longer))
         answer = self._connection.recv()
         assert isinstance(answer, TimedUnit), answer
         return {outcome.kernel: outcome for outcome in answer.outcomes}
@@ -115,13 +116,13 @@ def _serve(connection: Connection) -> None:
 
     while True:
         try:
-            path = connection.recv()
+            path, longer = connection.recv()
         except EOFError:
             return
-        connection.send(_forked(Path(path)))
+        connection.send(_forked(Path(path), longer))
 
 
-def _forked(path: Path) -> TimedUnit | str:
+def _forked(path: Path, longer: int) -> TimedUnit | str:
     """The unit that a forked process makes of the file, or what happened to it."""
     reading, writing = os.pipe()
     reports, referees = (Connection(one.detach()) for one in socket.socketpair())
@@ -132,7 +133,7 @@ def _forked(path: Path) -> TimedUnit | str:
         settle()
         signal.alarm(_LONGEST)
         try:
-            answer: object = unit_of(path, referees)
+            answer: object = unit_of(path, referees, longer)
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         with os.fdopen(writing, "wb") as pipe:

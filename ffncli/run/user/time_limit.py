@@ -13,6 +13,7 @@ The command line sets a limit; a library call has no limit unless its caller set
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -80,16 +81,31 @@ class ProcessEnd(Exception):
     """Raised if the user's code calls `os._exit`, which would end this process with the code's own exit code."""
 
 
-@contextmanager
-def _staying_alive() -> Iterator[None]:
-    def refuse(status: int) -> NoReturn:
+class _StayingAlive:
+    """A context in which `os._exit` raises ProcessEnd; two threads, or a load inside another, may be in it at once."""
+
+    def __init__(self) -> None:
+        self._lock, self._depth, self._process, self._exit = threading.Lock(), 0, os.getpid(), os._exit
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                self._exit, self._process, os._exit = os._exit, os.getpid(), self._refuse
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                os._exit = self._exit
+
+    def _refuse(self, status: int) -> NoReturn:
+        if os.getpid() != self._process:  # a fork that the user's code made may end
+            self._exit(status)
         raise ProcessEnd(f"ends its process, with exit code {status}")
 
-    ends, os._exit = os._exit, refuse
-    try:
-        yield
-    finally:
-        os._exit = ends
+
+_staying_alive = _StayingAlive()
 
 
 @contextmanager
@@ -99,11 +115,9 @@ def loading(path: Path | str, doing: str = "load") -> Iterator[None]:
 
     There is no limit inside another load, outside the main thread, or on systems without alarms (Windows).
     """
-    import threading  # every command imports this file, but only few load a user's file
-
     seconds = _limit.get()
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        with _staying_alive():
+        with _staying_alive:
             yield
         return
     subject = path if isinstance(path, str) else shown_path(path)
@@ -111,7 +125,7 @@ def loading(path: Path | str, doing: str = "load") -> Iterator[None]:
     slow = f"error: {error.in_words(as_typed)}"
     before = signal.signal(signal.SIGALRM, _raise)
     try:
-        with _staying_alive(), limited_loading(None), _guard(seconds + _GRACE, slow, ended):
+        with _staying_alive, limited_loading(None), _guard(seconds + _GRACE, slow, ended):
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             try:
                 yield

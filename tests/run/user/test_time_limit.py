@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.errors import ExitCode, FFNError
-from ffncli.run.user.time_limit import OutOfTime, limited_loading, loading, set_load_time
+from ffncli.run.user.time_limit import OutOfTime, ProcessEnd, limited_loading, loading, set_load_time
 from tests import ROOT
 from tests.oracles.checkpoints import expect_refusal
 
@@ -177,6 +177,24 @@ def test_code_that_exits_fails(ffn, tmp_path: Path, inside: bool):
     done = ffn("verify", "8x16:relu", "--no-bias", "--check", "kernels", "-k", "ends.py:f", cwd=tmp_path)
     assert done.returncode == (1 if inside else 2)
     assert "ends its process, with exit code 0" in done.stderr
+
+
+def test_a_fork_of_the_code_may_exit(tmp_path: Path):
+    """And loads of two threads, of which the first to begin is the first to end, leave `os._exit` as it was."""
+    ends, first, second = os._exit, loading("first"), loading("second")
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(ProcessEnd, match="exit code 7"):
+        os._exit(7)
+    fork = os.fork()
+    if not fork:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7
+    first.__exit__(None, None, None)
+    with pytest.raises(ProcessEnd):
+        os._exit(7)
+    second.__exit__(None, None, None)
+    assert os._exit == ends
 
 
 def test_a_kernel_that_never_returns_is_stopped(ffn, tmp_path: Path):
