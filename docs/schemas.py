@@ -67,9 +67,10 @@ SAMPLES = {
         "", "4x8:relu", "./my-model --layer 1", "8x16:swiglu --experts 4", "4x8:swiglu --kernel eager --referee",
     ],
     "bench": [
-        "64x256:swiglu --kernel eager,packed --quick --fail-if-slower 500% --save s.csv --force",
-        "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",
-        "32x64:swiglu --experts 4 --kernel eager --routing uniform --quick --threads 1 --save r.csv",
+        "64x256:swiglu --kernel eager,packed --processes 2 --max-time 1s --fail-if-slower 500% --save s.csv --force",
+        "32x64:relu --kernel eager,packed --processes 1 --max-time 1s --threads 1 --save c.csv",
+        "32x64:swiglu --experts 4 --kernel eager --routing uniform --processes 1 --max-time 1s "
+        "--threads 1 --save r.csv",
     ],
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
@@ -103,7 +104,8 @@ _ROUTES = [
     for rest in ("a.safetensors", "b.safetensors --dtype bf16")
 ]
 _GRID = "64x256:swiglu --kernel eager,packed --tokens 1,2"
-_MEASURE = f"[ -e b.csv ] || {{ ffn bench {_GRID} --quick --save a.csv -q && cp a.csv b.csv; }}"
+_SHORT = "--processes 2 --max-time 1s"
+_MEASURE = f"[ -e b.csv ] || {{ ffn bench {_GRID} {_SHORT} --save a.csv -q && cp a.csv b.csv; }}"
 _SHARDS = " && ".join(
     f"ffn bench {_GRID} --processes 1 --max-time 2s --shard {part}/2 --save part-{part}.csv -q" for part in (1, 2)
 )

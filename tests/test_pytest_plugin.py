@@ -55,6 +55,7 @@ def test_the_module_that_pytest_imports_loads_nothing_else():
     assert not modules & {*HEAVY, "rich", "typer"}
 
 
+@pytest.mark.runs
 def test_a_right_kernel_passes(ffn_judge):
     verdict = ffn_judge(BLOCK, mlp, tokens=[1, 33], backward=False, seed=0)
     assert (verdict.certificate.kernel, verdict.certificate.passes) == ("test_pytest_plugin.py:mlp", "forward")
@@ -69,6 +70,7 @@ def test_a_right_kernel_passes(ffn_judge):
         (detached, {"backward": True}, "gradients, 1 token: error 1 (limit"),
     ],
 )
+@pytest.mark.runs
 def test_a_wrong_kernel_fails_with_the_lines_of_the_referee(ffn_judge, kernel, options, first):
     text = refusal(ffn_judge, BLOCK, kernel, seed=0, **{"backward": False} | options)
     name = f"test_pytest_plugin.py:{kernel.__name__}"
@@ -80,6 +82,7 @@ def test_a_wrong_kernel_fails_with_the_lines_of_the_referee(ffn_judge, kernel, o
     assert lines[-1].startswith(f"REFUSED {name}  {first}")
 
 
+@pytest.mark.runs
 def test_a_kernel_imports_what_its_test_can_import(ffn_judge, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "kit_of_a_kernel.py").write_text(
@@ -141,6 +144,7 @@ def test_a_kernel_that_is_not_faster_fails_with_its_row(ffn_faster, made_up):
     assert refusal(ffn_faster, "8x16:relu", "numpy", "eager", by=0.0, tokens=4, processes=2).startswith("numpy is not")
 
 
+@pytest.mark.runs
 def test_a_wrong_kernel_is_not_faster(ffn_faster):
     text = refusal(ffn_faster, BLOCK, swapped, mlp, tokens=4, threads=1, processes=2, max_time=0.1)
     assert text.startswith("wrong results: new; its output is off by ")

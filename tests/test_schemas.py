@@ -33,7 +33,7 @@ OTHERS = [
     "approximate --target abs --d-ff 2,4 --activation relu --seeds 2 --steps 10", "verify 6x12:gelu",
     "verify my-model --layer 2", "models qwen", "compare e.json f.json", "doctor --no-noise",
     "export gpt-oss-20b --as latex", "export 4x8:swiglu --as flashinfer-trace --dtype bf16 --part block",
-    "bench 32x64:gelu --kernel eager --quick --threads 1 --save here.csv",
+    "bench 32x64:gelu --kernel eager --processes 1 --max-time 1s --threads 1 --save here.csv",
 ]  # fmt: skip
 
 

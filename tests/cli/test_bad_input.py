@@ -248,6 +248,7 @@ def _reading_stdin() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.runs
 def test_a_signal_ends_it_quietly(number: signal.Signals, code: int):
     with _reading_stdin() as process:
         process.send_signal(number)

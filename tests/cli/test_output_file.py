@@ -9,7 +9,7 @@ from tests.oracles.prompted import made
 from tests.pages.test_report import RESULTS
 
 ONE = str(RESULTS)
-MIXTURE = pytest.mark.models
+MARKS = {"experts": pytest.mark.models, "verify, a certificate": pytest.mark.runs}
 # command → (words, the file's suffix); {mixture} is a checkpoint
 WRITES = {
     "explain": ("explain gate", ".md"),
@@ -39,7 +39,7 @@ def test_every_command_is_here() -> None:
     assert {label.partition(",")[0] for label in WRITES} == {*COMMANDS}
 
 
-@pytest.mark.parametrize("label", [pytest.param(name, marks=[MIXTURE] if name == "experts" else []) for name in WRITES])
+@pytest.mark.parametrize("label", [pytest.param(name, marks=MARKS.get(name, ())) for name in WRITES])
 def test_a_note_names_the_file(label: str, call, tmp_path: Path) -> None:
     line, suffix = WRITES[label]
     words = (line.format(mixture=made("mixtral").path) if "{" in line else line).split()

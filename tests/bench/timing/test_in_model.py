@@ -127,6 +127,7 @@ def test_contradictions_on_the_command_line(call):
     expect_refusal(call("bench", "8x16", "--in-model", "--selftest"), "--selftest contradicts --in-model")
 
 
+@pytest.mark.runs
 def test_a_run_as_users_start_it(call, llama, tmp_path, monkeypatch):
     from tests import ROOT
 

@@ -196,6 +196,7 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", ["", *(name for name in NAMES if name != "bench")])
 def test_the_examples_run(call, stdout_of, name, place, monkeypatch):
     """Trainings are cut to two steps, and the noise test does not wait: their options are read all the same."""

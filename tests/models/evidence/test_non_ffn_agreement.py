@@ -64,6 +64,7 @@ def _models(values: Mapping[str, Any]) -> Iterator[nn.Module]:
             yield getattr(transformers, name)(CONFIG_MAPPING[values["model_type"]](**given))
 
 
+@pytest.mark.architectures
 @pytest.mark.parametrize(("name", "number"), TRIED)
 def test_nothing_that_transformers_builds_differs(name: str, number: int) -> None:
     values = {"model_type": name, **CASES[name][number]}

@@ -67,6 +67,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call", CALLS)
+@pytest.mark.runs
 def test_what_a_call_set_is_no_users_wish(call: str, tmp_path: Path):
     """libgomp itself says what it read when torch loaded it; a worker of ffn bench waits as it always does."""
     (tmp_path / "mine.py").write_text(MODULES)

@@ -161,6 +161,7 @@ def test_a_constructor_that_never_ends(call, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "ctypes.string_at(0)", "os.abort()"])
 @pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.runs
 def test_code_that_ends_the_process_is_named(ffn, tmp_path: Path, ending: str, inside: bool):
     """A signal leaves the process no time for a line; its exit code is the signal's."""
     inner = f"    {ending}\n" if inside else f"    return x\n{ending}\n"
@@ -171,6 +172,7 @@ def test_code_that_ends_the_process_is_named(ffn, tmp_path: Path, ending: str, i
 
 
 @pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.runs
 def test_code_that_exits_fails(ffn, tmp_path: Path, inside: bool):
     inner = "    os._exit(0)\n" if inside else "    return x\nos._exit(0)\n"
     (tmp_path / "ends.py").write_text(f"import os\ndef f(x, up, down):\n{inner}")
@@ -197,6 +199,7 @@ def test_a_fork_of_the_code_may_exit(tmp_path: Path):
     assert os._exit == ends
 
 
+@pytest.mark.runs
 def test_a_kernel_that_never_returns_is_stopped(ffn, tmp_path: Path):
     (tmp_path / "loops.py").write_text("def f(x, up, down):\n    while True:\n        pass\n")
     words = ("verify", "8x16:relu", "--no-bias", "--check", "kernels", "-k", "loops.py:f", "--load-time", "3")
