@@ -22,9 +22,9 @@ Marks: false verdicts at most 1 % of the drawn runs of a cell, the wrong directi
     python -m benchmarks.under_load hyperfine FILE [--count 25]
 
 60 processes of every load and number of threads take about three hours; a file named `pause` in FOLDER makes `record`
-wait. `real` runs `ffn bench --max-time 10s` on kernels that compute a block 20, 21, ... 480 times, and adds a row for
-each ratio to FILE; so does `hyperfine`, with loops in awk, a program of one process and one thread. The exit code
-is 1 where a mark is missed.
+wait, and FILE.pause `real`. `real` runs `ffn bench --max-time 10s` on kernels that compute a block 20, 21, ... 480
+times, and adds a row for each ratio to FILE; so does `hyperfine`, with loops in awk, a program of one process and one
+thread. The exit code is 1 where a mark is missed.
 """
 
 import argparse
@@ -122,8 +122,7 @@ def record(options: argparse.Namespace) -> None:
             path = path_of(options, load, threads)
             if process in processes_of(path):
                 continue
-            while (options.folder / "pause").exists():
-                time.sleep(1)
+            _wait_while(options.folder / "pause")
             words = [sys.executable, "-m", "benchmarks.under_load", "worker", str(process), str(threads)]
             child = subprocess.Popen(
                 [*words, str(options.seconds)], cwd=ROOT, env=environment(threads, "fixed") | {"PYTHONPATH": str(ROOT)},
@@ -141,6 +140,11 @@ def record(options: argparse.Namespace) -> None:
             print(
                 f"{load}, {threads} threads, process {process}: {lines.count(chr(10))} blocks, {took:.1f} s", flush=True
             )
+
+
+def _wait_while(pause: Path) -> None:
+    while pause.exists():
+        time.sleep(1)
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
@@ -180,6 +184,7 @@ def real(options: argparse.Namespace) -> None:
         for load, threads in cells(options):
             if (tool, load, str(threads), str(run)) in done or (tool == "hyperfine" and threads > 1):
                 continue
+            _wait_while(Path(f"{options.folder}.pause"))
             rows = measure(partial(under, load, tuning=options.tuning, seed=1000 * run + 500), threads, run)
             same = {"tool": tool, "load": load, "threads": threads, "run": run}
             kept.add_all([same | dict(row) for row in rows])
