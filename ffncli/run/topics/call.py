@@ -70,19 +70,24 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "scale": (
         formats.scale_topic,
         "the factor that a block of values shares in a format with few bits",
-        ("scales", "group-size", "group", "block-size", "quantization", "bits-per-weight"),
+        ("scales", "group-size", "group", "block-size", "quantization", "quantize", "bits-per-weight"),
     ),
     "int4": (formats.format_topic, "integers of 4 bits with a scale for each block", ("w4",)),
     "fp8": (formats.format_topic, "floats of 8 bits with a scale for each row", ("e4m3", "fp8_e4m3")),
     "mxfp4": (formats.format_topic, "floats of 4 bits, blocks of 32, powers of two as scales", ("mx",)),
     "nvfp4": (formats.format_topic, "floats of 4 bits, blocks of 16, fp8 scales", ("fp4", "e2m1")),
+    "budget": (
+        formats.budget_topic,
+        "bits per weight that a model may take, and a format for each matrix",
+        ("recipe", "recipes", "mixed-precision"),
+    ),
     "gradient": (
         training.gradient_topic,
         "how much the loss changes with a value",
         ("gradients", "backward", "backprop", "backpropagation", "derivative"),
     ),
     "loss": (training.loss_topic, "one number that says how wrong an output is",
-             ("mse", "cross-entropy", "objective", "nats", "kl", "divergence")),
+             ("mse", "cross-entropy", "objective", "nats", "kl", "divergence", "perplexity")),
     "ablation": (
         training.ablation_topic,
         "what changes without a unit or an expert",
@@ -113,7 +118,7 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         measuring.roofline_topic,
         "the least time that a device's two rates allow",
         ("roof", "ridge", "intensity", "arithmetic-intensity", "bound", "floor", "time-floor", "memory-bound",
-         "compute-bound", "traffic", "flops", "peak", "bandwidth", "of-roof", "roof_fraction"),
+         "compute-bound", "traffic", "flops", "peak", "bandwidth", "of-roof", "roof_fraction", "gemm", "gemm_ratio"),
     ),
     "prefill": (
         measuring.prefill_topic, "reading a prompt at once, and writing token by token", ("decode", "decoding"),
@@ -130,7 +135,8 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
          "load", "waiting", "environment"),
     ),
     "drift": (
-        measuring.drift_topic, "a machine whose speed changes during a run", ("clock", "gpu-throttled", "power-capped")
+        measuring.drift_topic, "a machine whose speed changes during a run",
+        ("clock", "gpu-throttled", "power-capped", "anchor"),
     ),
     "interval": (
         measuring.interval_topic,
@@ -155,6 +161,20 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         "a change of a matrix in few directions",
         ("lora", "effective-rank", "spectrum", "singular-values", "cosine", "fine-tuning", "rank-90"),
     ),
+    "merging": (
+        measuring.merging_topic,
+        "one model made of two, or of a part of one",
+        ("merge", "merged", "slerp", "linear-merge", "pruning", "pruned", "sparsity"),
+    ),
+    "quantile": (
+        measuring.quantile_topic,
+        "how values are distributed",
+        ("quantiles", "percentile", "histogram", "histograms", "distribution"),
+    ),
+    "memory": (
+        measuring.memory_topic, "what a call needs at once", ("peak-memory", "page-faults", "page-fault", "workspace")
+    ),
+    "seed": (measuring.seed_topic, "where random numbers start", ("seeds", "random", "reproducible")),
     "certificate": (
         measuring.certificate_topic, "what the referee says about a kernel", ("referee", "verify", "judge")
     ),

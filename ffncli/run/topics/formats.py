@@ -106,3 +106,36 @@ def scale_topic(line: TopicLine) -> Topic:
         "ffn explain nvfp4",
         (),
     )  # fmt: skip
+
+
+def budget_topic(line: TopicLine) -> Topic:
+    """Explain budgets and recipes by the choices of two formats for two matrices."""
+    from ffncli.run.engine.execute import run
+    from ffncli.run.quantize.quantized import quantize
+
+    source, names = "64x256:relu", ("nvfp4", "fp8")
+    ready = tiny_run(source, tokens=16).prepared
+    exact = run(ready.steps, ready.weights, ready.inputs)
+    matrices = {name: ready.weights[f"{name}.weight"] for name in ("up", "down")}
+    rows: list[tuple[Value, ...]] = []
+    for up in names:
+        for down in names:
+            stored = {name: quantize(matrices[name], form) for name, form in (("up", up), ("down", down))}
+            rounded = {f"{name}.weight": one.dequantize() for name, one in stored.items()}
+            error = (run(ready.steps, {**ready.weights, **rounded}, ready.inputs) - exact).norm() / exact.norm()
+            bits = sum(one.bits_per_weight for one in stored.values()) / 2  # W1 and W2 are equally large
+            rows.append((up, down, bits, 100 * float(error)))
+    _, _, taken, lost = rows[1]
+    return line.explained(
+        (
+            "A budget is the mean number of bits per weight that a model may take, scales included.",
+            "Quantizing every matrix to one format wastes it: some matrices bear few bits better than others.",
+            f"W1 in nvfp4 and W2 in fp8 fit a budget of 6.5 bits: they take {taken:.4g}, and err by {lost:.3g} %.",
+            "The errors of different matrices hardly correlate, so their squares add up to that of a choice.",
+            "A recipe is a file with the format of each matrix, read by the program that quantizes the model.",
+        ),
+        NumberTable(f"ffn precision {source} --dtype nvfp4,fp8 --tokens 16",
+                    ("W1", "W2", "bits a weight", "error of the output %"), tuple(rows)),
+        f"ffn precision {source} --dtype nvfp4,fp8 --budget 6.5",
+        (),
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import cos, exp, pi, sin, sqrt
 from random import Random
 from statistics import mean, median, stdev
 
@@ -33,6 +33,7 @@ def roofline_topic(line: TopicLine) -> Topic:
             f"The ridge is where both take equally long: {ridge:.4g} FLOPs per byte on an H100 in bf16.",
             "One token reads every weight for one multiplication each, so more tokens raise the intensity.",
             "The larger of the two times is the floor, under which no kernel can be; a faster time is a mistake.",
+            "`gemm_ratio` compares with what was measured: a kernel's time over that of its matrix products alone.",
         ),
         NumberTable(f"ffn params {_MODEL} --dtype {_BF16} --ridge {_DEVICE} --tokens 1,32,256,1024,4096",
                     ("tokens", "FLOPs/byte", "bound by", "floor, ms"), rows),
@@ -113,6 +114,7 @@ def drift_topic(line: TopicLine) -> Topic:
             "Below every round is 1 % slower than the one before, for baseline and kernel alike.",
             f"Timing all of one, then all of the other gives a ratio of {fixed(apart[1] / apart[0])}.",
             "Timing them in turns gives 0.8000 in every round: ratios hold, times do not.",
+            "The anchor, a fixed loop in the same rounds, tells a machine's change from a kernel's.",
             "`drift`, `clock`, `gpu-throttled` and `power-capped` warn that times are not reproducible.",
         ),
         NumberTable("ffn doctor --no-noise", ("round", "baseline, ms", "kernel, ms", "ratio"), rows),
@@ -307,4 +309,95 @@ def low_rank_topic(line: TopicLine) -> Topic:
         NumberTable("ffn trace 4x8:relu --tokens 1", ("rank", "change / old", "cosine with old", "share of the largest",
                                                        "effective rank"), tuple(rows)),
         "ffn compare --help", ("Hu et al. 2021, arXiv:2106.09685", "Roy & Vetterli 2007, EUSIPCO"),
+    )  # fmt: skip
+
+
+def quantile_topic(line: TopicLine) -> Topic:
+    """Explain quantiles and histograms by the values of one step."""
+    source, tokens, bins = "4x8:gelu", 8, 8
+    run = tiny_run(source, tokens=tokens)
+    values = sorted(value for row in run["act"].values for value in row)
+    low, high = values[0], values[-1]
+    width = (high - low) / bins
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int((value - low) / width))] += 1
+    middle = (values[len(values) // 2 - 1] + values[len(values) // 2]) / 2
+    below, rows = 0, list[tuple[Value, ...]]()
+    for at, count in enumerate(counts):
+        below += count
+        rows.append((low + at * width, low + (at + 1) * width, count, 100 * below / len(values)))
+    return line.explained(
+        (
+            "A histogram counts values in ranges of equal width: it shows a distribution's shape.",
+            "The q-quantile is the value that a share q of all values does not exceed; percentiles are q in percent.",
+            f"Below, of {len(values):,} outputs of gelu the 0.5-quantile, the median, is {fixed(middle)}.",
+            f"Their mean is {fixed(mean(values))}: a few large values move a mean, and hardly a median.",
+            "The largest of many values says little of the rest; so maps of a page end at the 99th percentile.",
+        ),
+        NumberTable(f"ffn trace {source} --tokens {tokens}", ("from", "to", "values", "up to here %"), tuple(rows)),
+        "ffn explain outlier", (),
+    )  # fmt: skip
+
+
+def memory_topic(line: TopicLine) -> Topic:
+    """Explain peak memory by what a gated block holds at once."""
+    spec, size = catalog_model(_MODEL).model.main.spec, 2
+    rows = tuple(
+        (tokens, size * tokens * spec.d_model, size * tokens * spec.d_ff, 3 * size * tokens * spec.d_ff)
+        for tokens in (1, 128, 2048, 16_384)
+    )
+    return line.explained(
+        (
+            "Peak memory is the most that a call needs at once, besides its weights and its input.",
+            "Step by step, a gated block holds the activation's output, up and their product: 3 · d_ff values a token.",
+            f"In {_MODEL}, that is {bytes_text(rows[2][3])} for {rows[2][0]:,} tokens in bf16.",
+            "A fused kernel holds a tile of them, and a kernel that takes the tokens in slices holds one slice.",
+            "The first use of a page of new memory is a page fault, in which the system finds it and fills it with 0.",
+            "Page faults in every call mean that a kernel asks for new buffers each time.",
+        ),
+        NumberTable(f"ffn params {_MODEL} --dtype {_BF16} --tokens 1,128,2048,16384",
+                    ("tokens", "bytes of x", "of one step", "at once"), rows),
+        "ffn explain recompute", (),
+    )  # fmt: skip
+
+
+def seed_topic(line: TopicLine) -> Topic:
+    """Explain seeds by the weights and outputs that they draw."""
+    source, rows = "4x8:relu", list[tuple[Value, ...]]()
+    for seed in (0, 0, 1, 2):
+        run = tiny_run(source, tokens=1, seed=seed)
+        weight = run.prepared.weights["up.weight"]
+        rows.append((seed, float(weight[0, 0]), float(weight.std()), run["down"].values[0][0]))
+    return line.explained(
+        (
+            "A seed is the number from which a generator of random numbers starts.",
+            "The same seed draws the same weights and inputs; another seed draws others of the same distribution.",
+            "Below, seed 0 gives the same numbers twice; the weights of other seeds scatter about as widely.",
+            "A result that depends on its seed is luck: try several before you believe it.",
+            "Results say their seed, so that a run can be repeated; other versions of torch may draw otherwise.",
+        ),
+        NumberTable(f"ffn trace {source} --tokens 1 --seed 1", ("seed", "W1[0,0]", "std of W1", "out[0,0]"),
+                    tuple(rows)),
+        f"ffn trace {source} --tokens 1 --seed 2", (),
+    )  # fmt: skip
+
+
+def merging_topic(line: TopicLine) -> Topic:
+    """Explain merges by the lengths of vectors between two that are 90 degrees apart."""
+    rows: list[tuple[Value, ...]] = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        linear = sqrt((1 - share) ** 2 + share**2)
+        a, b = cos(share * pi / 2), sin(share * pi / 2)  # sin((1 - t) Ω) / sin Ω and sin(t Ω) / sin Ω at Ω = 90 degrees
+        rows.append((share, linear, a, b, sqrt(a * a + b * b)))
+    return line.explained(
+        (
+            "Merging makes one model of two without training: a linear merge is (1 - t) · A + t · B.",
+            f"Unlike changes cancel in a mean: below, half of each of two vectors has length {fixed(rows[2][1])}.",  # type: ignore[arg-type]
+            "SLERP goes along the arc between A and B instead, so that equal lengths stay as they are.",
+            "Pruning removes weights, units or experts, or sets them to 0; those that matter least go first.",
+            "`ffn compare BASE NEW --with C` finds merges and their t; pruned values are counted without C.",
+        ),
+        NumberTable("ffn compare --help", ("t", "length, linear", "SLERP: of A", "of B", "length"), tuple(rows)),
+        "ffn explain low-rank", ("Shoemake 1985, SIGGRAPH '85", "Wortsman et al. 2022, arXiv:2203.05482"),
     )  # fmt: skip

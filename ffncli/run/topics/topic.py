@@ -77,8 +77,9 @@ class TinyRun:
 
 
 def tiny_run(
-    source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
-) -> TinyRun:
+    source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False,
+    seed: int | None = None, **options: Any,
+) -> TinyRun:  # fmt: skip
     """Run a small block like `ffn trace` with the same options, and keep all values."""
     from ffncli.run.engine.prepare import prepare
     from ffncli.run.engine.trace import trace
@@ -86,7 +87,7 @@ def tiny_run(
 
     model = demo(Dimensions()) if source is None else load(source, Dimensions(**options))
     leading = None if tokens is None else (tokens,)
-    ready = prepare(model, input=input, leading=leading, train=train)
+    ready = prepare(model, input=input, leading=leading, train=train, seed=seed)
     return TinyRun(ready, trace(ready.steps, ready.weights, ready.inputs, ready.mode))
 
 

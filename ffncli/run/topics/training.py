@@ -66,7 +66,7 @@ def loss_topic(line: TopicLine) -> Topic:
             "Cross-entropy is -log p of the right class: for p = 0.5 it is 0.6931 nats, for p = 0.01 it is 4.6052.",
             "Its gradient at the right class's logit is p - 1: a confident mistake pulls hard, a right answer hardly.",
             "The mean square error is the mean of (output - target)².",
-            "A language model's loss is the mean cross-entropy of its next tokens.",
+            "A language model's loss is the mean cross-entropy of its next tokens; e to that is its perplexity.",
         ),
         NumberTable(
             "ffn trace 4x8:relu --tokens 1 --backward --loss cross-entropy --target 0",

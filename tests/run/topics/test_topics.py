@@ -11,6 +11,7 @@ import ffncli
 from ffncli.block.activations import known_names
 from ffncli.errors import FFNError
 from ffncli.models import catalog
+from ffncli.run.quantize.quantized import quantize
 from ffncli.run.topics.call import topics
 from ffncli.run.topics.topic import Topic
 from tests.oracles.activations import ORACLES
@@ -19,7 +20,8 @@ from tests.oracles.counts import MOE
 PARTS = (
     "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout tolerance scale int4 fp8 "
     "mxfp4 nvfp4 gradient loss learning-rate load-balancing optimizer recompute zero roofline prefill kernel noise "
-    "drift interval outlier cold-weights zipf certificate unembed ablation expert-cache low-rank"
+    "drift interval outlier cold-weights zipf certificate unembed ablation expert-cache low-rank "
+    "budget merging quantile memory seed"
 ).split()
 PRINTED = (
     "roofline drift noise inconclusive outlier kernel unembed prefill decode tolerance certificate zipf cold-weights "
@@ -27,6 +29,8 @@ PRINTED = (
     "entropy ridge bound floor verdict faster slower same ratio baseline margin warm shared-weights referee ulps eps "
     "logits promotes dead-units spikes clock throttled stolen preempted launch-bound correlated kurtosis "
     "saliency belady lru lfu lora effective-rank cosine kl interval spectrum attribution ablation of-ideal collective "
+    "anchor gemm_ratio quantize budget recipe seed page-faults peak-memory perplexity quantile histogram merge "
+    "pruning slerp "
     "p_holm of-roof busiest imbalance placement redundant bits-per-weight bandwidth"
 ).split()
 
@@ -582,3 +586,71 @@ def test_kurtosis_in_the_topic_of_outliers():
     off = [one - sum(times) / 8 for one in times]
     value = sum(x**4 for x in off) / 8 / (sum(x**2 for x in off) / 8) ** 2
     assert f"{value:.4f} here" in text(ffncli.explain("outlier"))
+
+
+def test_a_budget():
+    topic = ffncli.explain("budget")
+    (one, other), x = drawn((64, 256), (256, 64), bias=True, tokens=16)
+    # nvfp4: an fp8 scale for 16 values, an fp32 one for the tensor; fp8: an fp32 scale for each row
+    size = 64 * 256
+    bits = {("up", "nvfp4"): 4 + 8 / 16 + 32 / size, ("up", "fp8"): 8 + 32 / 64, ("down", "fp8"): 8 + 32 / 256}
+    bits["down", "nvfp4"] = bits["up", "nvfp4"]
+    functional = torch.nn.functional
+    with torch.no_grad():
+        exact = other(one(x).relu())
+        for first, second, taken, error in topic.example.rows:
+            up, down = (quantize(w.weight, form).dequantize() for w, form in ((one, first), (other, second)))
+            out = functional.linear(functional.linear(x, up, one.bias).relu(), down, other.bias)
+            assert error == pytest.approx(100 * float((out - exact).norm() / exact.norm()), rel=1e-5)
+            assert taken == pytest.approx((bits["up", first] + bits["down", second]) / 2)
+    _, chosen, *_ = topic.example.rows
+    assert chosen[:2] == ("nvfp4", "fp8")
+    assert f"they take {chosen[2]:.4g}, and err by {chosen[3]:.3g} %." in text(topic)
+
+
+def test_merges():
+    topic = ffncli.explain("merging")
+    a, b = torch.eye(2, dtype=torch.float64)
+    for t, linear, of_a, of_b, length in topic.example.rows:
+        assert linear == pytest.approx(float(((1 - t) * a + t * b).norm()))
+        angle = math.pi / 2  # Shoemake's formula
+        on_arc = (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
+        assert (of_a, of_b) == pytest.approx(on_arc.tolist(), abs=1e-12)
+        assert length == pytest.approx(1)
+
+
+def test_quantiles():
+    topic = ffncli.explain("quantile")
+    (up, _), x = drawn((4, 8), (8, 4), bias=True, tokens=8)
+    with torch.no_grad():
+        values = torch.nn.functional.gelu(up(x)).flatten()
+    counts, edges = torch.histogram(values.double(), 8)
+    assert column(topic, "values") == counts.tolist()
+    assert [*column(topic, "from"), topic.example.rows[-1][1]] == pytest.approx(edges.tolist(), abs=1e-6)
+    assert column(topic, "up to here %") == pytest.approx((100 * counts.cumsum(0) / 64).tolist())
+    assert f"the median, is {float(values.quantile(0.5)):.4f}. Their mean is {float(values.mean()):.4f}:" in text(topic)
+
+
+def test_peak_memory():
+    topic = ffncli.explain("peak memory")
+    for tokens, x, step, at_once in topic.example.rows:
+        one, other = (torch.empty(tokens, width, dtype=torch.bfloat16, device="meta").nbytes for width in (4096, 11008))
+        assert (x, step, at_once) == (one, other, 3 * other)
+    assert "In llama-2-7b, that is 135.3 MB for 2,048 tokens in bf16." in text(topic)
+
+
+def test_seeds():
+    first, again, *others = ffncli.explain("seed").example.rows
+    assert first == again
+    for seed, weight, std, out in (first, *others):
+        torch.manual_seed(seed)
+        up, down, x = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4), torch.randn(1, 4)
+        with torch.no_grad():
+            expected = [float(up.weight[0, 0]), float(up.weight.std()), float(down(up(x).relu())[0, 0])]
+        assert (weight, std, out) == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_is_said_of_perplexity_and_of_bare_products():
+    assert "e to that is its perplexity" in text(ffncli.explain("perplexity"))
+    assert "`gemm_ratio`" in text(ffncli.explain("gemm_ratio"))
+    assert "anchor" in text(ffncli.explain("anchor"))
