@@ -1,5 +1,5 @@
-"""The packages that ffn needs: their minimum versions, the installed versions, and the error if a package is missing or
-broken."""
+"""The packages that ffn needs: their minimum versions, the installed versions, the error if a package is missing or
+broken, and silence while they run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +21,19 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+@contextmanager
+def logs_disabled() -> Iterator[None]:
+    """Print nothing that other packages log, also while they are imported."""
+    import logging
+
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def install_command(name: str) -> str:

@@ -29,7 +29,7 @@ from ffncli.models.model import Resolved, is_gguf, loaded_parameters
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.weights import require_memory
 from ffncli.show.text import bytes_text
-from ffncli.system.packages import extra_command, installed
+from ffncli.system.packages import extra_command, installed, logs_disabled
 
 _DEQUANTIZED = 1e7  # parameters per second, on two cores
 _LONGEST = 200  # maximum length shown of another library's error message, in characters
@@ -48,10 +48,26 @@ class Pretrained:
 @contextmanager
 def offline() -> Iterator[Any]:
     """Import transformers and yield it, without log output and network access, regardless of the environment."""
+    with logs_disabled(), warnings.catch_warnings(), nullcontext() if installed("gguf") is None else shared_reader():
+        warnings.simplefilter("ignore")
+        transformers, hub = _offline_modules()
+        was_offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+        bars = transformers.logging.is_progress_bar_enabled()
+        transformers.logging.disable_progress_bar()
+        try:
+            yield transformers
+        finally:
+            hub.HF_HUB_OFFLINE = was_offline
+            if bars:
+                transformers.logging.enable_progress_bar()
+
+
+def _offline_modules() -> tuple[Any, Any]:
+    """Import transformers and huggingface_hub's constants, which read the environment only now."""
     before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads the variable when imported
+    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        import huggingface_hub.constants as hub
+        import huggingface_hub.constants
         import transformers
     except ImportError:
         hint = extra_command("models")
@@ -61,20 +77,7 @@ def offline() -> Iterator[Any]:
             del os.environ["HF_HUB_OFFLINE"]
         else:
             os.environ["HF_HUB_OFFLINE"] = before
-    was_offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
-    log: Any = transformers.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity(log.CRITICAL)
-    log.disable_progress_bar()
-    try:
-        with warnings.catch_warnings(), nullcontext() if installed("gguf") is None else shared_reader():
-            warnings.simplefilter("ignore")
-            yield transformers
-    finally:
-        hub.HF_HUB_OFFLINE = was_offline
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
+    return transformers, huggingface_hub.constants
 
 
 def arguments_for(path: Path) -> dict[str, Any]:

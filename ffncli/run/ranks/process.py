@@ -4,7 +4,6 @@ Only rank 0 prints; if several ranks have an error, only one prints it. Local ra
 started by torch's elastic launcher, as torchrun does.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from ffncli.run.ranks.environment import Place
 from ffncli.system.child import end_with_parent, ending
 from ffncli.system.files import remove_process_folders
 from ffncli.system.host import available_memory, default_threads
-from ffncli.system.packages import require_installed
+from ffncli.system.packages import logs_disabled, require_installed
 
 _HEAD_START = 1.0  # s that the other ranks wait for rank 0 to report an error that all ranks have
 _PATIENCE, _LONGER = 2.0, 10.0  # s to reach the store of an agent, or of rank 0, which may still be starting
@@ -98,7 +97,7 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
     )  # fmt: skip
     program, *arguments = command
     try:
-        with _quiet(), _threads(count):
+        with logs_disabled(), _threads(count):
             # $$, because the launcher expands templates that begin with $.
             elastic_launch(config, program)(*(word.replace("$", "$$") for word in arguments))
     except ChildFailedError as error:
@@ -147,14 +146,3 @@ def _threads(count: int) -> Iterator[None]:
     finally:
         if given is None:
             del os.environ[name]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the launcher's own log of started and failed processes."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

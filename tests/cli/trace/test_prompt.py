@@ -28,6 +28,14 @@ def source(name: str) -> str:
     return str(made(name).path)
 
 
+def test_nothing_is_printed_that_other_packages_log(ffn):
+    """torchao logs what it cannot load when transformers imports it."""
+    done = ffn("trace", source("llama"), "--prompt", PROMPT, "--layer", "9")
+    assert done.stderr.startswith("error: --layer 9 is out of range")
+    done = ffn("experts", source("mixtral"), "--prompt", PROMPT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_agrees_with_its_own_ffn(json_of, name):
     found = json_of("trace", source(name), "--prompt", PROMPT, "--layer", FAMILIES[name], notes=True)
