@@ -59,11 +59,13 @@ class Batch:
         flat = tensor.reshape(-1, tensor.shape[-1])
         if flat.shape[0] != texts * length:
             raise FFNError(f"{flat.shape[0]} rows enter an FFN for {texts} texts of {length} tokens")
-        return flat if self.rows is None else flat[self.rows]
+        return flat if self.rows is None else flat.index_select(0, self.rows)
 
 
 def batch_of(texts: Sequence[Tokenized], padding: int, device: str, left_out: Sequence[int] = ()) -> Batch:
-    """Build one batch of these texts, padded with the token `padding`; the tokens `left_out` do not count."""
+    """Build one batch of these texts, in the order of their numbers and padded with the token `padding`; the tokens
+    `left_out` do not count."""
+    texts = sorted(texts, key=lambda text: text.number)
     lengths = tuple(len(text.ids) for text in texts)
     longest = max(lengths)
     ids = torch.tensor([[*text.ids, *[padding] * (longest - len(text.ids))] for text in texts], device=device)
@@ -198,7 +200,7 @@ class Listener:
         """Keep the hooks in place."""
         with ExitStack() as stack:
             stack.enter_context(demanding(self.loaded))
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.inference_mode())
             for layer in self.layers:
                 for handle in layer.hooks():
                     stack.callback(handle.remove)

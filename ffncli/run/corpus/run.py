@@ -56,7 +56,7 @@ def corpus_of(
         sums = {layer: LayerSums(layer, top, question.outlier_limit) for layer in reading.layers}
         about, progress, resume = identity(question, reading, reader.corpus), Progress(), question.resume_path
         if resume is not None:
-            progress = read_progress(resume, about, sums, reader.device)
+            progress = read_progress(resume, about, sums)
         if progress.done:
             reader.remark(f"resuming after {progress.done:,} texts")
         advance(progress.end)

@@ -7,7 +7,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ffncli.errors import FFNError, option, shown_path
@@ -21,6 +23,9 @@ from ffncli.run.engine.trace import UnitGroup
 from ffncli.run.measure.statistics import chunk_size
 from ffncli.run.saved.containers import open_container, write
 from ffncli.system.files import open_to_read, written_whole
+
+Places = NDArray[np.int64]  # [..., 2]: text index, position
+Values = NDArray[Any]
 
 
 class LayerSums(Receiver):
@@ -36,18 +41,19 @@ class LayerSums(Receiver):
 
     def entering(self, x: Tensor, places: Tensor) -> None:
         """Add to the counts of outlier dimensions in the FFN's input."""
-        self.inputs = self.inputs or Exceeding(x.shape[-1], self.limit, x.device)
+        self.inputs = self.inputs or Exceeding(x.shape[-1], self.limit)
         self.inputs.add(x, places)
 
     def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
         """Add a group's hidden units."""
         if of.part not in self.parts:
-            self.parts[of.part] = UnitSums(values.shape[-1], of.experts, self.top, values.device)
+            self.parts[of.part] = UnitSums(values.shape[-1], of.experts, self.top)
         self.parts[of.part].add(values, places, None if active is values else active, of.expert)
 
     def leaving(self, stream: Tensor, batch: Batch) -> None:
         """Find massive activations text by text; skip batches without a large value."""
-        if not bool((stream.abs().amax() > MASSIVE).item()):
+        low, high = stream.aminmax()
+        if not max(float(high), -float(low)) > MASSIVE:
             return
         rows = torch.split(batch.tokens_of(stream), list(batch.lengths))
         positions = torch.split(batch.places[:, 1], list(batch.lengths))
@@ -62,15 +68,15 @@ class LayerSums(Receiver):
             tensors |= {f"units.{part}.{name}": tensor for name, tensor in columns.state().items()}
         return tensors, {"count": self.massive.count, "kept": [asdict(one) for one in self.massive.kept]}
 
-    def restore(self, tensors: Mapping[str, Tensor], massive: "MassiveFigures", device: str) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], massive: "MassiveFigures") -> None:
         """Restore what `state` returned. Raise KeyError, ValueError or RuntimeError for any other tensors."""
         if "inputs.count" in tensors:
-            self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit, device)
+            self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit)
             self.inputs.restore({name: tensors[f"inputs.{name}"] for name in self.inputs.state()})
         for part in (name.split(".")[1] for name in tensors if name.startswith("units.") and name.endswith(".high")):
             figures = {name.rpartition(".")[2]: t for name, t in tensors.items() if name.startswith(f"units.{part}.")}
             groups, units = figures["tokens"].numel(), figures["high"].numel()
-            self.parts[part] = UnitSums(units // max(1, groups), groups, self.top, device)
+            self.parts[part] = UnitSums(units // max(1, groups), groups, self.top)
             self.parts[part].restore(figures)
         self.massive.count, self.massive.kept = massive.count, list(massive.kept)
 
@@ -105,94 +111,117 @@ class UnitSums(RunningFigures):
     order, with their places in `largest_at`; equal values are in the order of their places. `not_finite` counts values
     that are not finite; the other figures count such values as zero. `powers` are the sums of the second, third and
     fourth powers of all values.
+
+    All of them lie on the CPU, and are updated by numpy, of which a small operation costs a fifth of torch's.
     """
 
-    def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(self, columns: int, groups: int = 1, top: int = 0) -> None:
         size = columns * groups
         self.columns, self.groups, self.top = columns, groups, top
         self.tokens = torch.zeros(groups, dtype=torch.int64)
         self.not_finite = torch.zeros(groups, dtype=torch.int64)
-        self.active = torch.zeros(size, dtype=torch.float64, device=device)
-        self.total = torch.zeros(size, dtype=torch.float64, device=device)
-        self.powers = torch.zeros(3, dtype=torch.float64, device=device)
-        self.high = torch.full((size,), -inf, device=device, dtype=torch.float64)
-        self.low = torch.full((size,), inf, device=device, dtype=torch.float64)
-        self.high_at = torch.full((size, 2), NOWHERE, device=device, dtype=torch.int64)
+        self.active = torch.zeros(size, dtype=torch.float64)
+        self.total = torch.zeros(size, dtype=torch.float64)
+        self.powers = torch.zeros(3, dtype=torch.float64)
+        self.high = torch.full((size,), -inf, dtype=torch.float64)
+        self.low = torch.full((size,), inf, dtype=torch.float64)
+        self.high_at = torch.full((size, 2), NOWHERE, dtype=torch.int64)
         self.low_at = self.high_at.clone()
-        self.largest = torch.full((size, top), -inf, device=device, dtype=torch.float64)
-        self.largest_at = torch.full((size, top, 2), NOWHERE, device=device, dtype=torch.int64)
+        self.largest = torch.full((size, top), -inf, dtype=torch.float64)
+        self.largest_at = torch.full((size, top, 2), NOWHERE, dtype=torch.int64)
 
     def add(self, values: Tensor, places: Tensor, active: Tensor | None = None, group: int = 0) -> None:
         """Add tokens [tokens, columns] of a group at `places` [tokens, 2]. A unit is active for a token if `active`,
         shaped like `values` (default: `values`), is above zero."""
-        self.tokens[group] += values.shape[0]
+        at = places.cpu().numpy()
+        if (np.diff(_in_order(at)) < 0).any():
+            order = torch.from_numpy(_in_order(at).argsort()).to(values.device)
+            values, active = values[order], None if active is None else active[order]
+            at = at[order.cpu().numpy()]
+        self.tokens[group] += len(values)
         part = slice(group * self.columns, (group + 1) * self.columns)
         rows = max(1, chunk_size(values) // max(1, self.columns))
-        for start in range(0, values.shape[0], rows):
+        pieces = []
+        for start in range(0, len(values), rows):
             piece = slice(start, start + rows)
-            self._add(values[piece], places[piece], values[piece] if active is None else active[piece], group, part)
+            pieces.append(
+                self._add(values[piece], values[piece] if active is None else active[piece], at[piece], group, part)
+            )
+        if pieces:
+            _take(self.high[part].numpy(), self.high_at[part].numpy(), [(one, one.high) for one in pieces], at, 1)
+            _take(self.low[part].numpy(), self.low_at[part].numpy(), [(one, one.low) for one in pieces], at, -1)
 
-    def _add(self, values: Tensor, places: Tensor, active: Tensor, group: int, part: slice) -> None:
-        values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+    def _add(self, values: Tensor, active: Tensor, at: Places, group: int, part: slice) -> "_Piece":
+        exact = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
         # NaN, Inf and float32 overflow all show in the sums, which are cheaper to check than every value.
-        total = values.sum(0)
-        if not torch.isfinite(total).all():
+        total = exact.sum(0).cpu().numpy()
+        if not np.isfinite(total).all():
             self.not_finite[group] += int((~values.isfinite()).sum())
-            values = values.nan_to_num(0.0, 0.0, 0.0)
-            total = values.sum(0, dtype=torch.float64)
-        self.total[part] += total
-        high, low = values.amax(0), values.amin(0)
-        most = max(float(high.max()), -float(low.min()))
-        flat = (values.double() if most > _MOST_FOURTH else values).flatten()
+            values = exact = exact.nan_to_num(0.0, 0.0, 0.0)
+            total = exact.sum(0, dtype=torch.float64).cpu().numpy()
+        self.total.numpy()[part] += total
+        piece = _Piece(values, exact.amax(0).cpu().numpy(), exact.amin(0).cpu().numpy())
+        most = max(piece.high.max(), -piece.low.min())
+        flat = (exact.double() if most > _MOST_FOURTH else exact).flatten()
         square = flat * flat
-        self.powers += torch.stack([square.sum(), square.dot(flat), square.dot(square)])
+        self.powers += torch.stack([square.sum(), square.dot(flat), square.dot(square)]).cpu()
         # numbers instead of truth values are added up 7 times as fast; the squares' memory is no longer needed
-        self.active[part] += torch.gt(active, 0, out=square.view_as(active)).sum(0)
-        _take(self.high[part], self.high_at[part], high, high > self.high[part], values, places)
-        _take(self.low[part], self.low_at[part], low, low < self.low[part], values, places)
+        self.active.numpy()[part] += torch.gt(active, 0, out=square.view_as(active)).sum(0).cpu().numpy()
         if self.top:
-            self._keep_largest(values, places, high, part)
+            self._keep_largest(exact, at, piece.high, part)
+        return piece
 
-    def _keep_largest(self, values: Tensor, places: Tensor, high: Tensor, part: slice) -> None:
-        kept, at = self.largest[part], self.largest_at[part]
+    def _keep_largest(self, values: Tensor, at: Places, high: Values, part: slice) -> None:
+        largest, largest_at = self.largest[part].numpy(), self.largest_at[part].numpy()
         # an equal value counts only before the last place kept, which a later text rarely is
-        equal = (high == kept[:, -1]) & (_in_order(places).amin() < _in_order(at[:, -1]))
-        better = ((high > kept[:, -1]) | equal).nonzero().flatten()
-        if not better.numel():
+        equal = (high == largest[:, -1]) & (_in_order(at[0]) < _in_order(largest_at[:, -1]))
+        better = np.flatnonzero((high > largest[:, -1]) | equal)
+        if not better.size:
             return
-        new, rows = values[:, better].topk(min(self.top + 1, values.shape[0]), 0)
+        some = values.index_select(1, torch.from_numpy(better).to(values.device))
+        new, rows = some.topk(min(self.top + 1, len(some)), 0)
         if len(new) > self.top and (tied := (new[-1] == new[-2]).nonzero().flatten()).numel():
             # topk may choose any of several equal values; a sort of every column would take 10 times as long
-            order = _in_order(places).argsort()
-            first = torch.sort(values[order][:, better[tied]], dim=0, descending=True, stable=True).indices
-            rows[:, tied] = order[first[: len(new)]]
-        every = torch.cat([kept[better], new.t().double()], 1)
-        everywhere = torch.cat([at[better], places[rows.t()]], 1)
-        by_place = _in_order(everywhere).argsort(1)
-        by_value = every.gather(1, by_place).sort(dim=1, descending=True, stable=True).indices[:, : self.top]
-        order = by_place.gather(1, by_value)
-        kept[better] = every.gather(1, order)
-        at[better] = everywhere.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+            first = torch.sort(some.index_select(1, tied), dim=0, descending=True, stable=True).indices
+            rows[:, tied] = first[: len(new)]
+        every = np.concatenate([largest[better], new.t().double().cpu().numpy()], 1)
+        everywhere = np.concatenate([largest_at[better], at[rows.t().cpu().numpy()]], 1)
+        order = np.lexsort((_in_order(everywhere), -every))[:, : self.top]
+        largest[better] = np.take_along_axis(every, order, 1)
+        largest_at[better] = np.take_along_axis(everywhere, order[..., None], 1)
 
 
-def _in_order(places: Tensor) -> Tensor:
+def _in_order(at: Places) -> Places:
     """Return a number [...] for each place [..., 2] (text, position); the numbers have the order of the places."""
-    return places[..., 0] << 32 | places[..., 1]
+    return at[..., 0] << 32 | at[..., 1]
 
 
-def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor, places: Tensor) -> None:
-    """Update `best` and its places `at` in the columns where `new`, the maximum or minimum of `values`, is `better`.
-    Of equal values, the first by text and position counts."""
-    numbers = _in_order(places)
+@dataclass(frozen=True)
+class _Piece:
+    """Some tokens' values [tokens, columns], in the order of their places, and each column's maximum and minimum."""
+
+    values: Tensor
+    high: Values
+    low: Values
+
+
+def _take(best: Values, best_at: Places, pieces: Sequence[tuple[_Piece, Values]], at: Places, sign: int) -> None:
+    """Update each column's maximum (`sign` 1) or minimum (-1) `best`, and its places `best_at`, by that of each piece;
+    the pieces' tokens are at the places `at`. Of equal values, the first by text and position counts."""
+    every = sign * np.stack([extreme for _, extreme in pieces])
+    new, piece = every.max(0), every.argmax(0)  # of equal values, argmax returns the first
     # an equal value counts only before the place kept, which a later text rarely is
-    columns = (better | ((new == best) & (numbers.amin() < _in_order(at)))).nonzero().flatten()
-    if columns.numel():
-        order = numbers.argsort()
-        rows = order[(values[:, columns] == new[columns])[order].byte().argmax(0)]
-        old, found = at[columns], places[rows]
-        before = _in_order(found) < _in_order(old)
-        at[columns] = torch.where(((best[columns] != new[columns]) | before).unsqueeze(1), found, old)
-        best[columns] = new[columns].double()
+    columns = np.flatnonzero((new > sign * best) | ((new == sign * best) & (_in_order(at[0]) < _in_order(best_at))))
+    start = 0
+    for number, (one, _) in enumerate(pieces):
+        here = columns[piece[columns] == number]
+        if here.size:
+            values = one.values.index_select(1, torch.from_numpy(here).to(one.values.device))
+            rows = (values.max(0) if sign > 0 else values.min(0)).indices.cpu().numpy()  # the first of equal values
+            places = at[start + rows]
+            later = (new[here] == sign * best[here]) & (_in_order(best_at[here]) < _in_order(places))
+            best[here], best_at[here] = sign * new[here], np.where(later[:, None], best_at[here], places)
+        start += len(one.values)
 
 
 SHARE_OF_TOKENS, SHARE_OF_LAYERS = 0.06, 0.25
@@ -202,36 +231,38 @@ _MOST_KEPT = 100  # the largest massive activations of a layer
 
 class Exceeding(RunningFigures):
     """Figures of each dimension of tensors [tokens, dimensions]: `count` of the `tokens` have |x| ≥ `limit`; `largest`
-    is the value of largest magnitude, at the place `largest_at` [dimensions, 2]."""
+    is the value of largest magnitude, at the place `largest_at` [dimensions, 2]. They lie on the CPU."""
 
-    def __init__(self, dimensions: int, limit: float, device: torch.device | str = "cpu") -> None:
+    def __init__(self, dimensions: int, limit: float) -> None:
         self.limit = limit
         self.tokens = torch.zeros((), dtype=torch.int64)
-        self.count = torch.zeros(dimensions, dtype=torch.int64, device=device)
-        self.largest = torch.zeros(dimensions, dtype=torch.float64, device=device)
-        self.largest_at = torch.full((dimensions, 2), -1, dtype=torch.int64, device=device)
+        self.count = torch.zeros(dimensions, dtype=torch.int64)
+        self.largest = torch.zeros(dimensions, dtype=torch.float64)
+        self.largest_at = torch.full((dimensions, 2), -1, dtype=torch.int64)
 
     def add(self, values: Tensor, places: Tensor) -> None:
         """Add tokens [tokens, dimensions] at `places` [tokens, 2]. NaN never reaches the limit."""
-        self.tokens += values.shape[0]
+        self.tokens += len(values)
         rows = max(1, chunk_size(values) // max(1, values.shape[1]))
-        for start in range(0, values.shape[0], rows):
+        for start in range(0, len(values), rows):
             self._add(values[start : start + rows], places[start : start + rows])
 
     def _add(self, values: Tensor, places: Tensor) -> None:
-        size = values.abs()
-        most = size.amax(0)
-        if most.isnan().any():
-            size = size.nan_to_num(0.0, torch.inf)
-            most = size.amax(0)
-        over = (most >= self.limit).nonzero().flatten()
-        if over.numel():
-            self.count[over] += (size[:, over] >= self.limit).sum(0)
-        larger = (most > self.largest.abs()).nonzero().flatten()
-        if larger.numel():
-            rows = size[:, larger].argmax(0)
-            self.largest[larger] = values[rows, larger].double()
-            self.largest_at[larger] = places[rows]
+        high, low = (one.double().cpu().numpy() for one in (values.amax(0), values.amin(0)))
+        most = np.maximum(high, -low)
+        if np.isnan(most).any():
+            values = values.nan_to_num(0.0, torch.inf, -torch.inf)
+            most = values.abs().amax(0).double().cpu().numpy()
+        count, largest, largest_at = self.count.numpy(), self.largest.numpy(), self.largest_at.numpy()
+        over, larger = np.flatnonzero(most >= self.limit), np.flatnonzero(most > np.abs(largest))
+        if over.size:
+            size = values.index_select(1, torch.from_numpy(over).to(values.device)).abs()
+            count[over] += (size >= self.limit).sum(0).cpu().numpy()
+        if larger.size:
+            some = values.index_select(1, torch.from_numpy(larger).to(values.device))
+            row = some.abs().max(0).indices
+            largest[larger] = some.gather(0, row[None])[0].double().cpu().numpy()
+            largest_at[larger] = places[row].cpu().numpy()
 
     @property
     def outliers(self) -> list[int]:
@@ -374,7 +405,7 @@ def _difference(name: str, before: Any) -> str:
     return option(name, before) if before else f"no {option(name)}"
 
 
-def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
+def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums]) -> Progress:
     """Restore an interrupted run's figures and return its progress; start from the beginning if there is no file.
 
     Raise FFNError with the difference if the file belongs to another model or corpus, or to other options.
@@ -392,7 +423,7 @@ def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, L
         for layer, sums in layers.items():
             name = f"{layer.stack}.{layer.index}"
             figures = {key.partition("/")[2]: t for key, t in tensors.items() if key.startswith(f"{name}/")}
-            sums.restore(figures, record.layers[name], device)
+            sums.restore(figures, record.layers[name])
         return record.progress
     except (KeyError, ValueError, RuntimeError) as error:
         raise FFNError(f"{option('resume')}: {shown_path(path)} is damaged: {error}", hint) from None
