@@ -2,7 +2,7 @@
 
 What: tiny models of three families (gated, plain, a mixture) with random weights, edited in the ways of
 `tests/oracles/edited.py` and written in several containers; equal pairs that are written differently; pairs that are
-none of these; changes of rank 1 to 64 on matrices of 512 to 2,048, also rounded to bf16; merges; and one pair of larger
+none of these; changes of rank 1 to 64 on matrices of 512 to 4,096, also rounded to bf16; merges; and one pair of larger
 matrices, for the bytes that are read and the peak memory.
 
 Targets: every edit is the first finding; equal pairs are equal; pairs that are none of these are so called; ranks are
@@ -32,7 +32,7 @@ from tests.oracles import edited as ed
 COLUMNS = ("part", "family", "case", "container", "expected", "answer", "good", "detail")
 FAMILIES = tuple(ed.CONFIGS)
 FORMATS = ("q4_0", "q4_1", "q8_0", "nvfp4", "int8", "int4:g64", "mxfp4", "fp8")
-WIDTHS, RANKS = ((512, 512), (512, 2048), (2048, 2048)), (1, 2, 4, 8, 16, 32, 64)
+WIDTHS, RANKS = ((512, 512), (512, 2048), (2048, 2048), (4096, 4096)), (1, 2, 4, 8, 16, 32, 64)
 Tensors = ed.Tensors
 _MEMORY = """
 import gc, re, sys, torch, ffncli
