@@ -134,6 +134,7 @@ def test_what_a_call_returns_is_a_table_in_a_notebook(tmp_path):
     assert all(hasattr(one, "_repr_html_") for one in classes.values())
     others = {"FFNError", "FFNSpec", "MoE", "approximate", "kernel", "kernel_names", "load", "replace", "steps"}
     assert {*records, *classes, *others} == {*ffncli.__all__}
+    assert list(records["plan"].frame()["tp"]) == [row.tp for row in records["plan"].rows]
     assert list(records["survey"].frame()["layer"]) == [row.layer for row in records["survey"].rows]
     assert list(records["verify"].frame()["check"]) == [row.check for row in records["verify"].rows]
 

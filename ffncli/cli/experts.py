@@ -92,7 +92,9 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     }
     experts = [expert for layer in survey.layers for expert in layer.experts]
     csv = csv_table([vars(expert) for expert in experts])
-    read = f"{survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"
+    read = f"{survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} {plural('token', survey.tokens)}"
+    if not survey.tokens:
+        read = "choices that were only counted, not recorded token by token"
     parts: list[Part] = [
         Heading(
             survey.model.model.name if survey.model else "recorded routes",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from ffncli.bench.judge.environment_match import (
     EnvironmentMismatch,
@@ -28,11 +28,7 @@ from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.results.row import ASKED, ResultRow, name_of
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import percent
-from ffncli.system.notebook import record_table
-from ffncli.system.packages import package_errors
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+from ffncli.system.notebook import Tabular, record_table
 
 ALPHA = 0.05  # the gate's level: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
@@ -141,7 +137,7 @@ class KernelMean:
 
 
 @dataclass(frozen=True)
-class ResultComparison:
+class ResultComparison(Tabular):
     """NEW compared with BASE, in BASE's order. `comparable` is true if machine and software are the same."""
 
     rules: Rules
@@ -173,12 +169,9 @@ class ResultComparison:
         """Return how many rows have this verdict."""
         return sum(row.verdict == verdict for row in self.rows)
 
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return a data frame, a row per case and kernel, as in the CSV. Raises FFNError (exit 3) without pandas."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in self.rows]).rename(columns=name_of)
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each case and kernel, with the columns of the CSV."""
+        return [{name_of(key): value for key, value in asdict(row).items()} for row in self.rows]
 
     def __repr__(self) -> str:
         verdicts = [row.verdict for row in self.rows if row.verdict is not None]

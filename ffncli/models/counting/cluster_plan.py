@@ -22,7 +22,7 @@ from ffncli.options.conflicts import Conflict, check, given
 from ffncli.options.opt import COMPUTE, Opt
 from ffncli.options.shared import Batch, Counts, SeqLen, TokenList
 from ffncli.system.hardware import Device, named
-from ffncli.system.notebook import Shown
+from ffncli.system.notebook import Tabular
 
 _MOST_DEVICES = 1024
 _OF_THE_SHEET = tuple(
@@ -48,7 +48,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class ClusterPlan(Shown):
+class ClusterPlan(Tabular):
     """A plan: `rows` has one row per device, format, split and token count; `assumed` has one record per device.
 
     `cheapest` has one row for each device on which the model fits: the split with the fewest devices among the splits

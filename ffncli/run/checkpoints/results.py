@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.system.notebook import record_table
-from ffncli.system.packages import package_errors
+from ffncli.system.notebook import Tabular, record_table
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
-
     from ffncli.run.checkpoints.activations import ActivationComparison
 
 FINDINGS: Mapping[str, str] = {
@@ -106,7 +103,7 @@ class OutsideGroup:
 
 
 @dataclass(frozen=True)
-class CheckpointComparison:
+class CheckpointComparison(Tabular):
     """Two checkpoints compared. `findings` has the likeliest first, and `rows` has a record for each parameter of each
     layer. `within` says whether every parameter's relative change is at most `tolerance`, and `expected` whether the
     first finding is the one that was expected (None: none was)."""
@@ -134,13 +131,6 @@ class CheckpointComparison:
     def passed(self) -> bool:
         """Whether the check succeeds: what was expected was found, or else all changes are within the tolerance."""
         return self.within if self.expected is None else self.expected
-
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return the rows as a pandas DataFrame."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in self.rows])
 
     def __repr__(self) -> str:
         lines = [f"<CheckpointComparison of {len(self.rows)} parameters: {self.first.finding}"]

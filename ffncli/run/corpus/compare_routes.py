@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
 from ffncli.run.corpus.routes import LayerRoutes, Routes
-from ffncli.system.notebook import Shown
-from ffncli.system.packages import package_errors
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+from ffncli.system.notebook import Tabular
 
 CONVENTIONS = {
     "flips": "choices of BASE that NEW does not make; a token's order of choices does not count",
@@ -62,7 +57,7 @@ class RoutesRow:
 
 
 @dataclass(frozen=True)
-class RoutesComparison(Shown):
+class RoutesComparison(Tabular):
     """Two files of routes: a row for each layer that both have; `flips` are the first 1000 in order of layers.
 
     `tokens_touched` of the `tokens` have a flip in at least one layer. `mismatches` say what only one file has.
@@ -75,13 +70,6 @@ class RoutesComparison(Shown):
     flips: tuple[Flip, ...]
     rows: tuple[RoutesRow, ...]
     mismatches: tuple[str, ...]
-
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return a row for each layer, as a pandas DataFrame."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in self.rows])
 
 
 def compare_routes(base: Routes, new: Routes) -> RoutesComparison:

@@ -208,6 +208,11 @@ def _set(steps: Sequence[Step], text: str) -> Change:
     plain = re.sub(r"^(\w+)\[([0-9]{1,9})\]\.", r"\1.\2.", text)
     if (named := _EDIT.fullmatch(plain)) is not None:
         _check_named(steps, named[1])
+        if named[3]:
+            raise FFNError(
+                f"{option('set')} {shown(text)}: {named[3]}= changes the values of a step, not a weight",
+                f"give the weight's new value: {named[1]}[{named[2] or 'i,j'}]=VALUE",
+            )
     match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
     if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
         raise FFNError(

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import Token
 from ffncli.run.precision.diagnosis import Diagnosis
 from ffncli.run.precision.explain import RoundedValue
-from ffncli.system.notebook import Shown
-from ffncli.system.packages import package_errors
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+from ffncli.system.notebook import Tabular
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Precision(Shown):
+class Precision(Tabular):
     """The errors of layers in formats: `rows` has a row for each layer and format. For several layers, the rows of a
     format begin with the largest KL divergence, or else with the largest error: of the model's output, or without
     `in_model` of the layer's.
@@ -166,15 +162,8 @@ class Precision(Shown):
     budget: Budget | None = None
 
     def table(self) -> list[dict[str, Any]]:
-        """Return the rows, or the formats chosen within a budget, as rows of a table."""
+        """Return the rows, with columns such as `share_W1` and `share_x_W1`, or the formats chosen within a budget."""
         return [asdict(one) for one in self.budget.choices] if self.budget else [row.flat() for row in self.rows]
-
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return `table()` as a pandas DataFrame, with the shares in columns such as `share_W1` and `share_x_W1`."""
-        import pandas
-
-        return pandas.DataFrame(self.table())
 
     def __repr__(self) -> str:
         if self.budget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,7 @@ from ffncli.run.measure.gap import gap, narrower, size, ulps
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.saved.saved import Saved, SavedStep
 from ffncli.show.tensors import written
-from ffncli.system.notebook import record_table
-from ffncli.system.packages import package_errors
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
-
+from ffncli.system.notebook import Tabular, record_table
 
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,
@@ -75,7 +70,7 @@ class TraceMismatch:
 
 
 @dataclass(frozen=True)
-class TraceComparison:
+class TraceComparison(Tabular):
     """The result of a comparison: `first` is the first step that differs, `causes` are the reasons. Traces of different
     inputs are not `comparable`."""
 
@@ -90,12 +85,9 @@ class TraceComparison:
         """Return the row of that step."""
         return next(row for row in self.rows if row.step == step)
 
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return a row for each step, then for each weight, as a pandas DataFrame."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in (*self.rows, *self.weights)])
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each step, then for each weight."""
+        return [asdict(row) for row in (*self.rows, *self.weights)]
 
     def __repr__(self) -> str:
         state = "all agree" if self.first is None else f"'{self.first}' is the first that differs"

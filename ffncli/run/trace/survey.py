@@ -6,8 +6,7 @@ Only one layer's weights are in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,11 +27,7 @@ from ffncli.run.trace.question import SurveyQuestion
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.training_step import LayerGradients, layer_gradients
 from ffncli.show.text import plural
-from ffncli.system.notebook import Shown
-from ffncli.system.packages import package_errors
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+from ffncli.system.notebook import Tabular
 
 TOP_UNITS = 3
 
@@ -77,7 +72,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class Survey(Shown):
+class Survey(Tabular):
     """A survey of a model; `rows` has a row for every layer that has an FFN, in order.
 
     `tokens` maps each stack to its tokens, if the model read a `prompt` or token ids; `input` describes the input of
@@ -93,13 +88,6 @@ class Survey(Shown):
     input: str | None = None
     loss: float | None = None
     gradients: tuple[LayerGradients, ...] | None = None
-
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return a row for each layer, as a pandas DataFrame."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in self.rows])
 
     @property
     def not_finite(self) -> tuple[LayerRow, ...]:

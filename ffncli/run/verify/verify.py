@@ -7,10 +7,9 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,12 +28,9 @@ from ffncli.run.verify.checks import implementations, layouts, properties
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, SplitRun, UserModule
 from ffncli.run.verify.question import CHECK_STATEMENTS
 from ffncli.system import host
-from ffncli.system.notebook import Shown
-from ffncli.system.packages import installed, package_errors
+from ffncli.system.notebook import Tabular
+from ffncli.system.packages import installed
 from ffncli.version import __version__
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
@@ -71,7 +67,7 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 
 @dataclass(frozen=True)
-class Verdict(Shown):
+class Verdict(Tabular):
     """A verification's rows, in the order of CHECKS, with the model and the block; a referee adds a certificate."""
 
     rows: tuple[CheckRow, ...]
@@ -79,13 +75,6 @@ class Verdict(Shown):
     ready: Prepared
     block: BlockSummary
     certificate: Certificate | None = None
-
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return a row for each check, as a pandas DataFrame."""
-        import pandas
-
-        return pandas.DataFrame([asdict(row) for row in self.rows])
 
     @property
     def failed(self) -> tuple[CheckRow, ...]:

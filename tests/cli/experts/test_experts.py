@@ -69,6 +69,7 @@ def test_counts_have_no_caches(call, tmp_path):
     torch.save({"logical_count": torch.tensor([[[4, 2, 1]], [[3, 5, 2]]])}, path)
     code, out, err = call("experts", str(path), "--cache", "lru", "--slots", "2")
     assert (code, "Hits %, with caches" in out) == (0, False)
+    assert "counts.pt: choices that were only counted, not recorded token by token" in out
     assert "without their order no cache can be replayed" in err
 
 

@@ -116,6 +116,10 @@ def test_an_expert_writes_nothing() -> None:
     ("arguments", "words"),
     [
         ({"set": "W1[0,3]"}, "expected a weight or a step followed by its value"),
+        (
+            {"set": "W1[0,3]*=2"},
+            "changes the values of a step, not a weight; give the weight's new value: W1[0,3]=VALUE",
+        ),
         ({"set": "W1[8,0]=1"}, "out of range; W1 is"),
         ({"set": "W9[0,0]=1"}, "no weight 'W9'"),
         ({"set": "W1[0]=1"}, "out of range"),
