@@ -1,16 +1,9 @@
-"""What a notebook makes of a record: tables of HTML, and data frames."""
-
-from __future__ import annotations
+"""What a notebook shows of a record: tables of HTML."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import is_dataclass
 
 from ffncli.errors import clean
-from ffncli.system.packages import package_errors
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
 
 _MOST_ROWS = 100
 _SIMPLE = (str, int, float)
@@ -29,23 +22,6 @@ class Shown:
                 columns = list(dict.fromkeys(key for row in cells for key in row))
                 parts.append(record_table(name, columns, [[row.get(key) for key in columns] for row in cells]))
         return "".join(parts)
-
-
-class Tabular(Shown):
-    """A record with `rows`, which are records too, as a table."""
-
-    rows: tuple[Any, ...]
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return the rows of the table, each as a mapping from a column's name to the value."""
-        return [asdict(row) for row in self.rows]
-
-    @package_errors()
-    def frame(self) -> DataFrame:
-        """Return the table as a pandas DataFrame. Raises FFNError (exit 3) without pandas."""
-        import pandas
-
-        return pandas.DataFrame(self.table())
 
 
 def record_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

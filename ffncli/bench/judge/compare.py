@@ -27,8 +27,9 @@ from ffncli.bench.judge.statistics import Interval, Shift, exp_or_inf, holm, log
 from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.results.row import ASKED, ResultRow, name_of
 from ffncli.errors import FFNError, shown
+from ffncli.frames import Tabular
 from ffncli.show.text import percent
-from ffncli.system.notebook import Tabular, record_table
+from ffncli.system.notebook import record_table
 
 ALPHA = 0.05  # the gate's level: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]

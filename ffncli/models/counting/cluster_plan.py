@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from ffncli.block.dtypes import storage
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option
+from ffncli.frames import Tabular
 from ffncli.models.counting.cluster import CPU, NO_WIRES, Accelerators, Assumed, Assumptions, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count, storage_of
 from ffncli.models.counting.expert_load import UNIFORM, skew_text
@@ -22,7 +23,6 @@ from ffncli.options.conflicts import Conflict, check, given
 from ffncli.options.opt import COMPUTE, Opt
 from ffncli.options.shared import Batch, Counts, SeqLen, TokenList
 from ffncli.system.hardware import Device, named
-from ffncli.system.notebook import Tabular
 
 _MOST_DEVICES = 1024
 _OF_THE_SHEET = tuple(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.system.notebook import Tabular, record_table
+from ffncli.frames import Tabular
+from ffncli.system.notebook import record_table
 
 if TYPE_CHECKING:
     from ffncli.run.checkpoints.activations import ActivationComparison

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from ffncli.frames import Tabular
 from ffncli.run.corpus.routes import LayerRoutes, Routes
-from ffncli.system.notebook import Tabular
 
 CONVENTIONS = {
     "flips": "choices of BASE that NEW does not make; a token's order of choices does not count",

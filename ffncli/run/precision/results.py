@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from ffncli.frames import Tabular
 from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import Token
 from ffncli.run.precision.diagnosis import Diagnosis
 from ffncli.run.precision.explain import RoundedValue
-from ffncli.system.notebook import Tabular
 
 
 @dataclass(frozen=True)

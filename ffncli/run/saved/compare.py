@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
+from ffncli.frames import Tabular
 from ffncli.run.engine.execute import halves_by_turns, turns_as_halves
 from ffncli.run.measure.gap import gap, narrower, size, ulps
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.saved.saved import Saved, SavedStep
 from ffncli.show.tensors import written
-from ffncli.system.notebook import Tabular, record_table
+from ffncli.system.notebook import record_table
 
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import spelled
+from ffncli.frames import Tabular
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.inputs import InputSource
@@ -27,7 +28,6 @@ from ffncli.run.trace.question import SurveyQuestion
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.training_step import LayerGradients, layer_gradients
 from ffncli.show.text import plural
-from ffncli.system.notebook import Tabular
 
 TOP_UNITS = 3
 

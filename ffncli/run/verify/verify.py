@@ -17,6 +17,7 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
 from ffncli.block.steps import block_inputs, id_inputs
 from ffncli.errors import FFNError, did_you_mean, option, shown, shown_path
+from ffncli.frames import Tabular
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved
@@ -28,7 +29,6 @@ from ffncli.run.verify.checks import implementations, layouts, properties
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, SplitRun, UserModule
 from ffncli.run.verify.question import CHECK_STATEMENTS
 from ffncli.system import host
-from ffncli.system.notebook import Tabular
 from ffncli.system.packages import installed
 from ffncli.version import __version__
 
