@@ -72,7 +72,7 @@ def edits(family: str, base: Tensors) -> Iterator[tuple[str, str, Tensors, dict[
     yield "norm + 1", "norm_plus_one", plus, {}
     yield "units", "permuted", ed.units_permuted(family, base), {}
     if family == "mixture":
-        yield "experts", "permuted", ed.experts_permuted(base), {}
+        yield "experts", "permuted", ed.experts_moved(base), {}
     yield "layer 2 of 0", "copied", ed.moved(family, base, lambda i: 0 if i == 2 else None), {}
     yield "layer 1 gone", "dropped", ed.moved(family, base, lambda i: i + (i > 0), 3), {"num_hidden_layers": 3}
     yield "all by one", "shifted", ed.moved(family, base, lambda i: min(i + 1, 3)), {}

@@ -164,9 +164,10 @@ class Stage:
 class Job:
     """The job of one worker process: every case with every kernel.
 
-    `gone` holds (case key, outcome) for kernels that have ended a worker on that case; they are not run on that case
-    again. `plain` holds (case key, reason) for cases that an earlier worker could not replay from CUDA graphs. `chosen`
-    holds (case key, name, kernel) for names that stand for `auto`, with the kernel that an earlier worker chose.
+    `gone` holds (case key, outcome) for kernels that are not run on that case again: they have ended a worker, or are
+    slow and their verdict is certain. `plain` holds (case key, reason) for cases that an earlier worker could not
+    replay from CUDA graphs. `chosen` holds (case key, name, kernel) for names that stand for `auto`, with the kernel
+    that an earlier worker chose.
     """
 
     process: int
@@ -183,7 +184,7 @@ class Job:
         return {name: kernel for key, name, kernel in self.chosen if key == case.key}
 
     def gone_in(self, case: Case) -> "dict[str, Outcome]":
-        """Return the outcomes of the kernels that have ended a worker on this case."""
+        """Return the outcomes of the kernels that are not run on this case."""
         return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
 
     @property

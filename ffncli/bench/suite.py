@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from ffncli.bench.judge.limits import Excess, WorkerLimits, ended_worker, memory_limit
-from ffncli.bench.judge.summary import agreed
+from ffncli.bench.judge.summary import agreed, certain
 from ffncli.bench.launch import WORKER, Worker, WorkerPool, worker
 from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
@@ -107,6 +107,7 @@ class _Run:
         self.before = _environments(journal)
         # (case, kernel) → the outcome of a kernel that ended its worker there
         self.gone = {(u.case, o.kernel): o for u in journal.finished_units for o in u.outcomes if o.ended_worker}
+        self.certain: dict[str, dict[str, Outcome]] = {}  # case → the slow kernels whose verdict is certain
         self.plain: dict[str, str] = {}  # case → why it cannot be replayed from CUDA graphs
         self.most_memory = memory_limit(self.request.method)
         self.isolated = isolation() if self.request.method.isolate else ""
@@ -124,12 +125,13 @@ class _Run:
         If the kernel is unknown, the current case counts as finished, and the next worker gets the remaining cases.
         """
         request = self.request
-        out = tuple((case, outcome) for (case, _), outcome in self.gone.items())
+        gone = [(case, outcome) for (case, _), outcome in self.gone.items()]
+        gone += [(case, outcome) for case, outcomes in self.certain.items() for outcome in outcomes.values()]
         earlier = {unit.case: unit.plain_because for unit in self.journal.finished_units if unit.plain_because}
         self.plain = {**earlier, **self.plain}  # all processes launch the case's calls in the same way
         chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(self.journal).items())
         plain = tuple(self.plain.items())
-        job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
+        job = Job(process, todo, request.kernels, request.baseline, request.method, tuple(gone), plain, chosen)
         with self._started(job, threads) as self.busy:
             self.process, self.known, self.stage, self.finished = process, {case.key: case for case in todo}, None, 0
             self.since = self.now()
@@ -224,12 +226,16 @@ class _Run:
     def _finish(self, unit: TimedUnit) -> None:
         case = self.known[unit.case]
         if self.request.method.refereed_apart(case):
-            unit = replace(agreed(unit, self.busy.report(case.key)), referee="process")
+            left_out = self.certain.get(case.key, {})
+            unit = replace(agreed(unit, self.busy.report(case.key), left_out), referee="process")
         else:
             unit = replace(unit, referee="worker")  # whatever the worker claims
         unit = replace(unit, isolated=self.isolated)
         require_same("its run began with", self.before.get((case.device, case.threads), {}), unit.environment)
         self.journal.add(unit)
+        if not self.journal.complete(case.key):
+            units = [one for one, _ in self.journal.units_of(case.key)]
+            self.certain[case.key] = certain(case, units, self.request.method)
         self._enter(None)
         self.finished += 1
         self.progress.finished(self.process, case)

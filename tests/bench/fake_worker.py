@@ -108,7 +108,8 @@ def report(unit: TimedUnit) -> CaseReport:
     """What a referee says of it."""
     blocks = Counter(block.kernel for block in unit.blocks)
     return CaseReport(
-        unit.case, tuple(Finding(Outcome(o.kernel), answers=3, samples=blocks[o.kernel]) for o in unit.outcomes)
+        unit.case,
+        tuple(Finding(Outcome(o.kernel), answers=3, samples=n) for o in unit.outcomes if (n := blocks[o.kernel])),
     )
 
 

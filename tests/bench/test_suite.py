@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import launch, suite
+from ffncli.bench.judge import summary
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import CaseReport, Finding, Job, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_json
@@ -93,6 +95,18 @@ def test_processes_are_outermost_and_every_process_runs_every_case(tmp_path):
     ratios = [row.ratio for row in found.rows if row.kernel == "packed"]
     assert ratios == pytest.approx([0.95] * 4, rel=1e-9)  # noise is the round's, so it divides out
     assert all(row.verdict == "faster" for row in found.rows if row.kernel == "packed")
+
+
+def test_a_slow_kernel_with_a_certain_verdict_is_left_out_of_later_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "_SLOW", 0.0)
+    asked, path = request(tokens=(1,), kernels=("eager", "packed", "module"), processes=5), tmp_path / "a.csv"
+    with new_run(path, asked) as journal:
+        rows = {row.kernel: row for row in run(journal, command=FAKE).rows}
+    assert (rows["packed"].status, rows["packed"].verdict) == ("ok", "faster")
+    assert len(rows["packed"].process_ratios) == 3
+    assert len(rows["module"].process_ratios) == 5  # the same is never certain
+    timed = Counter(block.kernel for _, block in blocks_in(tmp_path / "a.rounds.csv"))
+    assert timed["packed"] * 5 == timed["module"] * 3
 
 
 def test_rows_can_be_made_again_from_the_rounds_file(tmp_path):

@@ -140,7 +140,7 @@ def units_permuted(family: str, stored: Tensors, layer: int = 1, seed: int = 3) 
     return out
 
 
-def experts_permuted(stored: Tensors, order: tuple[int, ...] = (2, 0, 3, 1), layer: int = 1) -> Tensors:
+def experts_moved(stored: Tensors, order: tuple[int, ...] = (2, 0, 3, 1), layer: int = 1) -> Tensors:
     out = dict(stored)
     for which in (GATE, UP, DOWN):
         for e, of in enumerate(order):

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
-from ffncli.bench.judge import roofline, warnings
+from ffncli.bench.judge import roofline, statistics, warnings
 from ffncli.bench.judge.ratios import Means, judged, log_times, paired, verdict
 from ffncli.bench.judge.roofline import communication_bytes
 from ffncli.bench.judge.statistics import exp_or_inf
@@ -35,6 +36,8 @@ from ffncli.bench.verdict import WrongCode
 from ffncli.show.text import finite
 
 _EARLY = 0.6  # share of --max-time; processes that took less time ended early
+_PROCESSES = 3  # after which a slow kernel with a certain verdict is left out
+_SLOW = 0.1  # s of a call from which a kernel takes much of the time that the others need
 _FAULTS = 1.0  # difference between arms, in page faults per call, that is worth a note
 
 
@@ -50,6 +53,22 @@ def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mappi
     row = _of_case(stored, run)
     names = dict.fromkeys(outcome.kernel for unit in stored.units for outcome in unit.outcomes)
     return tuple(_of_kernel(stored, row, name) for name in names)
+
+
+def certain(case: Case, units: Sequence[TimedUnit], method: Method) -> dict[str, Outcome]:
+    """Return the outcomes, by kernel, of the slow kernels whose verdict is certain after these units: the processes to
+    come leave them out."""
+    if len(units) < _PROCESSES or method.by_step or method.in_model:
+        return {}
+    stored, out = _CaseUnits.of(case, units, method), {}
+    for outcome in units[0].outcomes:
+        name, blocks = outcome.kernel, stored.blocks(outcome.kernel)
+        if name == stored.baseline or not blocks or median(block.per_call for block in blocks) < _SLOW:
+            continue
+        ratio = stored.ratio(name, stored.baseline)
+        if ratio and statistics.certain(ratio.interval.value, ratio.interval.half_width, method.margin):
+            out[name] = replace(outcome, note="")
+    return out
 
 
 @dataclass(frozen=True)
@@ -182,6 +201,8 @@ def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
     row = _with_figures(row, stored, exp(time.interval.value) if time else None)
     if time is None:
         return replace(row, note="; ".join(notes))
+    if time.units < len(stored.units):
+        notes.append(f"timed in {time.units} of {len(stored.units)} processes: its verdict was certain by then")
     row, notes = _with_ratio(_with_time(row, stored, time), stored, notes)
     return replace(row, note="; ".join(notes))
 
@@ -285,9 +306,12 @@ def _worst(values: Iterable[float | None]) -> float | None:
 # --- a unit and its referee's report ----------------------------------------------------------------------------------
 
 
-def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
+def agreed(
+    unit: TimedUnit, report: CaseReport | None, left_out: Mapping[str, Outcome] = MappingProxyType({})
+) -> TimedUnit:
     """Return the unit with its final outcomes. A kernel is ok if both its worker and the referee report ok, and if the
-    referee received as many samples as blocks were timed. Without a report, no kernel is ok.
+    referee received as many samples as blocks were timed. Without a report, no kernel is ok. Kernels that the worker
+    was to leave out keep their earlier outcome.
 
     The worker has loaded users' files, so any part of its Python may be patched. The referee has not loaded them, and
     its report comes over a separate connection.
@@ -301,6 +325,8 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
     twin = findings.get(TWIN, Finding(Outcome(TWIN))).outcome
 
     def stands(outcome: Outcome) -> Outcome:
+        if outcome.kernel in left_out:
+            return left_out[outcome.kernel]
         finding = findings.get(outcome.kernel, Finding(Outcome(outcome.kernel)))
         if outcome.kernel == unit.baseline and twin.status == "wrong" and finding.outcome.status == "ok":
             finding = replace(finding, outcome=replace(finding.outcome, status="wrong", note=twin.note))

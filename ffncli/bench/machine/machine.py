@@ -358,7 +358,7 @@ class KernelMemory:
     def __init__(self, device: str, cuda: Cuda = torch.cuda) -> None:
         self.kept = 0
         self._device, self._cuda = device, cuda
-        self._counted = device.startswith("cuda")
+        self.counted = device.startswith("cuda")
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -374,7 +374,7 @@ class KernelMemory:
         replay, whose memory was allocated at capture. It is called once in advance, so that a library's permanent
         workspace does not count.
         """
-        if not self._counted:
+        if not self.counted:
             return None
         call()
         forget()
@@ -387,7 +387,7 @@ class KernelMemory:
         return peak - before + self.kept
 
     def _allocated(self) -> int:
-        if not self._counted:
+        if not self.counted:
             return 0
         self._cuda.synchronize(self._device)
         return int(self._cuda.memory_allocated(self._device))

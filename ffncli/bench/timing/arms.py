@@ -167,6 +167,7 @@ class Arms:
                 flushes=flush is not None,
                 before_block=partial(fresh.before_block, every_call=every_call),
                 after_block=fresh.after_block,
+                slow_s=fresh.placed.slow_s,
             )
             for fresh in self._fresh
         ]

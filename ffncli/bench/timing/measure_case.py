@@ -307,7 +307,7 @@ def _verify_kernel(
                 compile_s = correctness.first_call(placed, problem, memory)
         REPORTER.stage("checking", name)
         with rig.spending("verify"):
-            error = correctness.before(placed, problem, _is_new(rig, kernel))
+            error = correctness.before(placed, problem, _in_full(rig, placed))
             with correctness.computing(problem.backward):
                 peak = memory.peak(placed.call_untimed, placed.forget)
         with correctness.computing(problem.backward):
@@ -331,10 +331,10 @@ def _verify_kernel(
     kernels.placed[name] = placed
 
 
-def _is_new(rig: Rig, kernel: Kernel) -> bool:
-    """Return whether a kernel is to be verified in full. A kernel of the package was, in the run's first process; its
-    timed answers are judged in all processes."""
-    return rig.job.process == 0 or bool(kernel.origin)
+def _in_full(rig: Rig, placed: PlacedKernel) -> bool:
+    """Return whether a kernel is to be verified in full. A kernel of the package was, in the run's first process,
+    unless a call takes long; its timed answers are judged in all processes."""
+    return bool(placed.built.kernel.origin) or (rig.job.process == 0 and placed.slow_s is None)
 
 
 def _leave_out(rig: Rig, kernels: CaseKernels, name: str, error: BaseException) -> None:
@@ -438,7 +438,7 @@ def _attempt(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Ti
         kernels.outcomes |= {name: noted(kernels.outcomes[name], remark) for name, remark in remarks.items()}
     with rig.spending("verify"), correctness.computing(problem.backward):
         arms.inspect()
-        arms.refresh([placed for placed in kernels.placed.values() if _is_new(rig, placed.built.kernel)])
+        arms.refresh([placed for placed in kernels.placed.values() if _in_full(rig, placed)])
     rig.inspector.require_nothing_replaced(kernels.placed)
     with rig.spending("verify"):
         rig.inspector.after_timing(arms, kernels.baseline, problem, measured.blocks, rig.clock)

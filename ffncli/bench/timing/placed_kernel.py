@@ -23,6 +23,7 @@ from ffncli.run.user.kernels import located, unguarded
 
 RING = 4  # number of buffers of x, at different addresses
 _LARGE = 16 << 20  # bytes of x above which two buffers must suffice
+_SLOW = 0.25  # s; a call that takes longer takes much of the other kernels' time
 _OURS = 2  # number of ffncli's own arms with weights: the twin and the bare products
 
 
@@ -103,6 +104,7 @@ class PlacedKernel:
         self.frozen = built.kernel.per_weights and built.kernel.compiles  # its compiled code contains the weights
         self.shared = (shared or self.frozen) and not built.kernel.origin
         self.out: object = None
+        self.first_s: float | None = None  # seconds of the first call, on a CPU and without compiling
         self.call: Callable[[], object]
         self.x = problem.first.x
         self.g = problem.first.g
@@ -176,6 +178,13 @@ class PlacedKernel:
         """Return the bytes that each of the kernel's two arenas needs for this many copies of the weights."""
         near, far = (arena.need(sets) for arena, sets in zip(self.arenas, self._sets(copies), strict=True))
         return near, far
+
+    @property
+    def slow_s(self) -> float | None:
+        """The seconds of a call, if one call is all that its estimate and its check may take; only for kernels of the
+        package."""
+        slow = self.first_s is not None and self.first_s > _SLOW and not self.built.kernel.origin
+        return self.first_s if slow else None
 
     @property
     def _buffers(self) -> int:

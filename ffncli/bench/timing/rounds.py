@@ -57,7 +57,7 @@ class Arm:
     `flushes` is true if `before` empties the caches; this takes so long that a block's processor time does not show
     what the calls do. `before_block` runs before a timed block, after its lead-in, and receives the number of calls;
     `after_block` runs after it. One `call` makes `calls` calls at once if it replays a graph; a block then contains a
-    multiple of `calls`.
+    multiple of `calls`. `slow_s` is the time of an earlier call that took long.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Arm:
     before_block: Callable[[int], object] | None = None
     after_block: Call | None = None
     calls: int = 1
+    slow_s: float | None = None
 
 
 Captured: TypeAlias = Callable[[Mapping[str, int]], Sequence[Arm]]
@@ -362,8 +363,8 @@ class _Measurement:
         return count
 
     def _estimate_again(self, name: str, per_call: float) -> None:
-        """Lower an arm's estimated time, which other work made too high, to that of a faster block; by at most half,
-        since a single block may be too fast."""
+        """Lower an arm's estimated time, which other work or a slow first call made too high, to that of a faster
+        block; by at most half, since a single block may be too fast."""
         if per_call < self.per_call[name]:
             factor = max(per_call / self.per_call[name], 0.5)
             self.per_call[name] *= factor
@@ -387,6 +388,8 @@ class _Measurement:
         Then time that number twice more. The minimum counts, because disturbances only add time, and too high an
         estimate would make the block too short.
         """
+        if arm.slow_s is not None:
+            return arm.slow_s, arm.slow_s
         count, again = 1, 2
         REPORTER.calls(arm.name)
         first = self.clock.time(arm.call, 1, arm.before)  # the first call is always slow
@@ -461,7 +464,7 @@ class _Measurement:
             after = self.counters.read()
             if arm.after_block:
                 arm.after_block()
-        if self._busy and arm.calls == 1:
+        if (self._busy or arm.slow_s is not None) and arm.calls == 1:
             self._estimate_again(arm.name, max(seconds / inner, LEAST_TIME))
         # Work between the calls keeps a processor as busy as the calls do, so the whole block's processor time is
         # judged.

@@ -29,6 +29,10 @@ _MOST_LISTED = 16_384  # numbers of permutations in the evidence
 _MOST_FACTORS = 4  # scales that have a finding each
 FIRST = ("dropped", "shifted", "copied")
 _LAST = ("finetuned", "none")
+_EXPERTS = {
+    "permuted": "permutation",
+    "copied": "of",
+}  # findings on experts, and the name of BASE's experts in evidence
 
 
 @dataclass
@@ -266,7 +270,7 @@ def _belongs(pair: Pair, order: UnitOrder) -> bool:
 
 
 def _permuted(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
-    """Units, then experts, in another order."""
+    """Units in another order."""
     orders = [one for one in evidence.orders if one.kind == "permuted" and one.units is not None]
     pairs = [pair for pair in left if any(_belongs(pair, one) for one in orders)]
     if pairs:
@@ -281,22 +285,30 @@ def _permuted(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
         start = ", ".join([f"{at} is BASE's {unit}" for at, unit in enumerate(first) if at != unit][:3])
         text = f"hidden units in another order, in {evidence.where(pairs)} (unit {start}, ...)"
         yield text, {"orders": numbers}, pairs
-    numbers, explained = [], []
+
+
+def _moved_experts(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
+    """Experts in another order, or copied over others."""
+    orders: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _EXPERTS}
+    moved: dict[str, list[Pair]] = {kind: [] for kind in _EXPERTS}
     for key in dict.fromkeys((p.layer.stack, p.layer.index) for p in left if p.experts > 1):
         mine = [pair for pair in evidence.pairs if (pair.layer.stack, pair.layer.index) == key]
         if order := _expert_order(mine):
             experts, covered = order
-            explained += [pair for pair in covered if pair.changed]
-            numbers.append({"layer": key[1], "permutation": experts})
-    explained = [pair for pair in explained if any(pair is one for one in left)]
-    if explained:
-        first_order = numbers[0]["permutation"]
-        texts = [f"{at} is BASE's {of}" for at, of in enumerate(first_order) if at != of]
-        text = ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
-        layers = spans([one["layer"] for one in numbers])
-        what = "experts" if any(pair.expert is not None for pair in explained) else "rows of the router"
-        where = f"{plural('layer', len(numbers))} {layers}"
-        yield f"{what} in another order, in {where} ({text})", {"orders": numbers}, explained
+            kind = "permuted" if len(set(experts)) == len(experts) else "copied"
+            here = [pair for pair in covered if any(pair is one for one in left)]
+            moved[kind] += here
+            orders[kind] += [{"layer": key[1], _EXPERTS[kind]: experts}] if here else []
+    for kind, pairs in moved.items():
+        if pairs:
+            first = orders[kind][0][_EXPERTS[kind]]
+            texts = [f"{at} is BASE's {of}" for at, of in enumerate(first) if at != of]
+            text = ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
+            what = "experts" if any(pair.expert is not None for pair in pairs) else "rows of the router"
+            how = "in another order" if kind == "permuted" else "copied"
+            layers = [one["layer"] for one in orders[kind]]
+            where = f"{plural('layer', len(layers))} {spans(layers)}"
+            yield f"{what} {how}, in {where} ({text})", {"finding": kind, "orders": orders[kind]}, pairs
 
 
 def _expert_order(pairs: Sequence[Pair]) -> tuple[list[int], list[Pair]] | None:
@@ -308,16 +320,22 @@ def _expert_order(pairs: Sequence[Pair]) -> tuple[list[int], list[Pair]] | None:
         same = order is None or torch.equal(order, torch.arange(len(order)))
         return None if order is None or same else (order.tolist(), [router])
     names = list(dict.fromkeys(pair.parameter for pair in routed))
-    sides = []
-    for side in (0, 1):
-        rows = [torch.stack([p.sketches[side] for p in routed if p.parameter == name and p.sketches]) for name in names]
-        sides.append(torch.cat(rows, 1))
-    order = nearest(sides[0], sides[1], ALIKE)
-    if order is None or torch.equal(order, torch.arange(len(order))):
+    base, new = (
+        torch.cat([
+            torch.stack([p.sketches[side] for p in routed if p.parameter == name and p.sketches]) for name in names
+        ], 1) for side in (0, 1)
+    )  # fmt: skip
+    order = nearest(base, new, ALIKE, distinct=False)
+    if order is None:
+        return None
+    # Experts of one dense FFN are all alike: one that is still like itself has not moved.
+    here = (new - base).square().sum(1) <= ALIKE**2 * base.square().sum(1)
+    order = torch.where(here, torch.arange(len(order)), order)
+    if bool(here.all()):
         return None
     moved = [pair for pair in pairs if pair.small is not None and pair.small[0].shape[:1] == (len(order),)
              and distance(pair.small[0][order], pair.small[1]) <= ALIKE]  # fmt: skip
-    return order.tolist(), [*routed, *moved]
+    return order.tolist(), [*(pair for pair in routed if pair.expert is not None and not here[pair.expert]), *moved]
 
 
 # --- a parameter at a time --------------------------------------------------------------------------------------------
@@ -571,6 +589,6 @@ def _none(evidence: Evidence, left: Sequence[Pair]) -> Explanations:
 _FUNCTIONS: Mapping[str, Callable[[Evidence, Sequence[Pair]], Explanations]] = {
     "dropped": _dropped, "copied": _copied, "swapped": _reordered("swapped"),
     "interleaved": _reordered("interleaved"), "transposed": _transposed, "norm_plus_one": _norm_plus_one,
-    "permuted": _permuted, "merged": _merged, "scaled": _scaled, "rounding": _rounding, "pruned": _pruned,
-    "lora": _lora, "adapter": _adapter, "finetuned": _finetuned, "none": _none,
+    "permuted": _permuted, "experts": _moved_experts, "merged": _merged, "scaled": _scaled,
+    "rounding": _rounding, "pruned": _pruned, "lora": _lora, "adapter": _adapter, "finetuned": _finetuned, "none": _none,
 }  # fmt: skip

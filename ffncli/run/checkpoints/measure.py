@@ -229,9 +229,9 @@ def distance(one: Tensor, other: Tensor) -> float:
     return sqrt(float((one.double() - other).square().sum()) / size) if size else float("inf") * float(other.any())
 
 
-def nearest(base: Tensor, new: Tensor, most: float) -> Tensor | None:
-    """Return the row of `base` that each row of `new` is, [rows of new]; None if two rows are the same one, or if one
-    has no row at a relative distance below `most`."""
+def nearest(base: Tensor, new: Tensor, most: float, distinct: bool = True) -> Tensor | None:
+    """Return the row of `base` that each row of `new` is, [rows of new]; None if one has no row at a relative distance
+    below `most`, or if two are the same one and must be `distinct`."""
     sizes = base.square().sum(1)
     out = []
     for part in torch.split(new, 256):
@@ -242,7 +242,8 @@ def nearest(base: Tensor, new: Tensor, most: float) -> Tensor | None:
             return None
         out.append(at)
     rows_of_base = torch.cat(out)
-    return rows_of_base if len(torch.unique(rows_of_base)) == len(rows_of_base) else None
+    twice = distinct and len(torch.unique(rows_of_base)) < len(rows_of_base)
+    return None if twice else rows_of_base
 
 
 Prints = Mapping[str, tuple[Tensor, Tensor]]

@@ -12,7 +12,7 @@ import pytest
 from ffncli.bench.judge import roofline, warnings
 from ffncli.bench.judge import statistics as statistics_module
 from ffncli.bench.judge.ratios import paired
-from ffncli.bench.judge.summary import agreed, summarise
+from ffncli.bench.judge.summary import agreed, certain, summarise
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import (
     ANCHOR,
@@ -57,6 +57,22 @@ def with_flags(units: list[TimedUnit], flags: tuple[str, ...], every: int = 1) -
 
 def packed(units: list[TimedUnit], method: Method = QUICK) -> ResultRow:
     return next(r for r in summarise(CASE, units, method, RUN) if r.kernel == "packed")
+
+
+def test_a_slow_kernel_is_timed_until_its_verdict_is_certain() -> None:
+    method = replace(QUICK, processes=5, max_time=40.0)
+    units = units_of({"eager": 0.15, "slow": 0.6, "near": 0.152, TWIN: 0.15, ANCHOR: 1e-3}, method)
+    assert certain(CASE, units[:2], method) == {}
+    left_out = certain(CASE, units[:3], method)
+    assert left_out == {"slow": Outcome("slow", error_max=1e-7, error_rel=2e-7)}
+    assert certain(CASE, units_of({"eager": 1e-3, "far": 4e-3, TWIN: 1e-3}, method), method) == {}  # takes little time
+    later = [replace(unit, blocks=tuple(b for b in unit.blocks if b.kernel != "slow")) for unit in units[3:]]
+    rows = {row.kernel: row for row in summarise(CASE, [*units[:3], *later], method, RUN)}
+    row = rows["slow"]
+    assert (row.verdict, row.processes, len(row.process_ratios)) == ("slower", 5, 3)
+    assert row.ratio == pytest.approx(4, rel=0.01)
+    assert "timed in 3 of 5 processes: its verdict was certain by then" in row.note
+    assert "timed in" not in rows["near"].note
 
 
 def test_a_row_for_every_kernel_and_its_columns() -> None:
@@ -544,6 +560,13 @@ def stands(finding: Finding | None = None, outcome: Outcome | None = None, kerne
 
 def test_where_both_say_ok_nothing_changes():
     assert agreed(UNIT, CaseReport(SMALL.key, tuple(RIGHT.values()))) == UNIT
+
+
+def test_a_kernel_that_was_left_out_keeps_its_outcome_without_a_finding():
+    earlier = Outcome("packed", error_max=1e-7)
+    report = CaseReport(SMALL.key, (RIGHT["eager"],))
+    assert agreed(UNIT, report).outcomes[1].status == "wrong"
+    assert agreed(UNIT, report, {"packed": earlier}).outcomes[1] == earlier
 
 
 def test_without_a_report_nothing_is_ok():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.records import Case, Outcome
 from ffncli.bench.referee.problem import Inputs, Problem, error_of
 from ffncli.bench.referee.rulings import allowed, refereed
@@ -58,6 +59,25 @@ def test_one_element_off_by_a_share_of_the_largest_is_found(dtype, share):
     assert caught.value.ruling.error.largest == pytest.approx(share, rel=0.2)
     right, problem = placed_of(EAGER, dtype)
     assert 0 < correct.before(right, problem).largest < share / 8
+
+
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_without_a_whole_check_the_first_call_s_answer_is_the_one_that_is_checked(passes):
+    calls = []
+    placed, problem = placed_of(kernel_of(lambda x, params, y: calls.append(1) or y), passes=passes)
+    memory = KernelMemory("cpu")
+    assert correct.first_call(placed, problem, memory) is None
+    assert 0 < correct.before(placed, problem, whole=False).largest < 1e-5
+    assert len(calls) == 1
+    placed.forget()
+    correct.before(placed, problem, whole=False)
+    assert len(calls) == 2
+    correct.before(placed, problem)  # on other tokens, and twice on these
+    assert len(calls) == 5
+    wrong, problem = placed_of(kernel_of(lambda x, params, y: y * 1.01), passes=passes)
+    correct.first_call(wrong, problem, memory)
+    with pytest.raises(WrongResult, match="its output is off by"):
+        correct.before(wrong, problem, whole=False)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, R
 from ffncli.bench.referee import rulings
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.request.kernels import choose_kernels
-from ffncli.bench.timing import arms, placement
+from ffncli.bench.timing import arms, placed_kernel, placement
 from ffncli.bench.timing import measure_case as measuring
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.cheating.probes import other_streams
@@ -20,8 +20,9 @@ from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.placed_kernel import touched
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.kernels import built_in
 from ffncli.kernels.choice import choices
-from ffncli.kernels.kernel import kernel_steps
+from ffncli.kernels.kernel import REGISTERED, kernel_steps
 
 pytestmark = pytest.mark.runs
 
@@ -67,10 +68,10 @@ def roof(monkeypatch):
     monkeypatch.setattr(measuring, "_roof", lambda *_: ROOF)
 
 
-def measured(*kernels, baseline=None, spec=None, by_step=False, **fields):
+def measured(*kernels, baseline=None, spec=None, by_step=False, process=0, **fields):
     case = Case("s", "s", spec or FFNSpec(8, 16), **{"tokens": 4, **fields})
     method = Method(processes=2, block=1e-3, max_time=1.0, placements=2, rounds=2, by_step=by_step)
-    return measure_case(case, Job(0, (case,), choices(kernels), baseline, method), Clock(), Counters())
+    return measure_case(case, Job(process, (case,), choices(kernels), baseline, method), Clock(), Counters())
 
 
 def one(tmp_path, body, head="", **fields):
@@ -97,6 +98,29 @@ def test_what_is_right_is_timed(tmp_path):
     assert len({b.inner for b in unit.blocks if b.kernel != ANCHOR}) == 1
     assert unit.roof == ROOF
     assert unit.baseline == "eager"
+
+
+@pytest.mark.parametrize(("limit", "process", "count"), [(1e9, 0, 4), (0.0, 0, 1), (1e9, 1, 1)])
+def test_a_kernel_of_the_package_is_checked_in_full_once_and_a_slow_one_by_its_first_call(
+    monkeypatch, limit, process, count
+):
+    calls, inplace = [], built_in("inplace")
+
+    def build(steps, device, dtype):
+        compute = inplace.build(steps, device, dtype)
+        return lambda x, params: calls.append(1) or compute(x, params)
+
+    def time_kernels(rig, kernels, problem):
+        calls.append("timed")
+        return timed(rig, kernels, problem)
+
+    timed = measuring.time_kernels
+    monkeypatch.setitem(REGISTERED, "inplace", replace(inplace, build=build))
+    monkeypatch.setattr(measuring, "time_kernels", time_kernels)
+    monkeypatch.setattr(placed_kernel, "_SLOW", limit)
+    unit = measured("eager", "inplace", process=process)
+    assert [outcome.status for outcome in unit.outcomes] == ["ok", "ok"]
+    assert calls.index("timed") == count
 
 
 COUNT = "calls = 0\nkept = None\n"

@@ -96,6 +96,25 @@ def test_a_slow_arm_takes_part_in_fewer_rounds() -> None:
     assert spent["slow"] < 0.5 * sum(spent.values())
 
 
+def test_a_slow_arm_is_not_called_to_estimate_its_time() -> None:
+    """Its first call is its estimate; one that was much too high is lowered by the blocks."""
+
+    def with_slow(clock: FakeClock, seconds: float, first: float):
+        return lambda placement: [Arm("eager", Work(2e-4)), Arm("slow", Work(seconds), slow_s=first)]
+
+    clock = FakeClock()
+    plan = replace(PLAN, kernels=("eager", "slow"), placements=1)
+    found = rounds.measure(0, "case", with_slow(clock, 0.7, 0.8), clock, FakeCounters(), plan)
+    slow = [b for b in found.blocks if b.kernel == "slow"]
+    assert {b.inner for b in slow} == {1}
+    assert sum(inner for work, inner in clock.asked if work.seconds == 0.7) == len(slow)  # neither lead-in nor estimate
+    clock = FakeClock()
+    found = rounds.measure(0, "case", with_slow(clock, 2e-4, 0.8), clock, FakeCounters(), plan)
+    inner = [b.inner for b in found.blocks if b.kernel == "slow"]
+    assert inner[0] == 1
+    assert inner[-1] == 25
+
+
 def test_a_certain_ratio_is_not_made_more_precise() -> None:
     """An arm of three times the time is certain after the first placement, one of 1.03 times never is."""
     times = {"eager": 2e-4, "near": 2.06e-4, "far": 6e-4}

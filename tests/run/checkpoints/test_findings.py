@@ -88,8 +88,21 @@ def test_gate_and_up_in_another_place(compared, family, edit, change):
 
 def test_experts_in_another_order(compared):
     base = ed.tensors("mixture")
-    first = compared("mixture", base, ed.experts_permuted(base)).first
+    first = compared("mixture", base, ed.experts_moved(base)).first
     assert (first.finding, first.evidence["orders"]) == ("permuted", [{"layer": 1, "permutation": [2, 0, 3, 1]}])
+
+
+def test_an_expert_copied_over_another(compared):
+    base = ed.tensors("mixture")
+    new = ed.experts_moved(base, (0, 1, 0, 3))
+    first, *others = compared("mixture", base, new).findings
+    assert (first.finding, first.evidence["orders"]) == ("copied", [{"layer": 1, "of": [0, 1, 0, 3]}])
+    assert not others  # the router's row went with it
+
+
+def test_experts_of_one_dense_ffn_that_were_trained_further_are_not_copies(compared):
+    base = ed.experts_moved(ed.tensors("mixture"), (0, 0, 0, 0))
+    assert compared("mixture", base, ed.noisy(base, 0.01)).first.finding == "finetuned"
 
 
 def test_the_permutation_of_units_is_given(compared):
