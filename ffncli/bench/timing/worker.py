@@ -17,10 +17,12 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from mmap import mmap
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.bench.activity import SIZE
@@ -76,8 +78,9 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     import numpy  # noqa: F401
 
     cores = affinity()
-    import ffncli.bench.timing.measure_case  # noqa: F401  # with torch: all that takes long to import
-    from ffncli.bench.referee.process import referee_process
+    with on_any_core(cores):
+        import ffncli.bench.timing.measure_case  # noqa: F401  # with torch: all that takes long to import
+        from ffncli.bench.referee.process import referee_process
 
     started = time.perf_counter() - _BEGAN
     connection.send(("ready",))
@@ -93,6 +96,31 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
         start_blas_threads(cores)
         if _measure(job, send, referee, started):
             send(("finished",))
+
+
+@contextmanager
+def on_any_core(cores: Iterable[int]) -> Iterator[None]:
+    """Import torch on any of these cores, and return to the core to which its OpenMP binds this thread.
+
+    It does so as soon as it is loaded, in every worker to the same core: two workers that start at once would share it,
+    and take twice as long.
+    """
+    import ctypes
+    from importlib.util import find_spec
+
+    torch = find_spec("torch")
+    folders = torch.submodule_search_locations if torch else None
+    library = next(Path(folders[0]).glob("lib/libgomp*"), None) if folders else None
+    if library is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    ctypes.CDLL(str(library))
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def start_blas_threads(cores: Iterable[int]) -> None:

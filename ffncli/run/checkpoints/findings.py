@@ -590,5 +590,6 @@ _FUNCTIONS: Mapping[str, Callable[[Evidence, Sequence[Pair]], Explanations]] = {
     "dropped": _dropped, "copied": _copied, "swapped": _reordered("swapped"),
     "interleaved": _reordered("interleaved"), "transposed": _transposed, "norm_plus_one": _norm_plus_one,
     "permuted": _permuted, "experts": _moved_experts, "merged": _merged, "scaled": _scaled,
-    "rounding": _rounding, "pruned": _pruned, "lora": _lora, "adapter": _adapter, "finetuned": _finetuned, "none": _none,
+    "rounding": _rounding, "pruned": _pruned, "lora": _lora, "adapter": _adapter, "finetuned": _finetuned,
+    "none": _none,
 }  # fmt: skip

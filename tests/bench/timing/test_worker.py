@@ -242,6 +242,22 @@ def mlp(x, up, down, up_bias, down_bias):
 """
 
 
+@pytest.mark.skipif(len(affinity()) < 2 or not sys.platform.startswith("linux"), reason="needs two cores on Linux")
+def test_workers_that_start_at_once_do_not_share_a_core():
+    """OpenMP binds the thread to the first core when torch loads it; without `on_any_core`, the import runs there."""
+    code = """
+import os, sys
+from ffncli.bench.timing.worker import on_any_core
+cores = os.sched_getaffinity(0)
+with on_any_core(cores):
+    import torch
+    inside = os.sched_getaffinity(0)
+print(len(cores), len(inside), len(os.sched_getaffinity(0)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(1, "fixed"), capture_output=True, text=True)
+    assert done.stdout.split() == [str(len(affinity())), str(len(affinity())), "1"], done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads can be bound on Linux alone")
 @pytest.mark.skipif(len(affinity()) < 2, reason="one core")
 @pytest.mark.skipif(not blas_has_threads_of_its_own(), reason="a BLAS without threads of its own")
