@@ -188,7 +188,7 @@ def real(options: argparse.Namespace) -> None:
             rows = measure(partial(under, load, tuning=options.tuning, seed=1000 * run + 500), threads, run)
             same = {"tool": tool, "load": load, "threads": threads, "run": run}
             kept.add_all([same | dict(row) for row in rows])
-            words = ", ".join(f"×{row['truth']:g} {row['verdict']} {float(str(row['ratio'])):.3g}" for row in rows)
+            words = ", ".join(f"×{row['truth']:g} {row['verdict']} {float(row['ratio'] or 'nan'):.3g}" for row in rows)
             print(f"{load}, {threads} threads, run {run}, {rows[0]['wall_s']:.0f} s: {words}", flush=True)
 
 

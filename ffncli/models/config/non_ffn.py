@@ -538,6 +538,8 @@ RESTS: Mapping[str, Rest] = {
     ),
     "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",), names=None),
     "qwen": Rest(adjust=_qwen, needs=("kv_channels",), names=None),
+    "grok-1": Rest(attention=Heads(), norms=4, needs=("head_dim",), names=None),  # Grok-2; Grok-1's head may be tied
+    "PanguProMoE": Rest(attention=Heads(qkv_bias=True, output_bias=True), names=None),
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
     **MIXED,
 }  # fmt: skip

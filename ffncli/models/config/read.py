@@ -22,7 +22,15 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, size, steps, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.attention import memories
-from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_DEFAULTS, TEXT_TYPES, family_of
+from ffncli.models.config.families import (
+    BY_TYPE,
+    FAMILIES,
+    OF_REPOSITORIES,
+    REFUSED,
+    TEXT_DEFAULTS,
+    TEXT_TYPES,
+    family_of,
+)
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack, named_limits
 from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.unread import outside_note, require_read
@@ -52,12 +60,13 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     whole = Fields(values, where)
     config, evidence = text_tower(whole)
     towers = bool(evidence)
-    if config.values.get("model_type") is None:
+    missing = config.values.get("model_type") is None
+    if missing and not _spelled(_class(config)):
         raise FFNError(
             f"{config.where}: model_type {'is null' if 'model_type' in config.values else 'is missing'}",
             "it names the family that the fields belong to: llama, gpt2, ...",
         )
-    model_type = config.text("model_type")
+    model_type = "" if missing else config.text("model_type")
     if why := REFUSED.get(str(whole.values.get("model_type"))) or REFUSED.get(model_type):
         named = whole.values["model_type"] if model_type not in REFUSED else model_type
         raise FFNError(f"{config.where}: model_type {shown(named)} is not covered", why)
@@ -72,7 +81,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
     if not family.parts:
-        evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
+        by = f"model_type {model_type}" if model_type else f"class {_class(config)}"
+        evidence.append(f"{'gated' if spec.gated else 'plain'}: {by}")
     for at in dict.fromkeys(stack.at for stack in family.stacks):
         widths = _width_evidence(config.inside(at), family, groups)
         evidence += [f"{at}: {line}" if at else line for line in widths]
@@ -124,20 +134,24 @@ def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
     """Return (the family whose row describes the config, the model_type whose attention it has, a note or "").
 
     A model_type without a row may be a composite whose fields are at the top level, another spelling of a known one, or
-    the name of repository code that runs a known class (`architectures`). Any other repository code (`auto_map`) with
-    SiLU, an intermediate_size and no field that a row would have to know is counted as Llama's block. Raises FFNError
-    if none of this holds.
+    the name of repository code that runs a known class (`architectures`). A class that only a repository has decides
+    whatever model_type is (Grok-2's is `git`, an image model's). Any other repository code (`auto_map`) with SiLU, an
+    intermediate_size and no field that a row would have to know is counted as Llama's block. Raises FFNError if none of
+    this holds.
     """
+    made = _class(config)
+    of_class = _spelled(made)
+    by_class = f"model_type {shown(model_type)} of class {shown(made)}" if model_type else f"class {shown(made)}"
+    if of_class and BY_TYPE[of_class] in OF_REPOSITORIES and BY_TYPE.get(model_type) not in (None, BY_TYPE[of_class]):
+        return BY_TYPE[of_class], of_class, f"{by_class} is read as {of_class}"
     if family := BY_TYPE.get(model_type):
         return family, TEXT_TYPES.get(model_type, model_type), ""
     if family := BY_TYPE.get(text := TEXT_TYPES.get(model_type, "")):
         return family, text, ""
-    classes = config.values.get("architectures")
-    made = classes[0][:100] if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else ""
-    for name in (model_type, re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", made)):
-        if known := _SPELLED.get(_letters(name)) or _SPELLED.get(_letters(_LEFT_OUT.sub("", name.lower()))):
-            by = f"model_type {shown(model_type)}" + ("" if name == model_type else f" of class {shown(made)}")
-            return BY_TYPE[known], TEXT_TYPES.get(known, known), f"{by} is read as {known}"
+    if known := _spelled(model_type):
+        return BY_TYPE[known], TEXT_TYPES.get(known, known), f"model_type {shown(model_type)} is read as {known}"
+    if of_class:
+        return BY_TYPE[of_class], TEXT_TYPES.get(of_class, of_class), f"{by_class} is read as {of_class}"
     if (
         isinstance(config.values.get("auto_map"), Mapping)
         and activations.CANONICAL.get(str(config.get("hidden_act|activation_function", None)).lower()) == "silu"
@@ -146,6 +160,18 @@ def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
         note = f"model_type {shown(model_type)} has code of its own, assumed to run Llama's block: gate, up and down"
         return "llama", model_type, f"{note} without biases; only its tensors would show this"
     raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
+
+
+def _class(config: Fields) -> str:
+    """Return the only class that a config names (`architectures`); empty if there is none or several."""
+    classes = config.values.get("architectures")
+    return classes[0][:100] if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else ""
+
+
+def _spelled(name: str) -> str | None:
+    """Return the known model_type that a model_type or a class spells in another way."""
+    name = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", name)
+    return _SPELLED.get(_letters(name)) or _SPELLED.get(_letters(_LEFT_OUT.sub("", name.lower())))
 
 
 def _letters(name: str) -> str:
@@ -365,7 +391,8 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
     spelled = map(config.name, dict.fromkeys(names))  # an alternative spelling with a different value stays unread
     used = [n for n in spelled if config.get(n, None) is not None]
     out = ["widths: " + ", ".join(f"{n} = {shown(config.get(n))}" for n in dict.fromkeys(used))]
-    unused = [n for n in dense if n not in used and config.values.get(n) is not None]
+    shared = {group.spec.moe.shared_d_ff for group in groups if group.spec.moe}
+    unused = [n for n in dense if n not in used and config.values.get(n) not in (None, *shared)]
     out += [f"widths: {n} = {shown(config.values[n])} is not used, every layer is MoE" for n in unused]
     if family.multiple and not any(n in used for n in dense):
         out.append(
@@ -463,6 +490,7 @@ def _aligners(config: Fields, groups: Sequence[Group]) -> int:
 # Maps each family to the tokens that its second FFNs process, and to a function that counts these FFNs' parameters.
 FFNS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
     "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
+    "cogvlm": ("image tokens", _the_same),
     "evolla": ("its protein aligners", _aligners),
     "higgs_audio_v2": ("audio tokens", _the_same),
     "instructblip_qformer": ("its learned queries", _the_same),

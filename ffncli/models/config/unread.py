@@ -117,7 +117,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "phi3small": {"mup_.*": "its embeddings, attention and head"},
     "plamo": {"n_shared_head": "its attention"},
     "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
-    "grok-1": {"output_multiplier_scale": "the logits of its head"},
+    "grok-1": {"output_multiplier_scale": "the logits of its head", "embedding_multiplier_scale": "its embeddings"},
     "starcoder2": {"mlp_type": "its one kind of MLP"},
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip

@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.timing.cheating import inspector as looking
+from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.inspector import Inspector
+from ffncli.bench.timing.cheating.probes import CallTimes, Probes
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.rounds import Arm
-from ffncli.bench.verdict import WrongCode
+from ffncli.bench.verdict import WrongCode, WrongResult
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 from ffncli.system.child import processor_times
@@ -92,3 +95,18 @@ def test_a_process_counts_while_it_runs_and_after_its_end():
     assert after["ended processes"] - before["ended processes"] >= 1_000_000
     assert str(os.getpid()) in after
     assert str(os.getpid()) not in processor_times(threads=False)
+
+
+@pytest.mark.parametrize(("threads", "short", "accused"), [(1, 4, False), (1, 5, True), (2, 24, False), (2, 25, True)])
+def test_a_kept_answer_is_one_that_is_fast_every_time(monkeypatch, threads, short, accused):
+    """On several threads of a busy machine, an honest kernel's calls on a known input took less time five times in a
+    row in about 1 of 200 runs."""
+    shares = iter([*[0.5] * short, 1.0])
+    monkeypatch.setattr(probes, "call_times", lambda *_: CallTimes(1000, int(1000 * next(shares))))
+    case = Case("s", "s", FFNSpec(8, 16, "relu"), 4, threads=threads)
+    asked = Probes(SimpleNamespace(case=case), None, frozenset(), None, ())
+    if accused:
+        with pytest.raises(WrongResult, match="on an input that it has seen before"):
+            asked._require_no_kept_answers(None)
+    else:
+        asked._require_no_kept_answers(None)

@@ -12,6 +12,7 @@ FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **remote.ROWS, **encoders.ROWS, **decoders.PAIRS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS, **routers.EXPERTS, **routers.ROWS, **encoders.MEDIA,
 }  # fmt: skip
+OF_REPOSITORIES = frozenset(remote.ROWS)  # families whose code is not in transformers
 # maps a model_type to the reason why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **encoders.REFUSED}
 TEXT_TYPES, TEXT_DEFAULTS = composites.TEXT_TYPES, composites.TEXT_DEFAULTS

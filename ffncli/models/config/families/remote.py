@@ -10,6 +10,7 @@ from ffncli.models.config.families import decoders
 from ffncli.models.config.families.decoders import LAYER_NORM_EPS, gate_and_up
 from ffncli.models.config.family import (
     EXPERTS,
+    TOP_K,
     Extra,
     Family,
     MoEFields,
@@ -18,10 +19,13 @@ from ffncli.models.config.family import (
     agree,
     corrected,
     not_covered,
+    not_run,
     only,
     runs_only,
     shared_count,
+    shared_width,
     silu,
+    sparse_step,
 )
 from ffncli.models.files.strict_json import Fields
 
@@ -112,6 +116,20 @@ def _openelm_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
         return {"d_ff": rounded + divisor * (rounded < 0.9 * wanted)}
 
     return width
+
+
+def _grok(config: Fields) -> Extra:
+    """Read Grok's routing; Grok-2 has an MLP of intermediate_size beside narrower experts."""
+    config.pass_over("router_logit_softcapping")
+    if not config.flag("residual_moe", False):
+        return {"renormalise": False}
+    not_run(config, "residual_moe", True, "router logits have a soft cap, and the sum with the MLP is divided by √2")
+    return {"renormalise": False, "shared_experts": 1, "shared_d_ff": config.integer("intermediate_size")}
+
+
+def _pangu(config: Fields) -> Extra:
+    not_run(config, "num_experts_per_tok", config.get(TOP_K), "the best expert of each group of experts is chosen")
+    return {"renormalise": False, "expert_scale": True, **shared_width(config)}
 
 
 def _deepseek(config: Fields) -> Extra:
@@ -215,8 +233,10 @@ ROWS: Mapping[str, Family] = {
     "grok-1": Family(
         activation=None, position="pre+branch", eps=("rms_norm_eps", 1e-5),
         adjust=lambda config: {"activation": "gelu"},
-        moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {"renormalise": False}),
+        moe=MoEFields(d_ff="moe_intermediate_size|intermediate_size", routing=_grok),
     ),
+    "PanguProMoE": silu(1e-5, moe=MoEFields(layers=sparse_step, routing=_pangu)),
+    "cogvlm": silu(),  # the FFNs of its text tokens; image tokens have their own
     "arctic": silu(
         1e-5, d_ff=None, layer=_arctic_widths,
         stacks=(Stack("decoder", kind="dense"), Stack("experts", kind="moe")),
