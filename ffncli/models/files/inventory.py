@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
 _LISTS = re.compile(r"experts\.(gate_up_proj|gate_proj|up_proj|down_proj)s\.\d+\.")  # a list of each matrix
+_GROUPED = re.compile(r"experts\.(linear_fc[12])\.(weight|bias)\d+(?![\w.])")  # Megatron-core's grouped experts
 _OLD_GGUF = re.compile(r"(?<=\.)(ffn_(?:gate|up|down))\.\d+\.(?=weight|scale|bias)")  # before experts were one tensor
 UNSEEN = TensorInfo("", (), 0)
 
@@ -98,6 +99,8 @@ def shared_name(name: str) -> str:
     name = _EXPERT.sub("experts.#.", name)
     if "_projs." in name:
         name = _LISTS.sub(r"experts.#.\1.", name)
+    if "experts.linear_fc" in name:
+        name = _GROUPED.sub(r"experts.#.\1.\2", name)
     return _OLD_GGUF.sub(r"experts.#.\1.", name) if ".ffn_" in name else name
 
 

@@ -62,7 +62,10 @@ class Projections:
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
-        """Return the name of the matrix's bias."""
+        """Return the name of the matrix's bias. TransformerLens adds its gated blocks' `b_in` after the product of gate
+        and up, so that it is no matrix's bias."""
+        if leaf.startswith("W_") and not self.naming.gate:
+            return f"{self.parent}b_{leaf[2:]}"
         return f"{self.parent}{leaf}.bias" if self.suffix else f"{self.parent}{leaf.removesuffix('_weight')}_bias"
 
     def matrices(self, items: Mapping[str, Item]) -> dict[str, Item]:
@@ -225,6 +228,8 @@ NAMINGS: Sequence[Naming] = (
     Naming("fc1_x", "fc2", "fc1_g"),  # timm's SwiGLU
     Naming("fc11", "fc2", "fc12"),  # Nomic BERT
     Naming("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
+    Naming("W_in", "W_out", "W_gate"),  # TransformerLens
+    Naming("W_in", "W_out"),
     Naming("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
     Naming("ffn_up_exps", "ffn_down_exps", "ffn_gate_exps"),
     Naming("ffn_up_shexp", "ffn_down_shexp", "ffn_gate_shexp"),
@@ -244,6 +249,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("fc", "proj"),  # LitGPT
     Naming("w_1", "w_2"),  # ESPnet
     Naming("fc1.proj", "fc2"),  # CLVP
+    Naming("net.0.proj", "net.2"),  # diffusers
     Naming("fc1", "fc2"),  # OPT, Whisper, BART, CLIP
     Naming("c_fc", "c_proj"),  # GPT-2
     Naming("dense_h_to_4h", "dense_4h_to_h"),  # BLOOM, GPT-NeoX, Falcon

@@ -297,7 +297,7 @@ class Arrangement:
 
 
 _GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; llama.cpp agrees (Phi-3)
-_UP_FIRST = {"up_gate_proj", "ff_proj", "fc1.proj"}  # GTE, Molmo, CLVP
+_UP_FIRST = {"up_gate_proj", "ff_proj", "fc1.proj", "net.0.proj"}  # GTE, Molmo, CLVP, diffusers
 _INKLING = {"w13_weight", "shared_w13_weight", "w13_dn"}
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 # The usual names of the norms around an FFN, most specific first.

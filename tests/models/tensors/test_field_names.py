@@ -52,6 +52,27 @@ NAMES: dict[str, tuple[str, Shapes, int]] = {
          **{f"mlp.experts.local_experts.{e}.linear_fc2.weight": (D, F) for e in range(E)}},
         E * (GATED + D),
     ),
+    "Megatron-core's grouped experts": (
+        "decoder.layers",
+        {"mlp.router.weight": (E, D),
+         **{f"mlp.experts.linear_fc1.weight{e}": (2 * F, D) for e in range(E)},
+         **{f"mlp.experts.linear_fc2.weight{e}": (D, F) for e in range(E)}},
+        E * (GATED + D),
+    ),
+    "TransformerLens": (
+        "blocks", {"mlp.W_in": (D, F), "mlp.b_in": (F,), "mlp.W_out": (F, D), "mlp.b_out": (D,), "ln2.w": (D,),
+                   "ln2.b": (D,)}, PLAIN + F + D,
+    ),
+    "TransformerLens with a gate": (
+        "blocks", {"mlp.W_in": (D, F), "mlp.W_gate": (D, F), "mlp.W_out": (F, D)}, GATED,
+    ),
+    "diffusers": (
+        "transformer_blocks", {"ff.net.0.proj.weight": (2 * F, D), "ff.net.0.proj.bias": (2 * F,),
+                               "ff.net.2.weight": (D, F), "ff.net.2.bias": (D,)}, GATED + 2 * F + D,
+    ),
+    "diffusers without a gate": (
+        "transformer_blocks", {"ff.net.0.proj.weight": (F, D), "ff.net.2.weight": (D, F)}, PLAIN,
+    ),
     "a book's sequence": (
         "trf_blocks", {"ff.layers.0.weight": (F, D), "ff.layers.0.bias": (F,), "ff.layers.2.weight": (D, F),
                        "ff.layers.2.bias": (D,)}, PLAIN + F + D,

@@ -106,12 +106,21 @@ def test_experts_one_below_the_other(tmp_path: Path):
     assert {item.stored_shape() for name, item in found.items() if name != "router.weight"} == {(E * F, D)}
 
 
+def test_transformerlens_matrices_are_transposed(tmp_path: Path):
+    stored = drawn({f"blocks.0.mlp.{n}": shape for n, shape in
+                    {"W_in": (D, F), "b_in": (F,), "W_out": (F, D), "b_out": (D,)}.items()})  # fmt: skip
+    _, weights = dense(tmp_path, stored)
+    ours = {"up.weight": "W_in", "up.bias": "b_in", "down.weight": "W_out", "down.bias": "b_out"}
+    assert weights.keys() == ours.keys()
+    assert all(torch.equal(weights[name], stored[f"blocks.0.mlp.{theirs}"].T) for name, theirs in ours.items())
+
+
 # --- which half is the gate's -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("up", "down", "first", "assumed"), [
     ("gate_up_proj", "down_proj", "gate", ""), ("up_gate_proj", "down_proj", "up", ""),
-    ("ff_proj", "ff_out", "up", ""), ("Wi", "Wo", "gate", "Wi: the first half is read as the gate"),
+    ("ff_proj", "ff_out", "up", ""), ("net.0.proj", "net.2", "up", ""), ("Wi", "Wo", "gate", "Wi: the first half is read as the gate"),
     ("fc1", "fc2", "gate", "fc1: the first half is read as the gate"),
 ])  # fmt: skip
 def test_the_order_in_a_fused_matrix(up: str, down: str, first: str, assumed: str, tmp_path: Path):
