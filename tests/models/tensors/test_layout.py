@@ -120,7 +120,8 @@ def test_transformerlens_matrices_are_transposed(tmp_path: Path):
 
 @pytest.mark.parametrize(("up", "down", "first", "assumed"), [
     ("gate_up_proj", "down_proj", "gate", ""), ("up_gate_proj", "down_proj", "up", ""),
-    ("ff_proj", "ff_out", "up", ""), ("net.0.proj", "net.2", "up", ""), ("Wi", "Wo", "gate", "Wi: the first half is read as the gate"),
+    ("ff_proj", "ff_out", "up", ""), ("net.0.proj", "net.2", "up", ""),
+    ("Wi", "Wo", "gate", "Wi: the first half is read as the gate"),
     ("fc1", "fc2", "gate", "fc1: the first half is read as the gate"),
 ])  # fmt: skip
 def test_the_order_in_a_fused_matrix(up: str, down: str, first: str, assumed: str, tmp_path: Path):
