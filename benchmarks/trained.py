@@ -1,4 +1,4 @@
-"""Are the figures right on trained models? Corpus, lens and ablation are compared with transformers and hooks, in fp64.
+"""Are the figures right on trained models? Corpus, lens, ablation and gradients are compared with transformers'.
 
 What, on models that pip can download: an encoder (BERT's modules) and a decoder in GGUF (Llama's modules):
 
@@ -9,6 +9,9 @@ What, on models that pip can download: an encoder (BERT's modules) and a decoder
   computed by hand; and the sum of all units' contributions compared with the FFN's; target: within 1e-6.
 - ablation (decoder): every logit after a prompt, with and without a unit, compared with the model in which the unit's
   column is zero; target: equal bits.
+- gradients (the dequantised decoder, and a Llama of bytes that benchmarks.budget trains): the loss of the next tokens,
+  and an FFN's gradients by the rules of `ffn trace --backward`, compared with `loss.backward()` of the whole model;
+  target: within 1e-6 of the largest.
 
 Limits: only the first prompts of benchmarks.corpus, and a few layers for lens and ablation.
 
@@ -17,6 +20,7 @@ Limits: only the first prompts of benchmarks.corpus, and a few layers for lens a
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -24,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 import ffncli
 from benchmarks import script
+from benchmarks.budget import trained
 from benchmarks.corpus import paragraphs
 from ffncli.run.pretrained.loading import offline
 
@@ -37,8 +43,8 @@ TOKEN = " Paris"
 Row = tuple[str, str, float, float, bool]
 
 
-def loaded(path: str, head: bool) -> tuple[Any, Any]:
-    """Return the model in float64 and its tokenizer, as transformers loads them."""
+def loaded(path: str, head: bool, tokenizer: bool = True) -> tuple[Any, Any]:
+    """Return the model in float64 and its `tokenizer`, as transformers loads them."""
     with offline() as transformers:
         file = Path(path)
         where = {
@@ -48,7 +54,7 @@ def loaded(path: str, head: bool) -> tuple[Any, Any]:
         where |= {"gguf_file": file.name} if file.is_file() else {}
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         model = kind.from_pretrained(**where, dtype=torch.float64).eval()
-        return model, transformers.AutoTokenizer.from_pretrained(**where)
+        return model, transformers.AutoTokenizer.from_pretrained(**where) if tokenizer else None
 
 
 @contextmanager
@@ -171,6 +177,34 @@ def ablation_rows(path: str, layers: Sequence[int]) -> Iterator[Row]:
         yield "decoder", f"ablation, layer {layer}: {len(old):,} logits, moved by up to {moved:.3g}", gap, 0.0, same
 
 
+def dequantised(path: str, folder: Path) -> list[int]:
+    """Write the decoder as a directory of float32 tensors; return the prompt's tokens."""
+    model, tokenizer = loaded(path, head=True)
+    tensors = {name: tensor.float().clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(config, default=str), "utf-8")
+    return [*tokenizer(PROMPT)["input_ids"]]
+
+
+def gradient_rows(name: str, path: str, layers: Sequence[int], ids: Sequence[int]) -> Iterator[Row]:
+    """Yield rows that compare the loss and the gradients of a layer's matrices with the whole model's."""
+    model, _ = loaded(path, head=True, tokenizer=False)
+    tokens = torch.tensor([[*ids]])
+    # transformers' own loss is computed in float32
+    loss = functional.cross_entropy(model(input_ids=tokens).logits[0, :-1], tokens[0, 1:])
+    loss.backward()
+    for layer in layers:
+        step = ffncli.trace(path, layer=layer, input_ids=[*ids], dtype="fp64").backward()
+        mlp = model.model.layers[layer].mlp
+        gap = abs(step.loss - float(loss.detach())) / float(loss.detach())
+        for matrix in ("gate", "up", "down"):
+            theirs = getattr(mlp, f"{matrix}_proj").weight.grad
+            gap = max(gap, float((step[f"{matrix}.weight"] - theirs).abs().max() / theirs.abs().max()))
+        yield name, f"gradients, layer {layer}: loss, W1, W3 and W2", gap, MARK, gap <= MARK
+
+
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a row for each largest difference."""
     texts = [*islice(paragraphs(), options.texts)]
@@ -178,6 +212,12 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rows = [corpus_row(name, path, texts) for name, path in models.items() if path]
     if options.decoder:
         rows += [*lens_rows(options.decoder, options.layers), *ablation_rows(options.decoder, options.layers)]
+        with script.scratch("decoder") as folder:
+            ids = dequantised(options.decoder, folder)
+            rows += gradient_rows("decoder, dequantised", str(folder), options.layers, ids)
+    with script.scratch("trained") as folder:
+        ids = trained(folder)
+        rows += gradient_rows("Llama of bytes", str(folder), (0, 2, 5), ids)
     for row in rows:
         yield dict(zip(("model", "figure", "difference", "mark", "met"), row, strict=True))
 
