@@ -2,12 +2,14 @@
 
 What: tiny models of three families (gated, plain, a mixture) with random weights, edited in the ways of
 `tests/oracles/edited.py` and written in several containers; equal pairs that are written differently; pairs that are
-none of these; changes of rank 1 to 64 on matrices of 512 to 4,096, also rounded to bf16; merges; and one pair of larger
-matrices, for the bytes that are read and the peak memory.
+none of these; changes of rank 1 to 64 on matrices of 512 to 4,096, also rounded to bf16; merges; one pair of larger
+matrices, for the bytes that are read and the peak memory; and one of a billion FFN parameters, all changed, for the
+wall time of `ffn compare`.
 
 Targets: every edit is the first finding; equal pairs are equal; pairs that are none of these are so called; ranks are
 recovered where the change is at least 1 % of the matrix; coefficients within 1e-3; bytes at most 1.1 times those of
-both FFNs; memory over that of the idle process at most 3 times the largest float32 matrix.
+both FFNs; memory over that of the idle process at most 3 times the largest float32 matrix; at most 15 minutes on two
+cores, which must be quiet.
 
     python -m benchmarks.checkpoints [--save FILE]
 """
@@ -16,6 +18,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ FAMILIES = tuple(ed.CONFIGS)
 FORMATS = ("q4_0", "q4_1", "q8_0", "nvfp4", "int8", "int4:g64", "mxfp4", "fp8")
 WIDTHS, RANKS = ((512, 512), (512, 2048), (2048, 2048), (4096, 4096)), (1, 2, 4, 8, 16, 32, 64)
 Tensors = ed.Tensors
+_LIMITS = ("bytes", "memory", "seconds")  # parts with one figure
 _MEMORY = """
 import gc, re, sys, torch, ffncli
 from ffncli.models.files.rows import OpenFiles
@@ -157,6 +161,8 @@ def measure(kept: Kept, options: argparse.Namespace) -> None:
                     add("rank", "", case, dtype, rank, spectrum.rank, spectrum.rank == rank, f"{spectrum.smallest:.3g}")
     if not kept.has(part="bytes"):
         _resources(add)
+    if not kept.has(part="seconds"):
+        _billion(add)
 
 
 def _wide(stored: Tensors) -> Tensors:
@@ -194,14 +200,32 @@ def _resources(add: Callable[..., None]) -> None:
     add("memory", "gated", "of the largest matrix", "", 3, ratio, ratio <= 3, f"{1024 * memory:,} bytes")
 
 
+def _billion(add: Callable[..., None]) -> None:
+    """Time the command on 20 layers of 2,048 × 8,192 in bf16, of which every value changed."""
+    d, f, layers, most = 2048, 8192, 20, 900
+    config = {"hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers}
+    base = ed.tensors("gated", layers=layers, d=d, f=f)
+    with script.scratch("compared") as folder:
+        paths = [ed.write(folder / "a", "gated", {name: t.bfloat16() for name, t in base.items()}, **config)]
+        base = ed.noisy(base, 0.01)
+        paths.append(ed.write(folder / "b", "gated", {name: t.bfloat16() for name, t in base.items()}, **config))
+        count = sum(t.numel() for name, t in base.items() if ".mlp." in name)
+        del base
+        start = time.perf_counter()
+        answer = script.output_of(script.ffn("compare", *map(str, paths)), codes=(1,))  # 1: they differ
+        seconds = time.perf_counter() - start
+    first = next(line for line in answer.splitlines()[1:] if line)
+    add("seconds", "gated", f"{count:,} parameters", "", most, seconds, seconds <= most, first)
+
+
 def summary(rows: Rows) -> tuple[str, bool]:
     """Return how many answers of each part are right."""
     marks: list[Mark] = []
     for part in dict.fromkeys(row["part"] for row in rows):
         mine = [row for row in rows if row["part"] == part]
         right = sum(row["good"] == "true" for row in mine)
-        figure = mine[0]["answer"] if part in ("bytes", "memory") else f"{right} of {len(mine)}"
-        target = f"≤ {mine[0]['expected']}" if part in ("bytes", "memory") else "all"
+        figure = mine[0]["answer"] if part in _LIMITS else f"{right} of {len(mine)}"
+        target = f"≤ {mine[0]['expected']}" if part in _LIMITS else "all"
         marks.append((part, figure, target, right == len(mine)))
     return script.marks(marks), all(good for *_, good in marks)
 
