@@ -410,6 +410,26 @@ def test_hostile_pairs_are_one_line(compared, tmp_path):
         ffncli.compare(str(tmp_path / "a"), str(sharded))
 
 
+def test_a_side_whose_packed_values_are_only_counted_is_one_line(tmp_path):
+    base, bits, group = ed.tensors("gated"), 4, 32
+    packed = {}
+    for name, tensor in base.items():
+        if ".mlp." in name:  # as MLX packs
+            rows, columns = tensor.shape
+            packed[name] = torch.zeros(rows, columns * bits // 32, dtype=torch.int32).view(torch.uint32)
+            for end in ("scales", "biases"):
+                packed[name.replace("weight", end)] = torch.ones(rows, columns // group)
+        else:
+            packed[name] = tensor
+    a, b = ed.write(tmp_path / "a", "gated", base), ed.write(tmp_path / "b", "gated", packed)
+    config = json.loads((b / "config.json").read_text())
+    (b / "config.json").write_text(json.dumps({**config, "quantization": {"bits": bits, "group_size": group}}))
+    assert ffncli.count(str(b)).ffn_params_stored == ffncli.count(str(a)).ffn_params_stored
+    for pair in ((a, b), (b, a)):
+        with pytest.raises(FFNError, match=r"is packed as .*, which is not supported here"):
+            ffncli.compare(*map(str, pair))
+
+
 def test_a_resized_embedding_is_a_note(compared):
     base = ed.tensors("gated")
     new = base | {"model.embed_tokens.weight": torch.randn(40, ed.D_MODEL)}
