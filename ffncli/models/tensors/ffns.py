@@ -62,9 +62,11 @@ class Projections:
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
-        """Return the name of the matrix's bias. TransformerLens adds its gated blocks' `b_in` after the product of gate
-        and up, so that it is no matrix's bias."""
-        if leaf.startswith("W_") and not self.naming.gate:
+        """Return the name of the matrix's bias.
+
+        `b_in` of a gated block of TransformerLens is added to the product of gate and up, so it is not a bias of up.
+        """
+        if leaf.startswith("W_") and not (self.suffix or self.naming.gate):
             return f"{self.parent}b_{leaf[2:]}"
         return f"{self.parent}{leaf}.bias" if self.suffix else f"{self.parent}{leaf.removesuffix('_weight')}_bias"
 

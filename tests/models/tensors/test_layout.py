@@ -110,9 +110,10 @@ def test_transformerlens_matrices_are_transposed(tmp_path: Path):
     stored = drawn({f"blocks.0.mlp.{n}": shape for n, shape in
                     {"W_in": (D, F), "b_in": (F,), "W_out": (F, D), "b_out": (D,)}.items()})  # fmt: skip
     _, weights = dense(tmp_path, stored)
+    theirs = {name.rpartition(".")[2]: tensor.t() for name, tensor in stored.items()}
     ours = {"up.weight": "W_in", "up.bias": "b_in", "down.weight": "W_out", "down.bias": "b_out"}
     assert weights.keys() == ours.keys()
-    assert all(torch.equal(weights[name], stored[f"blocks.0.mlp.{theirs}"].T) for name, theirs in ours.items())
+    assert all(torch.equal(weights[name], theirs[other]) for name, other in ours.items())
 
 
 # --- which half is the gate's -----------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _openelm_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _grok(config: Fields) -> Extra:
-    """Read Grok's routing; Grok-2 has an MLP of intermediate_size beside narrower experts."""
+    """Read Grok's routing; Grok-2 has an MLP of intermediate_size as well as narrower experts."""
     config.pass_over("router_logit_softcapping")
     if not config.flag("residual_moe", False):
         return {"renormalise": False}
