@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ffncli.bench.judge import ratios
 from ffncli.bench.judge.ratios import Means, disturbed_share, paired, verdict, with_twins
 from ffncli.bench.judge.statistics import Interval, t_quantile
 from ffncli.bench.records import TimedBlock
@@ -211,6 +212,32 @@ def test_a_few_undisturbed_blocks_in_each_process_decide(ratio):
         words.append(verdict(found.interval, 0.02))
     assert held >= 186
     assert words.count("slower") >= 190 if ratio > 1 else words.count("slower") + words.count("faster") <= 2
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.1, 2.0])
+def test_the_shortest_blocks_of_several_threads_decide(ratio, monkeypatch):
+    """What the other threads suffer is in no flag: most blocks are slow, whether flagged or not."""
+    draw, held, words, wider = random.Random(f"shortest {ratio}"), 0, [], 0
+    for _ in range(200):
+        blocks = [
+            replace(
+                b,
+                seconds=b.seconds * (1 + draw.expovariate(0.5) * (draw.random() < 0.8)),
+                flags=("preempted",) if draw.random() < 0.6 else (),
+            )
+            for b in two_threads(ratio, draw, rounds=40, stalled=0.0)
+        ]
+        found = paired(blocks, "mine", "base")
+        held += found.interval.low <= math.log(ratio) <= found.interval.high
+        words.append(verdict(found.interval, 0.02))
+        with monkeypatch.context() as without:
+            without.setattr(ratios, "_least", lambda pairs: None)
+            wider += paired(blocks, "mine", "base").interval.half_width > 2 * found.interval.half_width
+    assert held >= 186
+    false = {1.0: ("slower", "faster"), 1.1: ("same", "faster"), 2.0: ("same", "faster")}[ratio]
+    assert sum(word in false for word in words) <= 2
+    assert words.count("slower") >= {1.0: 0, 1.1: 60, 2.0: 195}[ratio]
+    assert wider >= 120
 
 
 def test_two_blocks_that_agree_by_chance_are_not_precise():
