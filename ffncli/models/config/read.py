@@ -457,6 +457,11 @@ def _the_same(config: Fields, groups: Sequence[Group]) -> int:
     return sum(_size(group.spec) * len(group.layers) for group in groups)
 
 
+def _matrices(config: Fields, groups: Sequence[Group]) -> int:
+    """Count as many FFNs as the text model has, which share its norms."""
+    return _the_same(config, [replace(group, spec=replace(group.spec, norm="none")) for group in groups])
+
+
 def _layout(config: Fields, groups: Sequence[Group]) -> int:
     """Count the text model's FFNs with both widths divided by `channel_shrink_ratio`."""
     by = config.integer("channel_shrink_ratio", 4)
@@ -490,7 +495,7 @@ def _aligners(config: Fields, groups: Sequence[Group]) -> int:
 # Maps each family to the tokens that its second FFNs process, and to a function that counts these FFNs' parameters.
 FFNS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
     "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
-    "cogvlm": ("image tokens", _the_same),
+    "cogvlm": ("image tokens", _matrices),
     "evolla": ("its protein aligners", _aligners),
     "higgs_audio_v2": ("audio tokens", _the_same),
     "instructblip_qformer": ("its learned queries", _the_same),

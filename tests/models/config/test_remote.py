@@ -195,6 +195,11 @@ def test_totals_are_the_published_ones(values: dict[str, Any], total: float, act
     assert not any("is not used" in line for line in read.evidence)
 
 
+def test_cogvlms_image_tokens_have_ffns_of_their_own_behind_the_same_norms() -> None:
+    (images,) = from_config({**COUNTS["CogVLM, without a model_type"][0], **CODE}, "c", "config.json").not_counted[:1]
+    assert (images.what, images.parameters) == ("FFNs of image tokens", 3 * WIDE)
+
+
 def test_openelms_widths_are_those_of_its_code() -> None:
     """`make_divisible` of its repository, after the paper's torchvision function, on many drawn multipliers."""
 
