@@ -182,9 +182,9 @@ class PlacedKernel:
     @property
     def slow_s(self) -> float | None:
         """The seconds of a call, if one call is all that its estimate and its check may take; only for kernels of the
-        package."""
-        slow = self.first_s is not None and self.first_s > _SLOW and not self.built.kernel.origin
-        return self.first_s if slow else None
+        package, and on a single rank: all ranks make the same calls, whatever each of them measures."""
+        one = self._problem.case.ranks.world_size == 1 and not self.built.kernel.origin
+        return self.first_s if one and self.first_s is not None and self.first_s > _SLOW else None
 
     @property
     def _buffers(self) -> int:

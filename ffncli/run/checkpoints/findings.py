@@ -29,10 +29,7 @@ _MOST_LISTED = 16_384  # numbers of permutations in the evidence
 _MOST_FACTORS = 4  # scales that have a finding each
 FIRST = ("dropped", "shifted", "copied")
 _LAST = ("finetuned", "none")
-_EXPERTS = {
-    "permuted": "permutation",
-    "copied": "of",
-}  # findings on experts, and the name of BASE's experts in evidence
+_EXPERTS = {"permuted": "permutation", "copied": "of"}  # findings on experts: the name of BASE's experts in evidence
 
 
 @dataclass

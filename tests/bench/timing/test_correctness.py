@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ffncli.bench.machine.machine import KernelMemory
-from ffncli.bench.records import Case, Outcome
+from ffncli.bench.records import Case, Outcome, Ranks
 from ffncli.bench.referee.problem import Inputs, Problem, error_of
 from ffncli.bench.referee.rulings import allowed, refereed
 from ffncli.bench.timing import correctness as correct
@@ -59,6 +59,17 @@ def test_one_element_off_by_a_share_of_the_largest_is_found(dtype, share):
     assert caught.value.ruling.error.largest == pytest.approx(share, rel=0.2)
     right, problem = placed_of(EAGER, dtype)
     assert 0 < correct.before(right, problem).largest < share / 8
+
+
+def test_a_kernel_is_slow_on_a_single_rank_alone(monkeypatch):
+    """Over ranks, all make the same calls: one that made fewer would leave the others waiting in a collective."""
+    placed, problem = placed_of(EAGER)
+    assert placed.slow_s is None  # never called
+    for seconds, slow in ((0.2, None), (0.3, 0.3)):
+        placed.first_s = seconds
+        assert placed.slow_s == slow
+    monkeypatch.setattr(placed, "_problem", replace(problem, case=replace(problem.case, ranks=Ranks(tp=2))))
+    assert placed.slow_s is None
 
 
 @pytest.mark.parametrize("passes", ["forward", "forward+backward"])
