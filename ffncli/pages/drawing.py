@@ -1,15 +1,17 @@
-"""A block as one drawing: the input, then for each step its weights, in the order in which they are multiplied, and its
-result; small matrices as cells with their values, larger ones as coloured cells or as boxes with their shapes; experts
-as lanes side by side.
+"""A block as one drawing: each step's result, right of what it is computed from and below its weights, as a product is
+written by hand; small matrices as cells with their values, larger ones as coloured cells or as boxes, wider and taller
+by the logarithm of their columns and rows; experts as lanes side by side.
 
-The layout is a list of rectangles and texts, which become SVG, part of a page (cells carry the names by which the
-page's script finds them), or a PNG. Equal blocks give equal bytes.
+A drawing is a sequence of panels that flow like words: a page breaks the lines where its window ends, a file (SVG or
+PNG) at a fixed width. A panel is a list of rectangles and texts; its cells carry the names by which a page's script
+finds them. Equal blocks give equal bytes.
 """
 
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
@@ -25,17 +27,21 @@ from ffncli.system.files import written_whole
 
 SUFFIXES = (".svg", ".png")
 _CELL, _MOST = (42.0, 20.0), 16  # a cell with its value; more rows or columns than _MOST are coloured cells
-_LANE_CELL, _MOST_IN_LANE = (38.0, 17.0), 8  # the same in the lanes of at most _VALUED_LANES experts
+_LANE_CELL, _MOST_IN_LANE = (38.0, 16.0), 8  # the same in the lanes of at most _VALUED_LANES experts
 _VALUED_LANES = 4
 _SMALL, _MOST_SMALL = (9.0, 9.0), 32  # a coloured cell; more rows or columns are a box
-_BOX = (220.0, 34.0)
-_MARGIN, _LABEL, _GAP, _LANE_GAP = 12.0, 16.0, 8.0, 14.0
+_BOX = (14.0, 6.0)  # a box's width and height for each doubling of the columns and the rows; half of it in a lane
+_MARGIN, _LABEL, _GAP, _LANE_GAP, _LINE_GAP, _TITLE = 12.0, 16.0, 6.0, 14.0, 16.0, 26.0
+_ARROW = 20.0  # the room right of a panel, with an arrow if the next panel is computed from it
 _MOST_LANES = 16
-_SCREEN = 860  # the height of a drawing that a page shrinks to the height of a screen
+_WIDEST = 560.0  # the lines of a file are at most so wide, so that they can be read at 400 pixels, and on a slide
+_XMLNS = "http://www.w3.org/2000/svg"
 _STYLE = """
-svg.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; --minus: #c2570c; --bg: #ffffff; }
+.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; --minus: #c2570c; --bg: #ffffff;
+  --soft: #f3f5f7; }
 @media (prefers-color-scheme: dark) {
-  svg.block { --fg: #e6e8ea; --muted: #a9b1ba; --line: #4a545e; --plus: #2f6fd6; --minus: #b5551a; --bg: #14171a; }
+  .block { --fg: #e6e8ea; --muted: #a9b1ba; --line: #4a545e; --plus: #2f6fd6; --minus: #b5551a; --bg: #14171a;
+    --soft: #1e2328; }
 }
 .block text { font-family: system-ui, "DejaVu Sans", sans-serif; font-size: 12px; fill: var(--fg); }
 .block .value { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 11px;
@@ -43,7 +49,7 @@ svg.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; -
 .block .tight { font-size: 10px; }
 .block .quiet { fill: var(--muted); } .block .strong { font-weight: 600; } .block .middle { text-anchor: middle; }
 .block rect { stroke: var(--line); stroke-width: 1; fill: var(--bg); }
-.block rect.frame { stroke: none; }
+.block rect.frame { stroke: none; } .block rect.box { fill: var(--soft); }
 .block rect.absent { stroke-dasharray: 1 3; }
 .block rect.plus { fill: var(--plus); } .block rect.minus { fill: var(--minus); }
 .block path { stroke: var(--muted); stroke-width: 1.5; fill: none; }
@@ -53,7 +59,8 @@ svg.block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; -
 @dataclass(frozen=True)
 class _DrawnMatrix:
     """A matrix under its label: a result, or a weight as x · W multiplies. `key` is what a page's script calls it; the
-    values are None if they are unknown. Rows that are not `present` are empty; each row may have a note at its end."""
+    values are None if they are unknown. Rows that are not `present` are empty; each row may have a note at its end. A
+    result that `follows` is computed from the result before it."""
 
     label: str
     shape: tuple[int, int]
@@ -62,6 +69,7 @@ class _DrawnMatrix:
     weight: bool = False
     present: frozenset[int] | None = None
     notes: Sequence[str] = ()
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class _Lanes:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A rectangle, or with `text` a text at (x, y), or with `arrow` an arrow downwards of height `tall`."""
+    """A rectangle, or with `text` a text at (x, y), or with `arrow` an arrow to the right, `wide` long."""
 
     x: float
     y: float
@@ -97,29 +105,77 @@ class _Mark:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """Shapes in a frame; `about` describes them in words."""
+class _Panel:
+    """What stays together: a result below its weights, or an expert's lane."""
 
+    shapes: tuple[_Mark, ...]
     wide: float
     tall: float
-    shapes: tuple[_Mark, ...]
-    about: str
+    lane: bool = False
 
     def element(self) -> Element:
-        """Return the drawing as an SVG element, to be put into a page."""
-        body = [
-            element("title", self.about),
-            element("style", " ".join(_STYLE.split("\n"))),
-            *map(_svg_mark, self.shapes),
-        ]
-        size = {"viewBox": f"0 0 {self.wide:g} {self.tall:g}", "preserveAspectRatio": "xMinYMin"}
-        size["style"] = f"--wide:{self.wide:g}px;--tall:{1.25 * self.tall:g}px;width:100%;max-width:{self.wide:g}px"
-        style = "block" if self.tall > _SCREEN else "block fits"
-        return element("svg", *body, xmlns="http://www.w3.org/2000/svg", **size, role="img", class_=style)
+        """Return the panel as an SVG element of a page."""
+        size = {"viewBox": f"0 0 {self.wide:g} {self.tall:g}", "style": f"--wide:{self.wide:g}px"}
+        return element("svg", *map(_svg_mark, self.shapes), xmlns=_XMLNS, **size)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A title and panels; `about` describes them in words."""
+
+    title: str
+    panels: tuple[_Panel, ...]
+    about: str
+
+    @property
+    def shapes(self) -> Iterator[_Mark]:
+        """The shapes of all panels."""
+        return (shape for panel in self.panels for shape in panel.shapes)
+
+    def element(self) -> Element:
+        """Return the drawing as an element of a page, without the title. Its lines break where the window ends."""
+        flow: list[Element] = []
+        for lane, panels in groupby(self.panels, lambda panel: panel.lane):
+            drawn = [panel.element() for panel in panels]
+            flow += [element("div", *drawn, class_="lanes")] if lane else drawn
+        next(flow[0].iter("svg")).insert(0, element("style", " ".join(_STYLE.split("\n"))))
+        return element("div", *flow, class_="block", role="img", aria_label=self.about)
+
+    def _lines(self) -> list[list[_Panel]]:
+        """Return the panels in lines of at most _WIDEST; all lanes are one line."""
+        lines: list[list[_Panel]] = []
+        for panel in self.panels:
+            same = bool(lines) and panel.lane == lines[-1][0].lane
+            if same and (panel.lane or sum(one.wide for one in lines[-1]) + panel.wide - _ARROW <= _WIDEST):
+                lines[-1].append(panel)
+            else:
+                lines.append([panel])
+        return lines
+
+    def _placed(self) -> tuple[float, float, list[_Mark]]:
+        """Return the size and the shapes of the picture in a file. The results of a line stand on one level."""
+
+        lines = self._lines()
+        wide = max(8.0 * len(self.title), *(sum(panel.wide for panel in line) for line in lines)) + 2 * _MARGIN
+        tall = _TITLE + _MARGIN + sum(max(panel.tall for panel in line) + _LINE_GAP for line in lines)
+        shapes = [_Mark(0, 0, wide, tall, "frame"), _Mark(_MARGIN, _MARGIN + 10, style="strong", text=self.title)]
+        y = _TITLE + _MARGIN / 2
+        for line in lines:
+            x, level = _MARGIN, y + max(panel.tall for panel in line)
+            for panel in line:
+                top = y if panel.lane else level - panel.tall
+                shapes += [replace(one, x=one.x + x, y=one.y + top) for one in panel.shapes]
+                x += panel.wide
+            y = level + _LINE_GAP
+        return wide, tall, shapes
 
     def svg(self) -> bytes:
         """Return the drawing as a file of SVG, which needs nothing else."""
-        return tostring(self.element(), encoding="unicode").encode() + b"\n"
+        wide, tall, shapes = self._placed()
+        body = [element("title", self.about), element("style", " ".join(_STYLE.split("\n"))), *map(_svg_mark, shapes)]
+        size = {"viewBox": f"0 0 {wide:g} {tall:g}", "style": f"width:100%;max-width:{wide:g}px"}
+        svg = element("svg", *body, xmlns=_XMLNS, **size, role="img", class_="block")
+        return tostring(svg, encoding="unicode").encode() + b"\n"
 
     def png(self) -> bytes:
         """Return the drawing as PNG, at twice its size. Raises FFNError (exit 3) if matplotlib is missing."""
@@ -128,12 +184,13 @@ class Drawing:
             from matplotlib.patches import Rectangle
         except ImportError:
             raise FFNError("a PNG needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
-        figure = Figure((self.wide / 72, self.tall / 72), dpi=144)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, self.wide), ylim=(self.tall, 0))
+        wide, tall, shapes = self._placed()
+        figure = Figure((wide / 72, tall / 72), dpi=144)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(tall, 0))
         axes.set_axis_off()
-        for one in self.shapes:
+        for one in shapes:
             if one.arrow:
-                axes.annotate("", (one.x, one.y + one.tall), (one.x, one.y), arrowprops={"arrowstyle": "->"})
+                axes.annotate("", (one.x + one.wide, one.y), (one.x, one.y), arrowprops={"arrowstyle": "->"})
             elif one.text:
                 sides = {"middle": "center", "value": "center"}
                 place = next((side for word, side in sides.items() if word in one.style), "left")
@@ -142,7 +199,7 @@ class Drawing:
                     one.x, one.y, one.text, ha=place, va="baseline", fontsize=8.5, family=family, parse_math=False
                 )
             elif one.style != "frame":
-                color = {"plus": "#0b57d0", "minus": "#c2570c"}.get(one.style, "none")
+                color = {"plus": "#0b57d0", "minus": "#c2570c", "box": "#f3f5f7"}.get(one.style, "none")
                 box = (one.x, one.y), one.wide, one.tall
                 axes.add_patch(Rectangle(*box, facecolor=color, alpha=one.share if color != "none" else 1, linewidth=0))
                 axes.add_patch(Rectangle(*box, fill=False, edgecolor="#b7c0c9", linewidth=0.6))
@@ -161,8 +218,8 @@ def write_drawing(drawing: Drawing, path: Path) -> None:
 def _svg_mark(one: _Mark) -> Element:
     place = {"x": f"{one.x:g}", "y": f"{one.y:g}"}
     if one.arrow:
-        x, end = one.x, one.y + one.tall
-        return element("path", d=f"M{x:g} {one.y:g}V{end:g}M{x - 4:g} {end - 5:g}L{x:g} {end:g}L{x + 4:g} {end - 5:g}")
+        y, end = one.y, one.x + one.wide
+        return element("path", d=f"M{one.x:g} {y:g}H{end:g}M{end - 5:g} {y - 4:g}L{end:g} {y:g}L{end - 5:g} {y + 4:g}")
     if one.text:
         return element(
             "text", one.text, **place, class_=one.style, data_text=one.cell or None, data_note=one.name or None
@@ -180,6 +237,7 @@ def block_drawing(saved: Saved, colours: bool = True) -> Drawing:
     """Return the drawing of a saved trace; without its weights, or for a large block, they are boxes. Without `colours`
     all matrices without values in their cells are boxes."""
     parts: list[_DrawnMatrix | _Lanes] = []
+    before = ""
     for step in saved.steps:
         if step.inner:
             continue
@@ -190,7 +248,9 @@ def block_drawing(saved: Saved, colours: bool = True) -> Drawing:
         name = step.name if not step.inputs else f"{step.name} = {step.formula}"
         rows = saved.tensor(step.name).reshape(-1, step.shape[-1]).double()
         notes = route_notes(saved, step, rows) if step.op == "route" else ()
-        parts.append(_DrawnMatrix(name, (rows.shape[0], rows.shape[1]), rows, step.name, notes=notes))
+        follows = before in step.inputs
+        parts.append(_DrawnMatrix(name, (rows.shape[0], rows.shape[1]), rows, step.name, notes=notes, follows=follows))
+        before = step.name
     name = str(saved.block.get("name") or "a block")
     return _laid_out(parts, name, _MOST_SMALL if colours else 0)
 
@@ -266,34 +326,55 @@ def _by_token(saved: Saved, step: SavedStep, tokens: int, empty: bool) -> tuple[
 # --- where it is drawn ------------------------------------------------------------------------------------------------
 
 
-def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], name: str, most: int) -> Drawing:
-    shapes = [_Mark(_MARGIN, _MARGIN + 10, style="strong", text=name)]
-    y, wide = _MARGIN + _LABEL + 6, 8.0 * len(name)
-    for at, part in enumerate(parts):
-        if isinstance(part, _Lanes):
-            x, low = _MARGIN, y
-            for e, (title, matrices) in enumerate(part.lanes):
-                shapes.append(_Mark(x, y + 11, style="strong", text=title, name=f"{part.name}.{e}"))
-                under, across = y + _LABEL + 4, 6.6 * len(title)
-                for one in matrices:
-                    drawn, w, h = _matrix(one, x, under, most, part.cell, _MOST_IN_LANE)
-                    shapes += drawn
-                    under, across = under + h + _GAP, max(across, w)
-                low, x = max(low, under), x + across + _LANE_GAP
-            if part.more:
-                shapes.append(_Mark(x, y + 11, style="quiet", text=f"and {part.more} more"))
-                x += 90
-            y, wide = low + _GAP, max(wide, x)
-            continue
-        if at and not part.weight and isinstance(before := parts[at - 1], _DrawnMatrix) and not before.weight:
-            shapes.append(_Mark(_MARGIN + 10, y - _GAP + 1, tall=_GAP + 6, arrow=True))
-            y += 10
-        drawn, w, h = _matrix(part, _MARGIN, y, most)
+def _laid_out(matrices: Sequence[_DrawnMatrix | _Lanes], title: str, most: int) -> Drawing:
+    stacks: list[list[_DrawnMatrix] | _Lanes] = []
+    weights: list[_DrawnMatrix] = []
+    for one in matrices:
+        if isinstance(one, _Lanes):
+            stacks.append(one)
+        elif one.weight:
+            weights.append(one)
+        else:
+            stacks.append([*weights, one])
+            weights = []
+    panels: list[_Panel] = []
+    for stack, then in zip_longest(stacks, stacks[1:]):
+        leads = isinstance(then, list) and then[-1].follows
+        panels += _lanes(stack, most) if isinstance(stack, _Lanes) else [_stack(stack, most, leads=leads)]
+    labels = [one.label for one in matrices if isinstance(one, _DrawnMatrix)]
+    return Drawing(title, tuple(panels), f"{title}: {', '.join(labels)}")
+
+
+def _stack(
+    matrices: Sequence[_DrawnMatrix],
+    most: int,
+    cell: tuple[float, float] = _CELL,
+    most_valued: int = _MOST,
+    top: float = 0.0,
+    leads: bool = False,
+) -> _Panel:
+    """Return matrices one below the other, with room right of them: for an arrow from the last one if it `leads`."""
+    shapes: list[_Mark] = []
+    y, wide = top, 0.0
+    for one in matrices:
+        drawn, w, h = _matrix(one, 1, y, most, cell, most_valued)
         shapes += drawn
         y, wide = y + h + _GAP, max(wide, w)
-    about = f"{name}: {', '.join(part.label for part in parts if isinstance(part, _DrawnMatrix))}"
-    wide, tall = math.ceil(wide + 2 * _MARGIN), math.ceil(y + _MARGIN - _GAP)
-    return Drawing(wide, tall, (_Mark(0, 0, wide, tall, "frame"), *shapes), about)
+    low = y - _GAP
+    if leads:
+        end, middle = max(one.x + one.wide for one in drawn), low - (h - _LABEL) / 2
+        shapes.append(_Mark(end + 4, middle, wide=_ARROW - 9, arrow=True))
+    return _Panel(tuple(shapes), math.ceil(wide + _ARROW), math.ceil(low + 1))
+
+
+def _lanes(experts: _Lanes, most: int) -> Iterator[_Panel]:
+    for e, (title, matrices) in enumerate(experts.lanes):
+        lane = _stack(matrices, most, experts.cell, _MOST_IN_LANE, top=_LABEL + 4)
+        name = _Mark(1, 11, style="strong", text=title, name=f"{experts.name}.{e}")
+        wide = math.ceil(max(6.6 * len(title), lane.wide - _ARROW) + _LANE_GAP)
+        yield _Panel((name, *lane.shapes), wide, lane.tall, lane=True)
+    if experts.more:
+        yield _Panel((_Mark(1, 11, style="quiet", text=f"and {experts.more} more"),), 90, _LABEL, lane=True)
 
 
 def _matrix(
@@ -306,15 +387,14 @@ def _matrix(
 ) -> tuple[list[_Mark], float, float]:
     """Return the shapes of a matrix with its label, and their width and height."""
     rows, columns = one.shape
-    label = f"{one.label}   {rows} × {columns}"
+    label = f"{one.label}   {rows:,} × {columns:,}"
     out = [_Mark(x, y + 11, style="quiet" if one.weight else "", text=label)]
     wide, top = 6.8 * len(label), y + _LABEL
     valued = cell != _SMALL and max(rows, columns) <= most_valued
     if one.values is None or not (valued or max(rows, columns) <= coloured):
-        box = _Mark(x, top, *(_BOX if most_valued == _MOST else (110.0, 22.0)))
-        middle = f"{rows:,} × {columns:,}"
-        text = _Mark(x + box.wide / 2, top + box.tall / 2 + 4, style="middle quiet", text=middle)
-        return [*out, box, text], max(wide, box.wide), _LABEL + box.tall
+        scale = 1.0 if most_valued == _MOST else 0.5
+        w, h = scale * _BOX[0] * math.log2(columns + 1), max(14.0, scale * _BOX[1] * math.log2(rows + 1))
+        return [*out, _Mark(x, top, w, h, "box")], max(wide, w), _LABEL + h
     w, h = cell if valued else _SMALL
     name = one.label.lstrip("·+ ") if one.weight else ""
     finite = one.values[one.values.isfinite()].abs()

@@ -100,8 +100,7 @@ def facts_section(saved: Saved, name: str) -> Section:
 
 
 def _framed(drawn: Element) -> Element:
-    frame = element("div", drawn, class_="drawing", tabindex="0", role="region", aria_label="The block as a picture")
-    return element("div", frame, class_="picture")
+    return element("div", element("div", drawn, class_="drawing"), class_="picture")
 
 
 def _drawing(saved: Saved) -> Drawing:

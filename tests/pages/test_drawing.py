@@ -62,7 +62,7 @@ def test_the_same_block_twice_gives_the_same_bytes(words: str, tmp_path: Path, c
 
 def test_a_large_block_has_boxes_with_shapes(tmp_path: Path, call):
     tree = drawn(tmp_path / "large.svg", call, "512x2048:swiglu")
-    assert "512 × 2,048" in {one.text for one in tree.iter(f"{SVG}text")}
+    assert "· W1   512 × 2,048" in {one.text for one in tree.iter(f"{SVG}text")}
     assert cells(tree) == {}
 
 

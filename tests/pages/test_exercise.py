@@ -18,7 +18,8 @@ from ffncli.run.trace.question import Question
 
 def parsed(page: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """(the text of each cell of the drawing, the blanks that its script knows)."""
-    svg = ElementTree.fromstring(re.sub(r"xmlns=\S+ ", "", re.search(r"<svg .*?</svg>", page, re.S)[0]))  # type: ignore[index]
+    parts = "".join(re.sub(r"xmlns=\S+ ", "", one) for one in re.findall(r"<svg .*?</svg>", page, re.S))
+    svg = ElementTree.fromstring(f"<all>{parts}</all>")
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     cells = {one.attrib["data-text"]: (one.text or "").strip() for one in svg.iter("text") if "data-text" in one.attrib}
     return cells, data["block-live"].get("blanks", [])

@@ -25,11 +25,11 @@ function joined(words) {
 
 class Picture {
   constructor(root, live) {
-    Object.assign(this, { live, svg: root.querySelector("svg.block"), rects: new Map(), texts: new Map(), gradients: null, at: -1, moved: new Set() });
-    this.svg.setAttribute("role", "group");
-    this.svg.setAttribute("aria-label", "The block; the arrow keys move through a matrix, Enter changes a number");
-    for (const text of this.svg.querySelectorAll("[data-text]")) this.texts.set(text.dataset.text, text);
-    for (const rect of this.svg.querySelectorAll("[data-part]")) {
+    Object.assign(this, { live, drawing: root.querySelector(".block"), rects: new Map(), texts: new Map(), gradients: null, at: -1, moved: new Set() });
+    this.drawing.setAttribute("role", "group");
+    this.drawing.setAttribute("aria-label", "The block; the arrow keys move through a matrix, Enter changes a number");
+    for (const text of this.drawing.querySelectorAll("[data-text]")) this.texts.set(text.dataset.text, text);
+    for (const rect of this.drawing.querySelectorAll("[data-part]")) {
       this.rects.set(rect.dataset.part, rect);
       rect.addEventListener("pointerenter", () => { if (!this.held) this.point(rect.dataset.part); });
       if (!this.texts.has(rect.dataset.part)) continue; // a coloured cell is too small for a finger, and has a field below
@@ -100,7 +100,7 @@ class Picture {
       if (text) rect.setAttribute("aria-label", `${this.nameOf(at.part)} ${value === undefined ? instead || "empty" : shownNumber(value)}`);
       if (text) text.textContent = value === undefined ? instead : cellText(value);
     }
-    for (const text of this.svg.querySelectorAll("[data-note]")) text.textContent = this.noteOf(text.dataset.note);
+    for (const text of this.drawing.querySelectorAll("[data-note]")) text.textContent = this.noteOf(text.dataset.note);
     if (!this.exercise) {
       this.lossText.textContent = shownNumber(this.loss());
       this.drawCurve();
@@ -290,7 +290,10 @@ class Picture {
       this.live.update();
       this.tell(rate.value, before, places, moves);
     });
-    box.append(make("span", "Loss (mean square of the output): "), this.lossText, ...(few ? [show, train, "at rate", rate] : []));
+    const loss = make("span", "Loss (mean square of the output): ", { class: "line" }), at = make("label", "at rate ");
+    loss.append(this.lossText);
+    at.append(rate);
+    box.append(loss, ...(few ? [show, train, at] : []));
     return box;
   }
 
