@@ -44,9 +44,9 @@ _STYLE = """
     --soft: #1e2328; }
 }
 .block text { font-family: system-ui, "DejaVu Sans", sans-serif; font-size: 12px; fill: var(--fg); }
-.block .value { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 11px;
+.block .value { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 10.5px;
   text-anchor: middle; pointer-events: none; }
-.block .tight { font-size: 10px; }
+.block .tight { font-size: 9.5px; }
 .block .quiet { fill: var(--muted); } .block .strong { font-weight: 600; } .block .middle { text-anchor: middle; }
 .block rect { stroke: var(--line); stroke-width: 1; fill: var(--bg); }
 .block rect.frame { stroke: none; } .block rect.box { fill: var(--soft); }

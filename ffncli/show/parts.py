@@ -71,13 +71,13 @@ class Table:
         return [self._with(part, "" if at else caption) for at, part in enumerate(parts)]
 
     def _constants(self) -> list[int]:
-        """Return the columns, labels excluded, whose text is the same in all rows, if there are several rows."""
+        """Return the columns, but for the first, whose text is the same in all rows, if there are several rows."""
         texts = self.texts() if len(self.rows) > 1 else []
-        return [i for i in range(max(1, self.labels), len(self.columns)) if len({row[i] for row in texts}) == 1]
+        return [i for i in range(1, len(self.columns)) if len({row[i] for row in texts}) == 1]
 
     def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
         """Return groups of columns that each fit next to the labels; [] without labels or if a column is too wide."""
-        first = 1 if self.side_by_side else self.labels
+        first = 1 if self.side_by_side else len([i for i in kept if i < self.labels])
         parts: list[list[int]] = []
         for i in kept[first:]:
             if parts and _taken(widths, [*parts[-1], i]) <= room:

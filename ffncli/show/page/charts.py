@@ -58,7 +58,7 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
     height = _TOP + _ROW * (len(rows) + sum(map(len, groups.values()))) + _BOTTOM
     if scale is None:
         return element("p", "No ratios.")
-    labels = 16.0 + 11 * max(
+    labels = 16.0 + 12.5 * max(
         (min(_LONGEST_LABEL, len(row.label)) for row in rows), default=0
     )  # wide enough for a phone's letters
     parts: list[Element] = _across(scale, height - _BOTTOM, across, labels)
@@ -89,7 +89,7 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
     scale_x, scale_y = axis(xs, log_x), axis(ys, log_y)
     if scale_x is None or scale_y is None:
         return element("p", "Nothing to draw.")
-    left, height = 70, 340
+    left, height = 84, 340
     parts = _across(scale_x, height - _BOTTOM, across, left, whole=all(x == round(x) for x in xs if math.isfinite(x)))
     for share, label in scale_y.ticks(7):
         y = _up(share, height)

@@ -186,7 +186,7 @@ class Picture {
     const list = make("ol");
     list.append(...lines);
     const most = shown.length ? /^(expert \d+: )?\S+/.exec(shown[0][0])[0] : "";
-    this.terms.replaceChildren(...(most ? [make("p", `What makes ${title} (framed): most of it is from ${most}.`), list] : []));
+    this.terms.replaceChildren(...(most ? [make("p", `What makes ${title} (framed): ${most} weighs most.`), list] : []));
   }
 
   set(part, value) {
