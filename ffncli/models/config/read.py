@@ -81,7 +81,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
     if not family.parts:
-        by = f"model_type {model_type}" if model_type else f"class {_class(config)}"
+        of_type = model_type and BY_TYPE.get(model_type, family_name) == family_name
+        by = f"model_type {model_type}" if of_type else f"class {_class(config)}"
         evidence.append(f"{'gated' if spec.gated else 'plain'}: {by}")
     for at in dict.fromkeys(stack.at for stack in family.stacks):
         widths = _width_evidence(config.inside(at), family, groups)

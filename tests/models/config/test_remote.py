@@ -193,6 +193,8 @@ def test_totals_are_the_published_ones(values: dict[str, Any], total: float, act
     assert counted.model_params_total == pytest.approx(total * 1e9, rel=0.005)
     assert counted.model_params_active == pytest.approx(active * 1e9, rel=0.005)
     assert not any("is not used" in line for line in read.evidence)
+    by = f"class {values['architectures'][0]}" if "architectures" in values else "model_type"
+    assert any(line.startswith(f"gated: {by}") for line in read.evidence)
 
 
 def test_cogvlms_image_tokens_have_ffns_of_their_own_behind_the_same_norms() -> None:
