@@ -41,7 +41,7 @@ import torch
 
 from benchmarks import script
 from benchmarks.script import Kept, Row, Rows, number, read
-from ffncli.bench.judge.statistics import t_interval
+from ffncli.bench.judge.statistics import t_interval, welch
 from ffncli.bench.records import Case, Method
 from ffncli.bench.request.grid import Grid, build_request, cached
 from ffncli.bench.suite import new_run, run
@@ -165,10 +165,17 @@ def best_fraction(row: Row) -> float:
 
 
 def beside(row: Row, other: Row) -> tuple[float, float, float]:
-    """Return the ratio of two kernels of a case with its interval, from their ratios to eager in each process."""
-    pairs = zip(row["process_ratios"].split(";"), other["process_ratios"].split(";"), strict=True)
-    interval = t_interval([log(float(a) / float(b)) for a, b in pairs]).map(exp)
-    return interval.value, interval.low, interval.high
+    """Return the ratio of two kernels of a case with its interval, from their ratios to eager in each process; where
+    one of them was timed in fewer processes, those are not paired."""
+    logs, others = ([log(float(text)) for text in one["process_ratios"].split(";")] for one in (row, other))
+    if len(logs) == len(others):
+        interval = t_interval([a - b for a, b in zip(logs, others, strict=True)])
+    else:
+        shift = welch(others, logs)
+        assert shift is not None  # of two and more processes
+        interval = shift.log_ratio
+    ratio = interval.map(exp)
+    return ratio.value, ratio.low, ratio.high
 
 
 def missed(rows: Rows) -> list[str]:

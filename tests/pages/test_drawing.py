@@ -51,6 +51,24 @@ def test_the_order_is_that_of_the_products_and_experts_are_lanes(tmp_path: Path,
         ].nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize(("words", "lines"), [("3x4:relu --tokens 2", 1), ("4x8:relu --tokens 2", 2)])
+def test_a_result_stands_where_a_product_is_written(words: str, lines: int, tmp_path: Path, call):
+    """Right of what it is computed from, row by row, and below its weights, column by column."""
+    tree = drawn(tmp_path / "block.svg", call, *words.split())
+    at = {one.attrib["data-part"]: (float(one.attrib["x"]), float(one.attrib["y"])) for one in tree.iter(f"{SVG}rect")
+          if "data-part" in one.attrib}  # fmt: skip
+    results = ("x", "up", "act", "down")
+    assert len({at[f"{name}[0,0]"][1] for name in results}) == lines
+    for name, reads in zip(results[1:], results, strict=False):
+        (x, y), (before, level) = at[f"{name}[1,0]"], at[f"{reads}[1,0]"]
+        assert (x > before, y == level) == (True, True) or y > level  # on the next line
+        for part in ("weight", "bias") if name in ("up", "down") else ():
+            assert at[f"{name}.{part}[0,2]"][0] == at[f"{name}[0,2]"][0]
+            assert at[f"{name}.{part}[0,2]"][1] < at[f"{name}[0,2]"][1]
+    width = float(tree.attrib["viewBox"].split()[2])
+    assert max(x for x, _ in at.values()) < width <= 620
+
+
 @pytest.mark.parametrize(
     "words", ["4x8:gelu", "8x16:swiglu --experts 4 --top-k 2", "512x2048:swiglu", "--example notebook --eval"]
 )
