@@ -51,7 +51,7 @@ def test_the_order_is_that_of_the_products_and_experts_are_lanes(tmp_path: Path,
         ].nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("words", "lines"), [("3x4:relu --tokens 2", 1), ("4x8:relu --tokens 2", 2)])
+@pytest.mark.parametrize(("words", "lines"), [("3x4:relu --tokens 2", 2), ("4x12:relu --tokens 2", 4)])
 def test_a_result_stands_where_a_product_is_written(words: str, lines: int, tmp_path: Path, call):
     """Right of what it is computed from, row by row, and below its weights, column by column."""
     tree = drawn(tmp_path / "block.svg", call, *words.split())
