@@ -33,8 +33,9 @@ import random
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
+from statistics import fmean
 from xml.sax.saxutils import escape
 
 import torch
@@ -166,13 +167,14 @@ def best_fraction(row: Row) -> float:
 
 def beside(row: Row, other: Row) -> tuple[float, float, float]:
     """Return the ratio of two kernels of a case with its interval, from their ratios to eager in each process; where
-    one of them was timed in fewer processes, those are not paired."""
+    one of them was timed in fewer processes, the processes are not paired."""
     logs, others = ([log(float(text)) for text in one["process_ratios"].split(";")] for one in (row, other))
     if len(logs) == len(others):
         interval = t_interval([a - b for a, b in zip(logs, others, strict=True)])
     else:
         shift = welch(others, logs)
-        assert shift is not None  # of two and more processes
+        if shift is None:  # one process
+            return exp(fmean(logs) - fmean(others)), 0.0, inf
         interval = shift.log_ratio
     ratio = interval.map(exp)
     return ratio.value, ratio.low, ratio.high

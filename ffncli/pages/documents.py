@@ -117,6 +117,7 @@ def _title(word: str, values: Mapping[str, Any]) -> str:
         return f"History of {counted(len(lines), 'line')}"
     if word == "compare" and values.get("base") and values.get("new"):
         return f"{values['new']} compared with {values['base']}"
-    if word == "precision" and isinstance(rows := values.get("rows"), list):
-        name = f"{name} in {', '.join(dict.fromkeys(str(row.get('format')) for row in rows))}"
+    if word == "precision" and name and isinstance(rows := values.get("rows"), list):
+        formats = dict.fromkeys(str(row["format"]) for row in rows if isinstance(row, Mapping) and row.get("format"))
+        name = f"{name} in {', '.join(formats)}" if formats else name
     return titled(str(name), str(prompt))

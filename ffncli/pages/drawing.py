@@ -1,9 +1,9 @@
-"""A block as one drawing: each step's result, right of what it is computed from and below its weights, as a product is
+"""A block as one drawing: each step's result, after what it is computed from and below its weights, as a product is
 written by hand; small matrices as cells with their values, larger ones as coloured cells or as boxes, wider and taller
 by the logarithm of their columns and rows; experts as lanes side by side.
 
 A drawing is a sequence of panels that flow like words: a page breaks the lines where its window ends, a file (SVG or
-PNG) at a fixed width. A panel is a list of rectangles and texts; its cells carry the names by which a page's script
+PNG) at some 560 pixels. A panel is a list of rectangles and texts; its cells carry the names by which a page's script
 finds them. Equal blocks give equal bytes.
 """
 
@@ -32,9 +32,9 @@ _VALUED_LANES = 4
 _SMALL, _MOST_SMALL = (9.0, 9.0), 32  # a coloured cell; more rows or columns are a box
 _BOX = (14.0, 6.0)  # a box's width and height for each doubling of the columns and the rows; half of it in a lane
 _MARGIN, _LABEL, _GAP, _LANE_GAP, _LINE_GAP, _TITLE = 12.0, 16.0, 6.0, 14.0, 16.0, 26.0
-_ARROW = 20.0  # the room right of a panel, with an arrow if the next panel is computed from it
+_ARROW = 20.0  # the room right of a panel, with an arrow if the next panel, maybe on the next line, is computed from it
 _MOST_LANES = 16
-_WIDEST = 560.0  # the lines of a file are at most so wide, so that they can be read at 400 pixels, and on a slide
+_WIDEST = 560.0  # so wide is a file's line, but for a wider panel and lanes: readable at 400 pixels and on a slide
 _XMLNS = "http://www.w3.org/2000/svg"
 _STYLE = """
 .block { --fg: #1b1f24; --muted: #57606a; --line: #b7c0c9; --plus: #0b57d0; --minus: #c2570c; --bg: #ffffff;
@@ -58,13 +58,13 @@ _STYLE = """
 
 @dataclass(frozen=True)
 class _DrawnMatrix:
-    """A matrix under its label: a result, or a weight as x · W multiplies. `key` is what a page's script calls it; the
-    values are None if they are unknown. Rows that are not `present` are empty; each row may have a note at its end. A
-    result that `follows` is computed from the result before it."""
+    """A matrix under its label: a result, or a weight as x · W multiplies. `key` is what a page's script calls it. Rows
+    that are not `present` are empty; each row may have a note at its end. A result that `follows` is computed from the
+    result before it."""
 
     label: str
     shape: tuple[int, int]
-    values: Tensor | None
+    values: Tensor
     key: str = ""
     weight: bool = False
     present: frozenset[int] | None = None
@@ -234,8 +234,8 @@ def _svg_mark(one: _Mark) -> Element:
 
 
 def block_drawing(saved: Saved, colours: bool = True) -> Drawing:
-    """Return the drawing of a saved trace; without its weights, or for a large block, they are boxes. Without `colours`
-    all matrices without values in their cells are boxes."""
+    """Return the drawing of a saved trace; weights that the file lacks are left out. Without `colours`, all matrices
+    without values in their cells are boxes."""
     parts: list[_DrawnMatrix | _Lanes] = []
     before = ""
     for step in saved.steps:
@@ -326,10 +326,10 @@ def _by_token(saved: Saved, step: SavedStep, tokens: int, empty: bool) -> tuple[
 # --- where it is drawn ------------------------------------------------------------------------------------------------
 
 
-def _laid_out(matrices: Sequence[_DrawnMatrix | _Lanes], title: str, most: int) -> Drawing:
+def _laid_out(parts: Sequence[_DrawnMatrix | _Lanes], title: str, most: int) -> Drawing:
     stacks: list[list[_DrawnMatrix] | _Lanes] = []
     weights: list[_DrawnMatrix] = []
-    for one in matrices:
+    for one in parts:
         if isinstance(one, _Lanes):
             stacks.append(one)
         elif one.weight:
@@ -341,7 +341,7 @@ def _laid_out(matrices: Sequence[_DrawnMatrix | _Lanes], title: str, most: int) 
     for stack, then in zip_longest(stacks, stacks[1:]):
         leads = isinstance(then, list) and then[-1].follows
         panels += _lanes(stack, most) if isinstance(stack, _Lanes) else [_stack(stack, most, leads=leads)]
-    labels = [one.label for one in matrices if isinstance(one, _DrawnMatrix)]
+    labels = [one.label for one in parts if isinstance(one, _DrawnMatrix)]
     return Drawing(title, tuple(panels), f"{title}: {', '.join(labels)}")
 
 
@@ -391,7 +391,7 @@ def _matrix(
     out = [_Mark(x, y + 11, style="quiet" if one.weight else "", text=label)]
     wide, top = 6.8 * len(label), y + _LABEL
     valued = cell != _SMALL and max(rows, columns) <= most_valued
-    if one.values is None or not (valued or max(rows, columns) <= coloured):
+    if not (valued or max(rows, columns) <= coloured):
         scale = 1.0 if most_valued == _MOST else 0.5
         w, h = scale * _BOX[0] * math.log2(columns + 1), max(14.0, scale * _BOX[1] * math.log2(rows + 1))
         return [*out, _Mark(x, top, w, h, "box")], max(wide, w), _LABEL + h

@@ -71,9 +71,11 @@ class Table:
         return [self._with(part, "" if at else caption) for at, part in enumerate(parts)]
 
     def _constants(self) -> list[int]:
-        """Return the columns, but for the first, whose text is the same in all rows, if there are several rows."""
+        """Return the columns, but for the first, whose text is the same in all rows, if there are several rows; labels
+        come last."""
         texts = self.texts() if len(self.rows) > 1 else []
-        return [i for i in range(1, len(self.columns)) if len({row[i] for row in texts}) == 1]
+        same = [i for i in range(1, len(self.columns)) if len({row[i] for row in texts}) == 1]
+        return sorted(same, key=lambda i: i < self.labels)
 
     def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
         """Return groups of columns that each fit next to the labels; [] without labels or if a column is too wide."""

@@ -442,7 +442,7 @@ def test_a_mixture_says_what_stands_out(pages: dict[str, Path], opened: Open) ->
             line = texts(browser, ".glance p")[1 + i]
             assert re.findall(r"expert (\d)", line) == [str(e) for e in sorted(experts)]
         most = max(terms, key=lambda name: abs(terms[name]))
-        assert f"{most} weighs most." in texts(browser, ".terms p")[0]
+        assert f"{most} has the largest part." in texts(browser, ".terms p")[0]
         told = re.findall(r"(-?[\d.]+) = (expert \d: \S+)", " ".join(texts(browser, ".terms li")))
         assert len(told) == 5
         for value, name in told:

@@ -61,12 +61,26 @@ def test_a_result_stands_where_a_product_is_written(words: str, lines: int, tmp_
     assert len({at[f"{name}[0,0]"][1] for name in results}) == lines
     for name, reads in zip(results[1:], results, strict=False):
         (x, y), (before, level) = at[f"{name}[1,0]"], at[f"{reads}[1,0]"]
-        assert (x > before, y == level) == (True, True) or y > level  # on the next line
+        assert x > before if y == level else (x == at["x[0,0]"][0] and y > level)  # or it begins the next line
         for part in ("weight", "bias") if name in ("up", "down") else ():
             assert at[f"{name}.{part}[0,2]"][0] == at[f"{name}[0,2]"][0]
             assert at[f"{name}.{part}[0,2]"][1] < at[f"{name}[0,2]"][1]
     width = float(tree.attrib["viewBox"].split()[2])
     assert max(x for x, _ in at.values()) < width <= 620
+
+
+def test_a_page_gets_panels_and_lanes(tmp_path: Path):
+    """Each panel is an SVG of its own, so that lines break where the window ends; an arrow leads to what reads it."""
+    ffncli.trace("4x8:swiglu", experts=3, top_k=2, tokens=2, save=tmp_path / "t.npz", save_weights=True)
+    page = block_drawing(open_saved(tmp_path / "t.npz")).element()
+    assert [one.tag for one in page] == ["svg", "svg", "svg", "div", "svg"]  # x, router, route, the lanes, their sum
+    assert [len(one) for one in page.iter("div") if one.get("class") == "lanes"] == [3]
+    assert len([*page.iter("style")]) == 1
+    assert [len([*one.iter("path")]) for one in page] == [1, 1, 0, 0, 0]  # x → router → route
+    whole = ElementTree.fromstring(block_drawing(open_saved(tmp_path / "t.npz")).svg())
+    assert {one.get("data-part") for one in page.iter("rect")} == {
+        one.get("data-part") for one in whole.iter(f"{SVG}rect") if one.get("class") != "frame"
+    }
 
 
 @pytest.mark.parametrize(

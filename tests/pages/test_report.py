@@ -481,6 +481,7 @@ def test_precision_is_a_map_and_bars(source: str, tmp_path: Path, call: Any) -> 
     assert call("precision", source, "--dtype", "fp8", "-o", str(tmp_path / "p.json"))[0] == 0
     ffncli.report(tmp_path / "p.json", tmp_path / "p.html")
     text, (row,) = (tmp_path / "p.html").read_text("utf-8"), ffncli.precision(source, dtype="fp8").rows
+    assert f"<h1>{source} in fp8</h1>" in text
     tensors = [name for name in row.by_tensor if row.by_tensor[name] is not None]
     head, *rows = cells_of(text)
     assert head == ["layer", *tensors]
@@ -511,7 +512,7 @@ def test_a_precision_of_other_values_is_shown_without_them(value: Any, tmp_path:
     row = {**dict.fromkeys(("layer", "format", "error_rel", "by_pair", "rest"), value), "by_tensor": {"W1": value}}
     choice = dict.fromkeys(("layer", "tensor", "format", "bits"), value)
     for more in ({"rows": [row]}, {"rows": [], "budget": {"choices": [choice]}}):
-        (tmp_path / "p.json").write_text(json.dumps({"command": "precision", **more}), "utf-8")
+        (tmp_path / "p.json").write_text(json.dumps({"command": "precision", "model": {"name": "m"}, **more}), "utf-8")
         ffncli.report(tmp_path / "p.json", tmp_path / "p.html", force=True)
         assert "<b>" not in (tmp_path / "p.html").read_text("utf-8")
 

@@ -273,6 +273,8 @@ def test_columns_that_say_the_same_leave_before_a_table_falls_apart(monkeypatch)
     assert [line for line in split if line[0] == "d_ff"] == [["d_ff", "tokens"], ["d_ff", "parameters"]]
     assert sum(line[0] == "in" for line in split) == 1
     assert lines(80)[1][2:4] == ["4,096", "silu"]
+    words = [word for line in lines(30, labels=3)[:2] for word in line]
+    assert words == "in every row: activation silu, d_model 4,096".split()  # labels come last
     assert screen(monkeypatch, 24, Table(names, rows[:1]), color=False).splitlines()[2].split() == ["d_model", "4,096"]
 
 

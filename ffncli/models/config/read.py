@@ -70,7 +70,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     if why := REFUSED.get(str(whole.values.get("model_type"))) or REFUSED.get(model_type):
         named = whole.values["model_type"] if model_type not in REFUSED else model_type
         raise FFNError(f"{config.where}: model_type {shown(named)} is not covered", why)
-    family_name, described, assumed = _family_name(config, model_type)
+    family_name, described, decided, assumed = _family_name(config, model_type)
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
     for part in family.parts:
@@ -81,8 +81,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
     if not family.parts:
-        of_type = model_type and BY_TYPE.get(model_type, family_name) == family_name
-        by = f"model_type {model_type}" if of_type else f"class {_class(config)}"
+        by = f"model_type {model_type}" if decided == "model_type" else f"class {_class(config)}"
         evidence.append(f"{'gated' if spec.gated else 'plain'}: {by}")
     for at in dict.fromkeys(stack.at for stack in family.stacks):
         widths = _width_evidence(config.inside(at), family, groups)
@@ -131,8 +130,9 @@ def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
     return flags.pop() if len(flags) == 1 else None
 
 
-def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
-    """Return (the family whose row describes the config, the model_type whose attention it has, a note or "").
+def _family_name(config: Fields, model_type: str) -> tuple[str, str, str, str]:
+    """Return (the family whose row describes the config, the model_type whose attention it has, `model_type` or
+    `class`: what decided, a note or "").
 
     A model_type without a row may be a composite whose fields are at the top level, another spelling of a known one, or
     the name of repository code that runs a known class (`architectures`). A class that only a repository has decides
@@ -142,25 +142,26 @@ def _family_name(config: Fields, model_type: str) -> tuple[str, str, str]:
     """
     made = _class(config)
     of_class = _spelled(made)
-    by_class = f"model_type {shown(model_type)} of class {shown(made)}" if model_type else f"class {shown(made)}"
+    by_type, by_class = f"model_type {shown(model_type)}", f"class {shown(made)}"
+    read_as = f"{by_type} of {by_class} is read as" if model_type else f"{by_class} is read as"
     if of_class and BY_TYPE[of_class] in OF_REPOSITORIES and BY_TYPE.get(model_type) not in (None, BY_TYPE[of_class]):
-        return BY_TYPE[of_class], of_class, f"{by_class} is read as {of_class}"
+        return BY_TYPE[of_class], of_class, "class", f"{read_as} {of_class}"
     if family := BY_TYPE.get(model_type):
-        return family, TEXT_TYPES.get(model_type, model_type), ""
+        return family, TEXT_TYPES.get(model_type, model_type), "model_type", ""
     if family := BY_TYPE.get(text := TEXT_TYPES.get(model_type, "")):
-        return family, text, ""
+        return family, text, "model_type", ""
     if known := _spelled(model_type):
-        return BY_TYPE[known], TEXT_TYPES.get(known, known), f"model_type {shown(model_type)} is read as {known}"
+        return BY_TYPE[known], TEXT_TYPES.get(known, known), "model_type", f"{by_type} is read as {known}"
     if of_class:
-        return BY_TYPE[of_class], TEXT_TYPES.get(of_class, of_class), f"{by_class} is read as {of_class}"
+        return BY_TYPE[of_class], TEXT_TYPES.get(of_class, of_class), "class", f"{read_as} {of_class}"
     if (
         isinstance(config.values.get("auto_map"), Mapping)
         and activations.CANONICAL.get(str(config.get("hidden_act|activation_function", None)).lower()) == "silu"
         and all(type(config.values.get(name)) is int for name in ("hidden_size", "intermediate_size"))
     ):
-        note = f"model_type {shown(model_type)} has code of its own, assumed to run Llama's block: gate, up and down"
-        return "llama", model_type, f"{note} without biases; only its tensors would show this"
-    raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
+        note = f"{by_type} has code of its own, assumed to run Llama's block: gate, up and down"
+        return "llama", model_type, "model_type", f"{note} without biases; only its tensors would show this"
+    raise FFNError(f"{config.where}: {by_type} is not known", _nearest_model_type(model_type))
 
 
 def _class(config: Fields) -> str:

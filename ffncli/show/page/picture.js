@@ -186,7 +186,7 @@ class Picture {
     const list = make("ol");
     list.append(...lines);
     const most = shown.length ? /^(expert \d+: )?\S+/.exec(shown[0][0])[0] : "";
-    this.terms.replaceChildren(...(most ? [make("p", `What makes ${title} (framed): ${most} weighs most.`), list] : []));
+    this.terms.replaceChildren(...(most ? [make("p", `What makes ${title} (framed): ${most} has the largest part.`), list] : []));
   }
 
   set(part, value) {
@@ -265,7 +265,7 @@ class Picture {
   }
 
   training() {
-    const box = make("div", null, { class: "tools" }), rate = make("input", null, { class: "number", type: "number", step: "any", value: "0.1", "aria-label": "Learning rate" });
+    const box = make("div", null, { class: "tools" }), rate = make("input", null, { class: "number", type: "number", step: "any", value: "0.1" });
     this.lossText = make("output");
     const few = this.rects.size <= 1200;
     const show = make("button", "Show the gradient", { type: "button", "aria-pressed": "false" }), train = make("button", "One training step", { type: "button" });
@@ -290,10 +290,10 @@ class Picture {
       this.live.update();
       this.tell(rate.value, before, places, moves);
     });
-    const loss = make("span", "Loss (mean square of the output): ", { class: "line" }), at = make("label", "at rate ");
+    const loss = make("span", "Loss (mean square of the output): ", { class: "loss" }), atRate = make("label", "at rate ");
     loss.append(this.lossText);
-    at.append(rate);
-    box.append(loss, ...(few ? [show, train, at] : []));
+    atRate.append(rate);
+    box.append(loss, ...(few ? [show, train, atRate] : []));
     return box;
   }
 

@@ -197,6 +197,17 @@ def test_totals_are_the_published_ones(values: dict[str, Any], total: float, act
     assert any(line.startswith(f"gated: {by}") for line in read.evidence)
 
 
+def test_what_decided_is_the_evidence() -> None:
+    """The model_type, another spelling of one, or the class if the model_type is unknown or another family's."""
+    for config, decided in (
+        ({"model_type": "llama"}, "model_type llama"),
+        ({"model_type": "foo", "architectures": ["LlamaForCausalLM"]}, "class LlamaForCausalLM"),
+        ({"architectures": ["CogVLMForCausalLM"]}, "class CogVLMForCausalLM"),
+    ):
+        read = from_config({**LLAMA_LIKE, **config, **CODE}, "c", "config.json")
+        assert f"gated: {decided}" in read.evidence
+
+
 def test_cogvlms_image_tokens_have_ffns_of_their_own_behind_the_same_norms() -> None:
     (images,) = from_config({**COUNTS["CogVLM, without a model_type"][0], **CODE}, "c", "config.json").not_counted[:1]
     assert (images.what, images.parameters) == ("FFNs of image tokens", 3 * WIDE)
