@@ -99,7 +99,19 @@ def _history(every: _Rows) -> Iterator[Child]:
         where = f", {line.get('machine')}" if several else ""
         yield element("h3", f"{line.get('kernel')}: {line.get('case')}{where}")
         series = [ChartLine(str(line.get("kernel")), [(float(at), y / size) for at, y, _ in times], bars)]
-        yield lines(series, "run", f"{unit} per call", log_x=False, log_y=False)
+        yield lines(series, "run", f"{unit} per call", log_x=False, log_y=False, marks=[*_changes(line, len(runs))])
+
+
+def _changes(line: Mapping[str, Any], runs: int) -> Iterator[tuple[float, str]]:
+    """Yield each change of a line: where it is among the runs, counted from 1, and how much slower it made them. A jump
+    lies before a run, a drift begins with one."""
+    changes = line.get("changes")
+    for change in changes if isinstance(changes, list) else []:
+        if isinstance(change, Mapping):
+            first, ratio = finite_number(change.get("first")), finite_number(change.get("ratio"))
+            if first is not None and ratio is not None and 0 <= first < runs:
+                drift = change.get("kind") == "drift"
+                yield first + (1 if drift else 0.5), f"{'drift ' if drift else ''}{100 * (ratio - 1):+.1f} %"
 
 
 def _meanings(conventions: object) -> Iterator[Child]:

@@ -383,15 +383,21 @@ def test_records_inside_rows_are_tables_that_name_their_rows(tmp_path: Path) -> 
 
 
 def test_a_history_is_a_chart_of_each_line(tmp_path: Path) -> None:
-    """In the unit of its first time; a time that is no number is left out."""
+    """In the unit of its first time; a time that is no number is left out. A change stands between two runs."""
     runs = [{"run_id": str(at), "time_s": time, "time_low_s": time and time * 0.9, "time_high_s": time and time * 1.1}
             for at, time in enumerate((2e-3, None, 3e-3))]  # fmt: skip
-    line = {"machine": "m", "case": "c", "kernel": "k", "runs": runs, "changes": []}
+    changes = [{"kind": "jump", "first": 1, "ratio": 1.5}, {"kind": "drift", "first": 0, "ratio": 0.9},
+               {"kind": "jump", "first": 99, "ratio": 2.0}, {"first": "1", "ratio": 2.0}, 3]  # fmt: skip
+    line = {"machine": "m", "case": "c", "kernel": "k", "runs": runs, "changes": changes}
     answer = {"command": "compare", "history": ["a.csv"], "lines": [{**line, "runs": runs[:1]}, line, {"runs": 3}]}
     (tmp_path / "h.json").write_text(json.dumps(answer), "utf-8")
     ffncli.report(tmp_path / "h.json", tmp_path / "h.html")
     text = (tmp_path / "h.html").read_text("utf-8")
     assert re.findall(r"<title>k: (\S+), ([^<]+)</title>", text) == [("1", "2"), ("3", "3")]
+    first, last = (float(x) for x in re.findall(r'<circle cx="([\d.]+)"', text))  # of the runs 1 and 3
+    marks = re.findall(r'<line x1="([\d.]+)"[^>]*class="mark" ?/?></?line?>?<text[^>]*>([^<]+)<', text)
+    assert [word for _, word in marks] == ["+50.0 %", "drift -10.0 %"]
+    assert float(marks[0][0]) == pytest.approx((3 * first + last) / 4, abs=0.02)  # at 1.5
     assert text.count("<h3>k: c, m</h3>") == 1
     assert "ms per call" in text
 

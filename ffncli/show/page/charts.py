@@ -15,6 +15,7 @@ _LONGEST_LABEL = 24  # characters left of an interval chart; a tooltip has all
 _LONGEST_LINE = 66  # characters of a group's name in one line, in a phone's letters
 _ROW, _TOP, _BOTTOM, _RIGHT = 24, 8, 44, 16
 _NAME = 20  # height of the y axis's name
+_ROOM = 0.06  # of the values' range, above and below intervals
 _COLOURS = 8  # further lines repeat the colours with hollow points
 
 
@@ -82,10 +83,21 @@ def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Eleme
     return _svg(parts, height, described)
 
 
-def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True, log_y: bool = True) -> Element:
-    """Draw lines or points over two axes, with a legend; a point's tooltip shows its values."""
+def lines(
+    series: Sequence[ChartLine],
+    across: str,
+    up: str,
+    log_x: bool = True,
+    log_y: bool = True,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Element:
+    """Draw lines or points over two axes, with a legend; a point's tooltip shows its values. `marks` are places on the
+    axis across, each with a word."""
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points] + [v for one in series for bar in one.bars if bar for v in bar]
+    if any(one.bars for one in series) and not log_y and len(finite := [y for y in ys if math.isfinite(y)]) > 1:
+        room = _ROOM * (max(finite) - min(finite))  # so that the ends of intervals are seen to be ends
+        ys += [min(finite) - room, max(finite) + room]
     scale_x, scale_y = axis(xs, log_x), axis(ys, log_y)
     if scale_x is None or scale_y is None:
         return element("p", "Nothing to draw.")
@@ -95,6 +107,10 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
         y = _up(share, height)
         parts.append(element("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", label, x=left - 6, y=y + 4, class_="label end"))
+    for x, word in marks:
+        px = f"{_place(scale_x, x, left):.2f}"
+        parts.append(element("line", x1=px, x2=px, y1=_TOP, y2=height - _BOTTOM, class_="mark"))
+        parts.append(element("text", word, x=px, y=_TOP + 12, dx=5, class_="label"))
     for at, one in enumerate(series):
         places, pieces = [], [list[str]()]  # a point that cannot be drawn interrupts the line
         for x, y in one.points:
