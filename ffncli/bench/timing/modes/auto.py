@@ -5,15 +5,16 @@ The race alternates between its candidates on one case, for a few seconds.
 
 It runs in rounds of `rounds.measure`, like a benchmark. A candidate that is clearly slower drops out between the
 rounds, so that the time goes to those that may win. Ratios are medians over rounds, with the intervals of medians: in a
-short race, a host that takes the processor away for a moment must not decide the race. Nothing is verified here; the
-caller verifies the chosen kernel.
+short race, a host that takes the processor away for a moment must not decide the race. Among those that are left at the
+end, the least mean of the undisturbed rounds wins: a kernel that waits for other kernels' threads in every third round
+costs its users that time. Nothing is verified here; the caller verifies the chosen kernel.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from math import exp, log, log1p
-from statistics import median
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
@@ -167,6 +168,7 @@ _ROUNDS = 6  # rounds per call of `measure`, if there is time
 _CALLS = 4  # calls of a lead-in
 _AT_LEAST = 0.5  # minimum s of timing, even if the winner is known earlier: a disturbance lasts 0.1 s
 _LEVEL = 0.9  # level of the two-sided intervals; "faster than eager" uses only one side
+_DISTURBED = log(1.5)  # above the median: such a round was disturbed by other work
 _PRECISE = 0.005  # half-width of a precise interval
 _BY_ONE_CALL = 0.03  # how much faster a kernel must be if there was time for only one call of each kernel
 _MOST_WALL = 6  # the race ends after this many times `seconds`, whatever it does between timings
@@ -311,7 +313,7 @@ class Race:
 
     def choice(self, count: int) -> AutoChoice:
         """Return the fastest candidate, or eager unless it has dropped out or the fastest is certainly faster."""
-        best = self._best
+        best = min(self._in, key=lambda name: _mean(self._latest(name)))
         among, timed = f"of {count} kernels", f"timed for {max(0.1, self.seconds):.1f} s"
         if EAGER not in self.logs or best == EAGER:
             return AutoChoice(best, f"{best}, the fastest {among}, {timed}")
@@ -350,3 +352,9 @@ class Race:
         """Return the log ratios of two candidates in common rounds; without such rounds, of their first calls."""
         ratios = [a - b for a, b in zip(self.logs[name], self.logs[base], strict=False)]
         return ratios[1:] or ratios  # the first calls did not alternate
+
+
+def _mean(logs: Sequence[float]) -> float:
+    """Return the mean of the rounds that no other work disturbed."""
+    limit = median(logs) + _DISTURBED
+    return fmean(value for value in logs if value <= limit)

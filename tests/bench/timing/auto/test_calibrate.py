@@ -89,6 +89,27 @@ def test_eager_unless_another_is_certainly_faster():
     )
 
 
+def test_a_kernel_that_often_waits_costs_the_time_that_it_waits():
+    """Its median is 3 % less than another's, but after every third call of another kernel it waits for a quarter."""
+    clock = Time(noise=0.01)
+    waiting, last, turn = clock.kernel("waiting", 0.0), -1.0, 0
+
+    def build(steps, device, dtype):
+        compute = waiting.build(steps, device, dtype)
+
+        def run(x, params):
+            nonlocal last, turn
+            turn += clock.at != last  # another kernel was called
+            clock.at += 6.9e-3 * (1.25 if turn % 3 == 0 else 1.0)
+            last = clock.at
+            return compute(x, params)
+
+        return run
+
+    kernels = [clock.kernel("eager", 0.05), Kernel("waiting", build), clock.kernel("steady", 7.1e-3)]
+    assert race(clock, kernels).kernel == "steady"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_host_that_takes_the_processor_away_does_not_decide(seed):
     """For a quarter of the time calls take five times as long, in stretches of some milliseconds; and eager, which is
