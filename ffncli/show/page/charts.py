@@ -108,9 +108,9 @@ def lines(
         parts.append(element("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", label, x=left - 6, y=y + 4, class_="label end"))
     for x, word in marks:
-        px = f"{_place(scale_x, x, left):.2f}"
-        parts.append(element("line", x1=px, x2=px, y1=_TOP, y2=height - _BOTTOM, class_="mark"))
-        parts.append(element("text", word, x=px, y=_TOP + 12, dx=5, class_="label"))
+        across_at = f"{_place(scale_x, x, left):.2f}"
+        parts.append(element("line", x1=across_at, x2=across_at, y1=_TOP, y2=height - _BOTTOM, class_="mark"))
+        parts.append(element("text", word, x=across_at, y=_TOP + 12, dx=5, class_="label"))
     for at, one in enumerate(series):
         places, pieces = [], [list[str]()]  # a point that cannot be drawn interrupts the line
         for x, y in one.points:
