@@ -138,7 +138,7 @@ class Drawing:
         for lane, panels in groupby(self.panels, lambda panel: panel.lane):
             drawn = [panel.element() for panel in panels]
             flow += [element("div", *drawn, class_="lanes")] if lane else drawn
-        next(flow[0].iter("svg")).insert(0, element("style", " ".join(_STYLE.split("\n"))))
+        next(flow[0].iter("svg")).insert(0, element("style", _STYLE.replace("\n", " ")))
         return element("div", *flow, class_="block", role="img", aria_label=self.about)
 
     def _lines(self) -> list[list[_Panel]]:
@@ -154,7 +154,6 @@ class Drawing:
 
     def _placed(self) -> tuple[float, float, list[_Mark]]:
         """Return the size and the shapes of the picture in a file. The results of a line stand on one level."""
-
         lines = self._lines()
         wide = max(8.0 * len(self.title), *(sum(panel.wide for panel in line) for line in lines)) + 2 * _MARGIN
         tall = _TITLE + _MARGIN + sum(max(panel.tall for panel in line) + _LINE_GAP for line in lines)
@@ -172,7 +171,7 @@ class Drawing:
     def svg(self) -> bytes:
         """Return the drawing as a file of SVG, which needs nothing else."""
         wide, tall, shapes = self._placed()
-        body = [element("title", self.about), element("style", " ".join(_STYLE.split("\n"))), *map(_svg_mark, shapes)]
+        body = [element("title", self.about), element("style", _STYLE.replace("\n", " ")), *map(_svg_mark, shapes)]
         size = {"viewBox": f"0 0 {wide:g} {tall:g}", "style": f"width:100%;max-width:{wide:g}px"}
         svg = element("svg", *body, xmlns=_XMLNS, **size, role="img", class_="block")
         return tostring(svg, encoding="unicode").encode() + b"\n"

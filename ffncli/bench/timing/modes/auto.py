@@ -5,9 +5,9 @@ The race alternates between its candidates on one case, for a few seconds.
 
 It runs in rounds of `rounds.measure`, like a benchmark. A candidate that is clearly slower drops out between the
 rounds, so that the time goes to those that may win. Ratios are medians over rounds, with the intervals of medians: in a
-short race, a host that takes the processor away for a moment must not decide the race. Among those that are left at the
-end, the least mean of the undisturbed rounds wins: a kernel that waits for other kernels' threads in every third round
-costs its users that time. Nothing is verified here; the caller verifies the chosen kernel.
+short race, a host that takes the processor away for a moment must not decide the race. The least mean of the
+undisturbed rounds wins: a kernel that waits for other kernels' threads in every third round costs its users that time.
+Nothing is verified here; the caller verifies the chosen kernel.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -242,8 +242,8 @@ class Race:
 
     @property
     def _best(self) -> str:
-        """The fastest candidate so far."""
-        return min(self._in, key=lambda name: median(self._latest(name)))
+        """The candidate with the least mean so far."""
+        return min(self._in, key=lambda name: _mean(self._latest(name)))
 
     def _latest(self, name: str) -> list[float]:
         """Return a candidate's logs of rounds or, before the first round, of its first calls."""
@@ -313,7 +313,7 @@ class Race:
 
     def choice(self, count: int) -> AutoChoice:
         """Return the fastest candidate, or eager unless it has dropped out or the fastest is certainly faster."""
-        best = min(self._in, key=lambda name: _mean(self._latest(name)))
+        best = self._best
         among, timed = f"of {count} kernels", f"timed for {max(0.1, self.seconds):.1f} s"
         if EAGER not in self.logs or best == EAGER:
             return AutoChoice(best, f"{best}, the fastest {among}, {timed}")
