@@ -30,7 +30,7 @@ _LED_IN_CALLS = 5  # minimum calls per block, so that the lead-in is a small par
 _LONG_LED_IN_CALLS = 3  # if a call takes longer than _LONG_BLOCK_CALL: more rounds are worth more than a small lead-in
 _LONG_BLOCK_CALL = 0.01  # s
 _LEAST_BLOCK = 5e-4  # s, on a busy machine
-_ONE_CALL = 0.1  # s; a call that takes longer is a block by itself, without a lead-in
+ONE_CALL = 0.1  # s; a call that takes longer is a block by itself, without a lead-in
 _LONG_ESTIMATE = 0.02  # s; a call that takes longer is not timed again to estimate its time
 _MOST_CALL = 1.0  # s; a call that takes longer is called only once to estimate its time
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # timed only in every second or fourth round, since these arms are not judged
@@ -183,7 +183,7 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
 
 def block_calls(per_call: float, block: float) -> int:
     """Return how many calls last about `block` seconds, or the least number of calls in a block."""
-    least = _LED_IN_CALLS if per_call < _LONG_BLOCK_CALL else _LONG_LED_IN_CALLS if per_call < _ONE_CALL else 1
+    least = _LED_IN_CALLS if per_call < _LONG_BLOCK_CALL else _LONG_LED_IN_CALLS if per_call < ONE_CALL else 1
     return max(min(round(block / per_call), 2**30), least)
 
 
@@ -479,7 +479,7 @@ class _Measurement:
         REPORTER.calls(arm.name)
         # On a busy machine, a second call would probably wait for a core.
         if self.wall[arm.name] > (_SHORT_CALL if self._busy else LONG_CALL):
-            if self.wall[arm.name] < _ONE_CALL:
+            if self.wall[arm.name] < ONE_CALL:
                 self.clock.time(arm.call, 1, arm.before)
             return
         last, start = inf, self.clock.now()

@@ -7,11 +7,14 @@ It runs in rounds of `rounds.measure`, like a benchmark. A candidate that is cle
 rounds, so that the time goes to those that may win. Ratios are medians over rounds, with the intervals of medians: in a
 short race, a host that takes the processor away for a moment must not decide the race. The least mean of the
 undisturbed rounds wins: a kernel that waits for other kernels' threads in every third round costs its users that time.
+As in a benchmark and in a model, an operation of torch precedes every call on a CPU and writes its input: a library
+with threads of its own then waits for those of torch.
 Nothing is verified here; the caller verifies the chosen kernel.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from math import exp, log, log1p
 from statistics import fmean, median
@@ -26,6 +29,7 @@ from ffncli.bench.records import LEAST_TIME, Calibrate, Case, Job, Outcome
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.request.grid import cached
 from ffncli.bench.timing.clock import Call, Clock
+from ffncli.bench.timing.fresh_inputs import in_turn, source_of
 from ffncli.bench.timing.gpu.cuda_clock import clock_for
 from ffncli.bench.timing.modes import auto_choice
 from ffncli.bench.timing.modes.auto_choice import AutoChoice
@@ -33,7 +37,7 @@ from ffncli.bench.timing.outcomes import require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.bench.timing.reporter import REPORTER
-from ffncli.bench.timing.rounds import LONG_CALL, Arm, Plan, block_calls, measure
+from ffncli.bench.timing.rounds import LONG_CALL, ONE_CALL, Arm, Plan, block_calls, measure
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
@@ -76,9 +80,11 @@ def choose(
         if choice := auto_choice.read(key):
             return replace(choice, note=f"{choice.note}, in an earlier run")
     kernels = few if how == "quick" else every
-    copies, before = _copies(case, problem, kernels, most_memory)
+    copies, flush = _copies(case, problem, kernels, most_memory)
     x = problem.other(1)
-    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), before)
+    # As in a benchmark, a GPU's input stays the same.
+    write = None if case.device.startswith("cuda") else partial(source_of(problem).write, x)
+    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), write, flush)
     try:
         auto_choice.keep(keys[1] if how == "quick" else keys[0], choice, case.key)
     except FFNError as error:
@@ -152,8 +158,8 @@ def _copies(
     mode = caching(case.cache, [(size, touched(problem)) for size in sizes], llc, room)
     more = [{name: tensor.clone() for name, tensor in problem.weights.items()} for _ in range(mode.copies - 1)]
     with torch.inference_mode(False):
-        before = flusher(llc, case.device) if mode.mode == "flush" else None
-    return [problem.weights, *more], before
+        flush = flusher(llc, case.device) if mode.mode == "flush" else None
+    return [problem.weights, *more], flush
 
 
 # --- the race ---------------------------------------------------------------------------------------------------------
@@ -166,6 +172,7 @@ _SLOWER = 1.3  # ratio to the fastest above which a candidate drops out
 _BRIEF, _HOPELESS = 5e-3, 10.0  # s, ratio: a call shorter than _BRIEF drops out at once only above _HOPELESS
 _ROUNDS = 6  # rounds per call of `measure`, if there is time
 _CALLS = 4  # calls of a lead-in
+_SLOW = 0.02  # s; there is no time to search for the length of a block of such calls
 _AT_LEAST = 0.5  # minimum s of timing, even if the winner is known earlier: a disturbance lasts 0.1 s
 _LEVEL = 0.9  # level of the two-sided intervals; "faster than eager" uses only one side
 _DISTURBED = log(1.5)  # above the median: such a round was disturbed by other work
@@ -176,15 +183,15 @@ _MOST_WALL = 6  # the race ends after this many times `seconds`, whatever it doe
 
 def calibrate(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
-    clock: Clock, before: Call | None = None, seconds: float = _SECONDS,
+    clock: Clock, write: Call | None = None, flush: Call | None = None, seconds: float = _SECONDS,
 ) -> AutoChoice:  # fmt: skip
     """Return the fastest of the kernels for `x` [tokens, d_model]; calls alternate between the `copies` of the weights.
 
-    `before` runs before every call, untimed. The choice is eager unless another kernel is certainly faster. Kernels
-    that raise are left out. Raises FFNError if no kernel is left.
+    Before every call, untimed, `write` writes new values into `x`, and `flush` empties the caches. The choice is eager
+    unless another kernel is certainly faster. Kernels that raise are left out. Raises FFNError if no kernel is left.
     """
     with torch.enable_grad() if case.passes != "forward" else torch.inference_mode():
-        race = Race(clock, seconds, before)
+        race = Race(clock, seconds, write, flush)
         for kernel in kernels:
             if race.has_time:
                 REPORTER.stage_again()
@@ -217,7 +224,7 @@ def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[
     compute, turn = kernel.build(steps, case.device, dtype_of(case.dtype)), cycle(params)
     if case.passes == "forward":
         return lambda: compute(x, next(turn))
-    entering, g = x.detach().clone().requires_grad_(), torch.ones_like(x)
+    entering, g = x.detach().requires_grad_(), torch.ones_like(x)  # shares the memory that is written to
     leaves = [tuple(t.detach().requires_grad_() for t in one) for one in params]
     taken = cycle(leaves)
 
@@ -231,9 +238,10 @@ def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[
 class Race:
     """Candidates of a race, with the logarithms of their seconds per call: of their first calls, then of each round."""
 
-    def __init__(self, clock: Clock, seconds: float, before: Call | None = None) -> None:
+    def __init__(self, clock: Clock, seconds: float, write: Call | None = None, flush: Call | None = None) -> None:
         self.logs: dict[str, list[float]] = {}
-        self._clock, self._most, self._before = clock, seconds, before
+        self._clock, self._most, self._flushes = clock, seconds, flush is not None
+        self._before = in_turn(write, flush) if write or flush else None
         self._least = min(_AT_LEAST, seconds / 2)
         self._in: dict[str, Call] = {}
         self._wall = 0.0  # maximum s of one call with its untimed work, such as emptying caches
@@ -248,6 +256,10 @@ class Race:
     def _latest(self, name: str) -> list[float]:
         """Return a candidate's logs of rounds or, before the first round, of its first calls."""
         return self.logs[name][1:] or self.logs[name]
+
+    def _once(self, name: str) -> float:
+        """Return the seconds of one call of a candidate."""
+        return exp(median(self._latest(name)))
 
     @property
     def has_time(self) -> bool:
@@ -264,7 +276,7 @@ class Race:
         try:
             once = self._timed(call, 1)
             self._wall = max(self._wall, self._clock.now() - began)
-            inner = 1 if self._before else max(1, round(_BLOCK / once))  # emptying caches takes long
+            inner = 1 if self._flushes else max(1, round(_BLOCK / once))  # emptying caches takes long
             if once < _LONG:  # the first call is slow; a disturbance affects one block, but hardly the best of three
                 self.seconds -= once
                 once = min(self._timed(call, inner) for _ in range(3 if once < _SHORT else 1))
@@ -288,22 +300,25 @@ class Race:
     def _affordable(self) -> int:
         """Return how many rounds of the remaining candidates fit into the time, including the search for a block's
         length."""
-        each = wall = 0.0  # s per round: timed, and in total
+        each = wall = search = 0.0  # s per round, timed and in total; s of the search, about one and a half rounds
         for name in self._in:
-            once = exp(median(self._latest(name)))
-            calls = (1 if once > LONG_CALL else _CALLS) + block_calls(once, _BLOCK)
-            each, wall = each + calls * once, wall + (_CALLS + 2) * self._wall
-        fitting = [(self._most - self.seconds) / each]
-        fitting += [self._wall_left / wall] if self._before else []
-        return max(0, min(_ROUNDS, int(min(fitting) - 1.5)))  # the search takes about one and a half rounds
+            once = self._once(name)
+            lead_in = 0 if once > ONE_CALL else 1 if once > LONG_CALL else _CALLS
+            timed = (lead_in + block_calls(once, _BLOCK)) * once
+            each, wall = each + timed, wall + (_CALLS + 2) * self._wall
+            search += 0.0 if once > _SLOW else 1.5 * timed
+        fitting = [(self._most - self.seconds - search) / each]
+        fitting += [self._wall_left / wall - 1.5] if self._flushes else []
+        return max(0, min(_ROUNDS, int(min(fitting))))
 
     def _measure(self, rounds: int, seed: int) -> None:
         """Time rounds of all remaining candidates; `seed` draws their orders."""
         # No kernel of the run has these names, so a call that hangs here is blamed on `auto`, not on `eager` or on
         # another kernel.
-        arms = {
-            f"auto {name}": Arm(f"auto {name}", call, self._before, flushes=True) for name, call in self._in.items()
-        }
+        arms = {}
+        for name, call in self._in.items():
+            slow = once if (once := self._once(name)) > _SLOW else None
+            arms[f"auto {name}"] = Arm(f"auto {name}", call, self._before, flushes=self._flushes, slow_s=slow)
         names = tuple(arms)
         plan = Plan(names[0], names, _BLOCK, placements=1, rounds=rounds, target=0.0, budget=None, seed=seed)
         measured = measure(0, "auto", lambda placement: tuple(arms.values()), self._clock, SystemCounters(), plan)

@@ -34,7 +34,7 @@ def races(monkeypatch):
     """The races that are run; packed wins each."""
     heard: list[tuple[str, ...]] = []
 
-    def race(case, steps, copies, x, kernels, clock, before):
+    def race(case, steps, copies, x, kernels, clock, write, flush):
         heard.append(tuple(kernel.name for kernel in kernels))
         return AutoChoice("packed", "packed, in 0.5 of eager's time")
 

@@ -97,7 +97,7 @@ def test_a_choice_is_made_once(cache):
 def test_a_full_choice_is_taken_where_there_is_one(monkeypatch):
     heard: list[tuple[str, ...]] = []
 
-    def race(case, steps, copies, x, kernels, clock, before):
+    def race(case, steps, copies, x, kernels, clock, write, flush):
         heard.append(tuple(kernel.name for kernel in kernels))
         return AutoChoice(kernels[-1].name, "")
 
