@@ -45,7 +45,7 @@ def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ..
         **{name: environment.get(name, "") for name in _DEPENDS_ON},
         "cores": str(host.default_threads()),
         "llc": str(host.cpu_llc()[0]),
-        "kernels": _digest_of_kernels(),
+        "kernels": _digest_of_code(),
         "block": block,
         "tokens": str(case.tokens),
         "dtype": case.dtype,
@@ -59,10 +59,11 @@ def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ..
 
 
 @cache
-def _digest_of_kernels() -> str:
-    """Return a digest of the code of the package's kernels, which changes between releases without a new version."""
+def _digest_of_code() -> str:
+    """Return a digest of the code of the package's kernels and of the race, which changes between releases without a
+    new version."""
     digest = hashlib.sha256()
-    for path in sorted(Path(kernels.__file__).parent.rglob("*.py")):
+    for path in (*sorted(Path(kernels.__file__).parent.rglob("*.py")), *sorted(Path(__file__).parent.glob("auto*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
