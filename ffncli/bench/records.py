@@ -49,8 +49,8 @@ COMPUTE = " (compute)"  # over ranks: the suffix of an arm that is a kernel with
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})  # flags of a block that other work disturbed
 # Flags of a block on one thread: the thread's processor time in its calls, in s; the processor time of other threads as
-# a share of it, if that matters.
-THREAD, OTHER_THREADS = "thread", "others"
+# a share of it, if that matters; the lower quartile of the seconds per call.
+THREAD, OTHER_THREADS, QUARTILE = "thread", "others", "quartile"
 CORE_WAIT = "waited"  # flag of a preempted block: the s for which its threads waited for a core
 # Flags of a block on a GPU: another stream was still working when the timed stream had finished; the seconds that the
 # host took to launch the block's calls.

@@ -38,6 +38,7 @@ class FakeClock:
     time_now: float = 0.0
     asked: list[tuple[Work, int]] = field(default_factory=list)
     thread_seconds: float | None = None
+    quartile_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)

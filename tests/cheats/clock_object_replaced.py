@@ -18,6 +18,10 @@ class Clock:
     def thread_seconds(self):
         return self.real.thread_seconds
 
+    @property
+    def quartile_seconds(self):
+        return self.real.quartile_seconds
+
     def now(self):
         return self.real.now()
 

@@ -1,15 +1,25 @@
 """`paired` compares the times of two kernels in the same rounds, with an interval over processes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import fsum, hypot, inf, log, log1p, sqrt
+from operator import attrgetter
 from typing import Literal
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.records import CORE_WAIT, DISTURBANCES, LEAST_TIME, OTHER_THREADS, THREAD, TimedBlock, Verdict
+from ffncli.bench.records import (
+    CORE_WAIT,
+    DISTURBANCES,
+    LEAST_TIME,
+    OTHER_THREADS,
+    QUARTILE,
+    THREAD,
+    TimedBlock,
+    Verdict,
+)
 
 BUSY = 0.1  # share of disturbed blocks above which a ratio is judged as on a busy machine
 _FEW = 3  # processes that must have undisturbed blocks of both kernels
@@ -17,6 +27,7 @@ _SHORTEST, _ENOUGH, _REACHED = 0.05, 8, 0.1  # of a process's blocks; its least 
 _STOPPED = "stopped"  # flag of a block in which something stopped the process
 _PAUSE = 0.1  # of a block's time, neither computing nor waiting for a core: so much more than usual is a stop
 _ALIKE = 1.5  # blocks are disturbed equally often if the one lasts at most this many times the other
+_NEARLY = 1.2  # calls are undisturbed nearly equally often if the one takes at most this many times the other
 _UNEXPLAINED = 0.03  # of a block's time: neither computing nor waiting for a core, so the calls wait for something else
 
 _LEVEL = 0.8
@@ -73,10 +84,11 @@ class Means:
 def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | None:
     """Return the log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both.
 
-    If more than BUSY of the blocks were disturbed, the ratio is one of processor times where these are valid. Elsewhere
-    it is that of the undisturbed blocks, which other work cannot have biased if the blocks of both last equally long;
-    of several threads, if most rounds were disturbed, that of the shortest blocks. The interval is then widened by what
-    all rounds show beyond their own noise.
+    The ratio is that of the lower quartiles of the blocks' calls, where these are known and agree with the blocks'
+    means. If more than BUSY of the blocks were disturbed, the ratio is one of processor times where these are valid.
+    Elsewhere it is that of the undisturbed blocks, which other work cannot have biased if the blocks of both last
+    equally long; of several threads, if most rounds were disturbed, that of the shortest blocks. The interval is then
+    widened by what all rounds show beyond their own noise.
     """
     times: dict[tuple[int, int, int], dict[str, TimedBlock]] = {}
     mine = _marked(block for block in blocks if block.kernel in (kernel, baseline))
@@ -85,10 +97,12 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     pairs = [(both[kernel], both[baseline]) for _, both in sorted(times.items()) if len(both) == 2]
     every = averaged(_log_ratios(pairs))
     in_pairs = [block for pair in pairs for block in pair]
-    if every is None or sum(map(is_disturbed, in_pairs)) <= BUSY * len(in_pairs):
-        return every
+    if every is None:
+        return None
+    if sum(map(is_disturbed, in_pairs)) <= BUSY * len(in_pairs):
+        return _of_quartiles(pairs, every)
     if all(_computes_alone([pair[side] for pair in pairs]) for side in (0, 1)):
-        alone = averaged(_log_ratios(pairs, "thread"))
+        alone = averaged(_log_ratios(pairs, _thread_time))
         return replace(alone, clock="thread") if alone else None
     # Some kernels suffer more from other work than others, as do threads that wait for each other. The shortest blocks
     # suffered least: without undisturbed blocks, the interval has to hold their ratio, too.
@@ -115,13 +129,42 @@ def _bounded(every: Means, shortest: float, sums: Interval) -> Means:
     return replace(every, interval=Interval(value, min(low, shortest, sums.low), max(high, shortest, sums.high)))
 
 
-def _log_ratios(pairs: Iterable[Pair], clock: Literal["wall", "thread"] = "wall") -> Nested:
+def _log_ratios(pairs: Iterable[Pair], per_call: Callable[[TimedBlock], float] = attrgetter("per_call")) -> Nested:
     nested: Nested = {}
     for pair in pairs:
-        seconds = [block.seconds if clock == "wall" else block.figure(THREAD) or 0.0 for block in pair]
-        one, base = (max(s / block.inner, LEAST_TIME) for s, block in zip(seconds, pair, strict=True))
+        one, base = (max(per_call(block), LEAST_TIME) for block in pair)
         nested.setdefault(pair[0].process, {}).setdefault(pair[0].placement, []).append(log(one) - log(base))
     return nested
+
+
+def _thread_time(block: TimedBlock) -> float:
+    return (block.figure(THREAD) or 0.0) / block.inner
+
+
+def _quartile(block: TimedBlock) -> float:
+    return block.figure(QUARTILE) or 0.0
+
+
+def _of_quartiles(pairs: Sequence[Pair], every: Means) -> Means:
+    """Return the ratio of the lower quartiles of the calls in each block, if it lies in the interval of `every`, the
+    ratio of the blocks' means; otherwise `every`, which is also returned if the quartiles are unknown, or if the calls
+    of the two kernels do not take nearly equally long.
+
+    On shared hardware, a third of the calls of an undisturbed block take up to 1.4 times as long as the others, since a
+    neighbour computes on the same core or uses the same memory. Quartiles scatter half as much as means. But a longer
+    call is less often free of it; and a kernel that takes long in some calls has another mean. Just outside the
+    interval, either could be the cause or chance, so the interval is wider by the difference.
+    """
+    calls = [[_quartile(pair[side]) for pair in pairs] for side in (0, 1)]
+    typical = [statistics.median(of_one) for of_one in calls]
+    if not all(map(all, calls)) or max(typical) > _NEARLY * min(typical):
+        return every
+    quartiles = averaged(_log_ratios(pairs, _quartile))
+    assert quartiles is not None  # since `every` is not
+    apart = abs(quartiles.interval.value - every.interval.value)
+    if apart <= every.interval.half_width:
+        return quartiles
+    return every.widened(apart) if apart <= 2 * every.interval.half_width else every
 
 
 def _computes_alone(blocks: Sequence[TimedBlock]) -> bool:

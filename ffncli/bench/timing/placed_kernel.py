@@ -117,6 +117,9 @@ class PlacedKernel:
         self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
         self._places: list[list[tuple[object, ...]]] = []
+        # An object's attributes are slower once its dict has been read. Checks read those of the kernels but not of the
+        # twin, whose calls took 0.4 µs less.
+        vars(self)
 
     def place(self, copies: int) -> None:
         """Place x and `copies` copies of the weights at new addresses; many copies are only put into another order.

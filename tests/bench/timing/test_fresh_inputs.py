@@ -1,5 +1,6 @@
 """What a call gets: other contents, in another buffer, of the same kind; and which answer is taken aside."""
 
+import gc
 import random
 from collections import Counter
 
@@ -48,6 +49,12 @@ def block(fresh: FreshInputs, calls: int) -> list[torch.Tensor]:
         fresh.placed.call()
     fresh.after_block()
     return entered
+
+
+def test_the_attributes_of_all_arms_cost_the_same_in_a_call():
+    """Who asks for an object's dict makes its attributes slower; checks ask for the kernels', but not for the twin's."""
+    placed, _ = placed_of()
+    assert any(type(one) is dict and "ring" in one for one in gc.get_referents(placed))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])

@@ -64,6 +64,18 @@ def test_all_blocks_last_equally_long() -> None:
     assert max(b.inner for b in nothing.blocks) <= 2**30
 
 
+def test_kernels_that_take_nearly_equally_long_make_as_many_calls() -> None:
+    """Calls become faster within a block, so a kernel that made fewer of them would look slower."""
+    found = measured(FakeClock(), {"eager": 2e-4, "fast": 2.3e-4, TWIN: 1.8e-4, "other": 2.5e-4})
+    assert {b.kernel: b.inner for b in found.blocks} == {"eager": 25, "fast": 25, TWIN: 25, "other": 20}
+
+
+def test_a_block_on_one_thread_keeps_the_lower_quartile_of_its_calls() -> None:
+    clock = FakeClock(thread_seconds=4e-3, quartile_seconds=1.9e-4)
+    assert {b.figure("quartile") for b in measured(clock, plan=replace(PLAN, threads=1)).blocks} == {1.9e-4}
+    assert {b.figure("quartile") for b in measured(clock, plan=replace(PLAN, threads=2)).blocks} == {None}
+
+
 def test_a_round_holds_every_arm_once_in_a_balanced_order() -> None:
     four = {"eager": 2e-4, TWIN: 2e-4, "fast": 1.99e-4, "other": 1e-3}
     found = measured(FakeClock(), four, replace(PLAN, budget=9.0))

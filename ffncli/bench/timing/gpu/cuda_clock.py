@@ -114,6 +114,7 @@ class CudaClock:
     """
 
     thread_seconds: float | None = None
+    quartile_seconds: float | None = None
 
     def __init__(self, cuda: Cuda = torch.cuda, wall: Callable[[], float] = time.perf_counter) -> None:
         self.launch_bound = self.other_stream = False

@@ -349,9 +349,10 @@ class Race:
         return max(seconds / inner, LEAST_TIME)
 
     def _drop(self, limit: float = _SLOWER) -> None:
-        """Leave out candidates that take more than `limit` times as long as the fastest; this frees their memory."""
-        best = self._best
-        for name in [name for name in self._in if median(self._pairs(name, best)) > log(limit)]:
+        """Leave out candidates that take more than `limit` times as long as the fastest even in their best round; this
+        frees their memory. Their median would not do: on several threads, most of the first rounds may be disturbed."""
+        most = median(self._latest(self._best)) + log(limit)
+        for name in [name for name in self._in if min(self._latest(name)) > most]:
             del self._in[name]
 
     def _known(self) -> bool:

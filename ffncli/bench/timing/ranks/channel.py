@@ -75,6 +75,7 @@ class RankClock:
     whose `before` takes longer."""
 
     thread_seconds: float | None = None  # ranks are timed by the slowest, so no thread's own time counts
+    quartile_seconds: float | None = None
 
     def __init__(self, clock: Clock, channel: RankChannel, each_call: bool = True) -> None:
         self.clock, self._channel, self._each_call = clock, channel, each_call
