@@ -52,7 +52,7 @@ def block(fresh: FreshInputs, calls: int) -> list[torch.Tensor]:
 
 
 def test_the_attributes_of_all_arms_cost_the_same_in_a_call():
-    """Who asks for an object's dict makes its attributes slower; checks ask for the kernels', but not for the twin's."""
+    """Reading an object's dict makes its attributes slower, and checks read those of the kernels, not of the twin."""
     placed, _ = placed_of()
     assert any(type(one) is dict and "ring" in one for one in gc.get_referents(placed))
 
