@@ -116,3 +116,12 @@ def test_a_full_choice_is_taken_where_there_is_one(monkeypatch):
 def test_choices_are_read_without_torch():
     code = "import sys, ffncli.bench.timing.modes.auto_choice; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_choice_depends_on_the_code_of_the_race(monkeypatch, tmp_path):
+    digest = auto_choice._digest_of_code.__wrapped__  # without its cache
+    before = digest()
+    assert digest() == before
+    monkeypatch.setattr(auto_choice, "__file__", str(tmp_path / "auto_choice.py"))
+    (tmp_path / "auto.py").write_text("another race")
+    assert digest() != before
