@@ -119,10 +119,14 @@ class Referee:
         """Start to compare the referee's clock with the worker's."""
         self._ask("clock_started")
 
-    def clock_stopped(self, seconds: float) -> str:
-        """Return what is wrong with the worker's clock, which has counted `seconds` since `clock_started`; empty if it
-        is right."""
-        remark: str = self._ask("clock_stopped", seconds)
+    def clock_stopped(self) -> None:
+        """Read the referee's clock for a comparison; the last reading since `clock_started` counts."""
+        self._ask("clock_stopped")
+
+    def clock_remark(self, seconds: float) -> str:
+        """Return what is wrong with the worker's clock, which counted `seconds` from `clock_started` to
+        `clock_stopped`; empty if it is right."""
+        remark: str = self._ask("clock_remark", seconds)
         return remark
 
     def _ask(self, question: str, *arguments: Any) -> Any:

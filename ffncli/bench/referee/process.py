@@ -258,15 +258,19 @@ class _Answers:
 class _ClockedRulings(Rulings):
     """Rulings in a process whose clock no other process can change."""
 
-    _started = 0.0
+    _started = _stopped = 0.0
 
     def clock_started(self) -> None:
         """Start to compare the clocks."""
         self._started = time.monotonic()
 
-    def clock_stopped(self, seconds: float) -> str:
+    def clock_stopped(self) -> None:
+        """Read the clock for a comparison; the last reading counts."""
+        self._stopped = time.monotonic()
+
+    def clock_remark(self, seconds: float) -> str:
         """Compare the clocks: if they differ, the times of users' kernels cannot be trusted."""
-        remark = clocks_apart(seconds, time.monotonic() - self._started)
+        remark = clocks_apart(seconds, self._stopped - self._started)
         for kernel in self.users if remark else ():
             self.accuse(kernel, Ruling(remark, WrongCode.PATCHED_CLOCK).note)
         return remark

@@ -167,7 +167,10 @@ class Rulings(Referee):
     def clock_started(self) -> None:
         """Do nothing: the worker has only one clock."""
 
-    def clock_stopped(self, seconds: float) -> str:
+    def clock_stopped(self) -> None:
+        """Do nothing: the worker has only one clock."""
+
+    def clock_remark(self, seconds: float) -> str:
         """Return no fault: there is only one clock."""
         return ""
 

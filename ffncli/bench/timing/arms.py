@@ -69,6 +69,7 @@ def kernels_by_label(
 
 
 _CHECKED = 1 << 20  # input numbers from here on are reserved for timed calls
+_PROMPT, _READINGS = 0.02, 20  # s for a prompt answer; how often the referee reads its clock if none is prompt
 
 
 class Arms:
@@ -128,8 +129,7 @@ class Arms:
         if self.chain:
             self.chain.place(self._of_drawn)
         REPORTER.rests()
-        self.problem.rules.clock_started()
-        self._placed_at = monotonic_seconds()
+        self._placed_at = moment_of(self.problem.rules.clock_started)
         return self._arms({})
 
     def captured(self, inner: Mapping[str, int]) -> list[Arm]:
@@ -200,13 +200,14 @@ class Arms:
 
     def inspect(self) -> None:
         """Rule on the answers of the blocks since the last inspection, and on whether weights changed."""
-        if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
+        rules = self.problem.rules
+        if remark := rules.clock_remark(moment_of(rules.clock_stopped) - self._placed_at):
             self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # the times of these kernels cannot be trusted
         ours = [one for one in self._placed if not one.built.kernel.origin]
         if moved := next((placed.name for placed in ours if placed.moved()), None):  # which would make it slower
             text = f"the weights or the inputs of {moved} were moved in memory while it was timed"
             self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))
-        rulings = self.problem.rules.timed()
+        rulings = rules.timed()
         for fresh in self._fresh:
             placed = fresh.placed
             name = placed.built.kernel.name if placed is self.twin else placed.name  # counts for the baseline
@@ -229,6 +230,21 @@ class Arms:
         for placed in kernels:
             if placed.name not in self.wrong:
                 self.rule(placed.name, correctness.fresh(placed, self.problem, inputs))
+
+
+def moment_of(reading: Callable[[], None]) -> float:
+    """Make the referee read its clock, and return when that was, by the worker's clock.
+
+    If a process waits for a processor meanwhile, the answer is late, and nobody knows when the clock was read: the
+    referee reads it again.
+    """
+    for _ in range(_READINGS):
+        start = monotonic_seconds()
+        reading()
+        end = monotonic_seconds()
+        if end - start < _PROMPT:
+            break
+    return (start + end) / 2
 
 
 def arms_of(

@@ -20,6 +20,7 @@ from ffncli.bench.referee.problem import GRADIENT, OUTPUT, CallSample, Problem, 
 from ffncli.bench.referee.process import RefereeGone, clocks_apart, referee_process
 from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.wire import packed, receive, send, unpacked
+from ffncli.bench.timing.arms import moment_of
 from ffncli.bench.verdict import Error, Ruling, WrongCode
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
@@ -152,9 +153,28 @@ def test_its_clock_is_compared_with_the_worker_s(started):
     remote.clock_started()
     start = time.monotonic()
     time.sleep(0.15)
+    remote.clock_stopped()
     passed = time.monotonic() - start
-    assert remote.clock_stopped(passed) == ""
-    assert "by the referee's" in remote.clock_stopped(passed / 3)
+    assert remote.clock_remark(passed) == ""
+    assert "by the referee's" in remote.clock_remark(passed / 3)
+
+
+@pytest.mark.parametrize("late", ["question", "answer"])
+def test_the_clocks_agree_where_a_process_waits_for_a_processor_between_their_readings(started, late):
+    remote = started(job_of(SPECS["gated"]))
+
+    waits = iter([0.4, 0.3])
+
+    def delayed():
+        time.sleep(next(waits, 0) if late == "question" else 0)
+        remote.clock_started()
+        time.sleep(next(waits, 0) if late == "answer" else 0)
+
+    start = moment_of(delayed)
+    time.sleep(0.15)
+    seconds = moment_of(remote.clock_stopped) - start
+    assert remote.clock_remark(seconds) == ""
+    assert "by the referee's" in remote.clock_remark(seconds / 3)
 
 
 @pytest.mark.parametrize(
