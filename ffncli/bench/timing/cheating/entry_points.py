@@ -142,7 +142,7 @@ class EntryPoints:
         return [*self.quick_changes(), *self._slow_changes()]
 
     def quick_changes(self) -> Iterator[Change]:
-        """Yield the changes that are found within some 5 ms."""
+        """Yield the changes that are found within some 10 ms."""
         for setting, value in zip(self._settings, self._values, strict=True):  # they may change attributes
             if setting.now() != value:
                 yield Change(setting.code, f"{setting.name} changed")

@@ -28,7 +28,7 @@ from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 from ffncli.system.child import ENDED, processor_times, sleeps
 
-# s between looks in the mean: at everything that can be replaced, some 5 ms, and at processes, some 0.1 ms
+# s between looks in the mean: at everything that can be replaced, some 10 ms, and at processes, some 0.1 ms
 _LOOK, _COUNT = 0.4, 0.02
 _MOST, _DRAWS = 0.5, 1 << 20  # the largest probability after a block
 
