@@ -110,7 +110,7 @@ def worker(process: int, threads: int, seconds: float) -> None:
     plan = plan_of(method, BASE, (BASE, *ARMS), "cpu", threads)
     sys.stdin.readline()
     with torch.inference_mode():
-        measured = measure(process, CASE, place, CpuClock(), SystemCounters(), plan)
+        measured = measure(process, CASE, place, CpuClock(threads), SystemCounters(threads=threads), plan)
     sys.stdout.write(block_lines("run", measured.blocks))
 
 

@@ -167,7 +167,7 @@ def main(process: int, threads: int, until: float) -> None:
     budget = max(_LEAST, until - time.monotonic())
     plan = Plan(GEMM, (TWIN,), BLOCK_SECONDS["cpu"], 3, 4, 1e-9, budget, seed=0, processes=_PROCESSES, threads=threads)
     with torch.inference_mode():
-        measured = measure(process, GEMM, _arms, CpuClock(), SystemCounters(), plan)
+        measured = measure(process, GEMM, _arms, CpuClock(threads), SystemCounters(threads=threads), plan)
     rows = [asdict(block) for block in measured.blocks]
     assert all(isfinite(row["seconds"]) for row in rows)
     json.dump(rows, sys.stdout)

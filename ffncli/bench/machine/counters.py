@@ -19,6 +19,7 @@ WAITED = 0.01  # fraction of a block, waiting for a core
 STOLEN = 0.1  # fraction of the busy time between two readings; a single stolen tick in ten may be chance
 WAITING = 0.9  # fraction of threads × wall time
 CLOCK = 0.75  # fraction of the rated clock
+BUSY = 0.1  # s for which threads waited for a core, per second
 OTHERS = 0.05  # processor time of other threads, as a fraction of the timing thread's
 _RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
 _SELDOM = 0.5  # s between two readings of values that change slowly
@@ -26,16 +27,16 @@ _SELDOM = 0.5  # s between two readings of values that change slowly
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counts so far; None if the system does not provide them.
+    """Counts so far; None if the system does not provide them, or if reading them would disturb the process.
 
     `waited` is the seconds that this process's threads were ready to run but had no core. `stolen` is the fraction of
     all processors' busy time that other virtual machines took between the last two readings of those times. `load` is
     set if it exceeds the number of cores. `clock` is the fraction of the rated clock.
     """
 
-    preemptions: int = 0
+    preemptions: int | None = 0
     faults: int = 0
-    cpu_seconds: float = 0.0  # of all threads
+    cpu_seconds: float | None = 0.0  # of all threads
     thread_seconds: float = 0.0  # of this thread
     throttled: int | None = None
     stolen: float | None = None
@@ -63,27 +64,23 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     enough. `cpu` is the fraction of threads × wall time in which threads were busy.
     """
     labels = []
-    switches = after.preemptions - before.preemptions
-    if before.waited is None or after.waited is None:
-        preempted = switches * SLICE >= seconds
-    else:
-        preempted = after.waited - before.waited > WAITED * seconds
-    if switches > 0 and preempted:
+    switches, cpu = _more(before.preemptions, after.preemptions), _more(before.cpu_seconds, after.cpu_seconds)
+    waited = _more(before.waited, after.waited)
+    preempted = (switches or 0) * SLICE >= seconds if waited is None else waited > WAITED * seconds
+    if preempted and switches != 0:
         labels.append("preempted")
-        if before.waited is not None and after.waited is not None:
-            labels.append(f"waited={after.waited - before.waited:.6f}")
+        if waited is not None:
+            labels.append(f"waited={waited:.6f}")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
         labels.append("throttled")
     if after.stolen is not None and after.stolen > STOLEN:
         labels.append("stolen")
-    if after.faults > before.faults:
+    if cpu is not None and after.faults > before.faults:
         labels.append(f"faults={after.faults - before.faults}")
-    if threads > 0 and seconds > 0:
-        share = (after.cpu_seconds - before.cpu_seconds) / (threads * seconds)
-        if share < WAITING:
-            labels.append(f"cpu={share:.2f}")
+    if cpu is not None and threads > 0 and seconds > 0 and cpu < WAITING * threads * seconds:
+        labels.append(f"cpu={cpu / (threads * seconds):.2f}")
     thread = after.thread_seconds - before.thread_seconds
-    others = after.cpu_seconds - before.cpu_seconds - thread
+    others = (cpu or 0.0) - thread
     if threads == 1 and others > OTHERS * thread > 0:
         labels.append(f"others={others / thread:.2f}")
     if after.load is not None:
@@ -93,15 +90,24 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     return tuple(labels)
 
 
+def _more(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
 class SystemCounters:
     """Counts of this process (getrusage), its cgroup and the machine. Linux provides all counts; other systems provide
     fewer, without raising.
 
     With `launching`, only the waiting times of the threads that launch a GPU's work are read. Other threads do not
     delay that work, and on 128 cores, reading every thread takes as long as half a block.
+
+    A system call that returns processor time lets the scheduler take the core of the calling thread at once, if its
+    slice is over, instead of at the next tick, together with the cores of the other threads. On a busy machine,
+    `threads` that wait for each other then lose step, and their calls take five times as long. So if they have waited
+    for long, only their waiting time is read.
     """
 
-    def __init__(self, launching: bool = False) -> None:
+    def __init__(self, launching: bool = False, threads: int = 1) -> None:
         self._throttle = _throttle_file()
         self._stat = Path("/proc/stat") if Path("/proc/stat").exists() else None
         self._stat_read = self._slow_read = -1.0
@@ -111,6 +117,8 @@ class SystemCounters:
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _fastest_clock("base_frequency")
         self._waiting = _Waiting(_launches if launching else None)
+        self._in_step, self._busy = threads > 1, False  # busy: only the waiting time is read
+        self._looked = self._waited = 0.0  # when that was chosen, and the waiting time then
 
     def read(self) -> Snapshot:
         """Return the present counts, within microseconds; counts that are slow to read are only read again after a
@@ -128,6 +136,11 @@ class SystemCounters:
         load, clock = self._slow
         throttled = _throttled(self._throttle) if self._throttle else None
         waited = self._waiting.read()
+        if self._in_step and waited is not None and now - self._looked >= _RARELY:
+            self._busy = waited - self._waited > BUSY * (now - self._looked)
+            self._looked, self._waited = now, waited
+        if self._busy:
+            return Snapshot(None, 0, None, 0.0, throttled, self._stolen, load, clock, waited)
         if resource is None:
             return Snapshot(0, 0, time.process_time(), time.thread_time(), throttled, self._stolen, load, clock, waited)
         use = resource.getrusage(resource.RUSAGE_SELF)

@@ -34,14 +34,19 @@ class CpuClock:
     """The monotonic clock with the highest resolution. A call on a CPU is finished when it returns.
 
     The thread's own clock is read outside of each reading of the monotonic clock, so its seconds contain that reading.
+    It is read only where calls compute on one thread: elsewhere it says little, and reading it may cost the thread its
+    core (see `SystemCounters`).
     """
 
     thread_seconds: float | None = None
     quartile_seconds: float | None = None
 
+    def __init__(self, threads: int = 1) -> None:
+        self._alone = threads == 1
+
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
         """Read the clock around all calls or, with `before`, around each call (two readings cost about 0.1 µs)."""
-        read, read_thread = _READ, _THREAD
+        read, read_thread = _READ, _THREAD if self._alone else int
         calls: list[int] = []
         total_thread = 0
         if before is None:
@@ -55,7 +60,7 @@ class CpuClock:
             call()
             calls.append(read() - start)
             total_thread += read_thread() - start_thread
-        self.thread_seconds = total_thread * 1e-9
+        self.thread_seconds = total_thread * 1e-9 if self._alone else None
         self.quartile_seconds = quantiles(calls, n=4)[0] * 1e-9 if before and inner > 2 else None
         return sum(calls) * 1e-9
 

@@ -68,9 +68,10 @@ def measure_case(
     inspector = Inspector(job, entry_points, ranks.asks)
     apply_settings(case, job)
     inspector.accept_settings()
-    clock = clock or clock_for(case.device)
+    clock = clock or clock_for(case.device, case.threads)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
-    counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
+    if counters is None:
+        counters = GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters(threads=case.threads)
     referee = referee if job.method.refereed_apart(case) else None
     rig = Rig(case, job, clock, counters, inspector, ranks, referee, probe, {"start": start})
     steps, free = job.method.by_step, machine.free(case.device)

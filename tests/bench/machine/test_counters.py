@@ -62,6 +62,40 @@ def test_switches_that_cost_nothing_are_none() -> None:
     assert flags(before, Snapshot(preemptions=1, waited=1.00006), 0.2, 0) == ()
 
 
+def test_without_a_count_of_switches_waiting_is_enough() -> None:
+    before = Snapshot(waited=1.0)
+    busy = Snapshot(preemptions=None, cpu_seconds=None, faults=7, waited=1.00006)
+    assert flags(before, busy, 5e-3, 2) == flags(busy, replace(busy, waited=1.00012), 5e-3, 2)
+    assert flags(before, busy, 5e-3, 2) == ("preempted", "waited=0.000060")
+    assert flags(before, replace(busy, waited=1.00004), 5e-3, 2) == ()
+    assert flags(before, replace(busy, waited=None), 5e-3, 2) == ()
+
+
+def test_several_threads_that_wait_for_cores_are_not_asked_for_their_processor_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The scheduler may take the core of a thread that asks."""
+    monkeypatch.setattr(counters, "Path", lambda *parts: tmp_path.joinpath(*(p.lstrip("/") for p in parts)))
+    schedstat, now = write(tmp_path / "proc/self/task/10/schedstat", "0 0 7\n"), [100.0]
+    monkeypatch.setattr(counters.time, "monotonic", lambda: now[0])
+
+    def asked(found: SystemCounters, seconds: float, waited: float) -> bool:
+        now[0] += seconds
+        schedstat.write_text(f"0 {int(1e9 * waited)} 7\n")
+        snapshot = found.read()
+        assert snapshot.waited == pytest.approx(waited)
+        assert (snapshot.preemptions is None) == (snapshot.cpu_seconds is None)
+        return snapshot.cpu_seconds is not None
+
+    both = SystemCounters(threads=2)
+    assert [asked(both, 1.0, waited) for waited in (0.0, 0.05, 0.2, 0.6, 0.65)] == [True, True, False, False, True]
+    assert not asked(both, 1.0, 0.9)
+    assert not asked(both, 0.05, 0.9)  # too soon for another look
+    assert asked(both, 0.06, 0.9)
+    alone = SystemCounters(threads=1)
+    assert all(asked(alone, 1.0, waited) for waited in (1.0, 1.5, 2.0))
+
+
 def test_waiting_of_all_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(counters, "Path", lambda *parts: tmp_path.joinpath(*(p.lstrip("/") for p in parts)))
     write(tmp_path / "proc/self/task/10/schedstat", "5000 2000000000 7\n")

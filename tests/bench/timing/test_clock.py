@@ -24,6 +24,17 @@ def test_the_lower_quartile_of_calls_that_are_timed_one_by_one(monkeypatch, coun
     assert mine.quartile_seconds == pytest.approx(np.quantile(calls, 0.25, method="weibull") * 1e-9)
 
 
+def test_the_threads_clock_is_not_read_where_calls_compute_on_several(monkeypatch):
+    monkeypatch.setattr(clock, "_THREAD", itertools.count(0, 5_000).__next__)
+    for threads, of_calls, of_one_by_one in ((1, 5e-6, 15e-6), (2, None, None)):
+        mine = CpuClock(threads)
+        mine.time(lambda: None, 3)
+        assert mine.thread_seconds == (of_calls and pytest.approx(of_calls))
+        mine.time(lambda: None, 3, lambda: None)
+        assert mine.thread_seconds == (of_one_by_one and pytest.approx(of_one_by_one))
+    assert clock._THREAD() == 2 * 5_000 * 4
+
+
 def test_calls_that_are_timed_together_or_are_too_few_have_no_quartile():
     mine = CpuClock()
     mine.time(lambda: None, 5, lambda: None)

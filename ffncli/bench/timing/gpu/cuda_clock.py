@@ -287,10 +287,11 @@ def _seconds(start: Any, end: Any) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def clock_for(device: str) -> Clock:
-    """Return the clock of `cpu`, `cuda` or `cuda:1`. A GPU becomes this process's current GPU, whose queue is timed."""
+def clock_for(device: str, threads: int = 1) -> Clock:
+    """Return the clock of `cpu`, `cuda` or `cuda:1`, for calls that compute on this number of threads. A GPU becomes
+    this process's current GPU, whose queue is timed."""
     if not device.startswith("cuda"):
-        return CpuClock()
+        return CpuClock(threads)
     torch.cuda.set_device(torch.device(device if ":" in device else "cuda:0"))
     return _cuda_clock(device)
 

@@ -52,7 +52,7 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
     FFNError for a model that transformers cannot load or run.
     """
     apply_settings(case, job)
-    clock = clock or clock_for(case.device)
+    clock = clock or clock_for(case.device, case.threads)
     began = time.perf_counter()
     with torch.no_grad(), offline():
         resolved, loaded = _loaded(case.source, case.dtype, case.device)
