@@ -11,7 +11,7 @@ import torch
 
 from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
-from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.counters import Counters
 from ffncli.bench.machine.devices import GpuProbe, gpu_probe, neighbours
 from ffncli.bench.machine.machine import KernelMemory, release, set_math_mode
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Launched, Outcome, Roof, TimedUnit
@@ -24,7 +24,7 @@ from ffncli.bench.timing.arms import Arms, arms_of, kernels_by_label
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock, clock_for, counters_for
 from ffncli.bench.timing.modes.auto import kernel_of_auto
 from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.bench.timing.modes.by_step import time_steps
@@ -70,8 +70,7 @@ def measure_case(
     inspector.accept_settings()
     clock = clock or clock_for(case.device, case.threads)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
-    if counters is None:
-        counters = GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters(threads=case.threads)
+    counters = counters or counters_for(clock, case.threads, probe)
     referee = referee if job.method.refereed_apart(case) else None
     rig = Rig(case, job, clock, counters, inspector, ranks, referee, probe, {"start": start})
     steps, free = job.method.by_step, machine.free(case.device)

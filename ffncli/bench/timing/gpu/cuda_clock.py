@@ -341,3 +341,8 @@ class GpuCounters:
         if isinstance(before, GpuSnapshot) and isinstance(after, GpuSnapshot):
             flags += clock_flags(before.gpu, after.gpu, clock.sm_hz)
         return tuple(flags)
+
+
+def counters_for(clock: Clock, threads: int, probe: GpuProbe | None = None) -> Counters:
+    """Return the counters for blocks timed by `clock`, whose calls compute on this number of threads."""
+    return GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters(threads=threads)

@@ -84,7 +84,7 @@ def choose(
     x = problem.other(1)
     # As in a benchmark, a GPU's input stays the same.
     write = None if case.device.startswith("cuda") else partial(source_of(problem).write, x)
-    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), write, flush)
+    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device, case.threads), write, flush)
     try:
         auto_choice.keep(keys[1] if how == "quick" else keys[0], choice, case.key)
     except FFNError as error:
@@ -321,7 +321,8 @@ class Race:
             arms[f"auto {name}"] = Arm(f"auto {name}", call, self._before, flushes=self._flushes, slow_s=slow)
         names = tuple(arms)
         plan = Plan(names[0], names, _BLOCK, placements=1, rounds=rounds, target=0.0, budget=None, seed=seed)
-        measured = measure(0, "auto", lambda placement: tuple(arms.values()), self._clock, SystemCounters(), plan)
+        counters = SystemCounters(threads=torch.get_num_threads())
+        measured = measure(0, "auto", lambda placement: tuple(arms.values()), self._clock, counters, plan)
         self.seconds += sum(measured.spent[on] for on in ("blocks", "lead_in", "warm_up"))
         for block in measured.blocks:
             self.logs[block.kernel.removeprefix("auto ")].append(log(max(block.per_call, LEAST_TIME)))

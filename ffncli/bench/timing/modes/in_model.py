@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.machine import machine
-from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, model_with
 from ffncli.bench.timing.arms import anchor_of
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.gpu.cuda_clock import clock_for, counters_for
 from ffncli.bench.timing.measure_case import apply_settings
 from ffncli.bench.timing.modes.auto import fastest
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
@@ -192,7 +191,7 @@ class _TimedModel:
             *(Arm(name, partial(self._call, name), partial(self.use, one)) for name, one in self.replaced.items()),
             anchor_of(self.case.device, draw),
         ]
-        counters: Counters = GpuCounters(self.clock, None) if isinstance(self.clock, CudaClock) else SystemCounters()
+        counters = counters_for(self.clock, self.case.threads)
         try:
             return measure(self.job.process, self.case.key, partial(self._placed, arms), self.clock, counters, plan)
         finally:

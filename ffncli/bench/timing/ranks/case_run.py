@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ffncli.bench.judge.roofline import sent_by_rank
-from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
+from ffncli.bench.machine.counters import Counters, Snapshot
 from ffncli.bench.records import COLLECTIVES, COMPUTE, GEMM, GRAVEST, Case, Job, Outcome, TimedUnit
 from ffncli.bench.referee.problem import Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
@@ -25,7 +25,7 @@ from ffncli.bench.request.grid import ranks_here
 from ffncli.bench.timing.arms import Arms, arms_of
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.fresh_inputs import Source, in_turn, source_of
-from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock, clock_for, counters_for
 from ffncli.bench.timing.measure_case import OneRank, measure_case
 from ffncli.bench.timing.outcomes import BrokenArm, first_cause, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel
@@ -61,8 +61,8 @@ def measure_over_ranks(
     """
     mine = case.of_rank
     job = replace(job, gone=tuple((mine.key, outcome) for key, outcome in job.gone if key == case.key))
-    here = clock or clock_for(mine.device)
-    counters = _RankCounters(GpuCounters(here, None) if isinstance(here, CudaClock) else SystemCounters())
+    here = clock or clock_for(mine.device, mine.threads)
+    counters = _RankCounters(counters_for(here, mine.threads))
     in_turn = RankClock(here, channel, each_call=not isinstance(here, CudaClock))
     unit = measure_case(mine, job, in_turn, counters, start, referee, ranks=RankInStep(channel))
     blocks = tuple(replace(block, case=case.key) for block in unit.blocks)

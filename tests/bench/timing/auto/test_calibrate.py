@@ -63,7 +63,7 @@ class Time:
 @pytest.fixture(autouse=True)
 def quiet_counters(monkeypatch):
     """Time passes in the fake clock alone, so this machine's other work must not count."""
-    monkeypatch.setattr("ffncli.bench.timing.modes.auto.SystemCounters", FakeCounters)
+    monkeypatch.setattr("ffncli.bench.timing.modes.auto.SystemCounters", lambda threads: FakeCounters())
 
 
 def race(clock: Time, kernels: list[Kernel], case: Case = CASE, **settings):
