@@ -64,8 +64,11 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     enough. `cpu` is the fraction of threads × wall time in which threads were busy.
     """
     labels = []
-    switches, cpu = _more(before.preemptions, after.preemptions), _more(before.cpu_seconds, after.cpu_seconds)
-    waited = _more(before.waited, after.waited)
+    switches, cpu = (
+        _difference(before.preemptions, after.preemptions),
+        _difference(before.cpu_seconds, after.cpu_seconds),
+    )
+    waited = _difference(before.waited, after.waited)
     preempted = (switches or 0) * SLICE >= seconds if waited is None else waited > WAITED * seconds
     if preempted and switches != 0:
         labels.append("preempted")
@@ -90,7 +93,7 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     return tuple(labels)
 
 
-def _more(before: float | None, after: float | None) -> float | None:
+def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
