@@ -64,10 +64,8 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     enough. `cpu` is the fraction of threads × wall time in which threads were busy.
     """
     labels = []
-    switches, cpu = (
-        _difference(before.preemptions, after.preemptions),
-        _difference(before.cpu_seconds, after.cpu_seconds),
-    )
+    switches = _difference(before.preemptions, after.preemptions)
+    cpu = _difference(before.cpu_seconds, after.cpu_seconds)
     waited = _difference(before.waited, after.waited)
     preempted = (switches or 0) * SLICE >= seconds if waited is None else waited > WAITED * seconds
     if preempted and switches != 0:
